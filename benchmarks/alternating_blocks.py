@@ -38,7 +38,7 @@ class SharedSwitch(argparse.Namespace):
 
     @property
     def fixed(self) -> bool:
-        """Whether the problem is absent now."""
+        """Return whether the problem is absent now."""
         return self._cell[0] != 0
 
     @fixed.setter

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return per round the ratios to the loop alone: timed steps, and steps with only the host's part recorded."""
+    """Return, by round, the time of timed steps and of steps with only the host's part, relative to the loop alone."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()

@@ -5,8 +5,8 @@
 For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
 `alternating_blocks.py` measures the true cost with the same number of processes; the mean of both is the truth. A line
 is right if the first finding with a line names one that is marked with the fault, or a line of `spin`, which the marked
-line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length of the steps that record
-them beside that of the unprofiled steps of the same run. `--script` judges another program, such as
+line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the step time with line events
+compared with the unprofiled step time of the same run. `--script` judges another program, such as
 `more_line_faults.py`.
 """
 
@@ -28,7 +28,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "line_faults.py"
-FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"  # twelve
+FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"
 #: An amount is right within this share of the true cost, or within this many milliseconds.
 TOLERANCE, TOLERANCE_MS = 0.15, 1.0
 #: Values of the events that mark the end of a step, and the beginning of gpudiag's own work.

@@ -38,7 +38,8 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if GPU els
 WIDTH = args.width or (2048 if GPU else 256)
 LOCK = threading.Lock()
 WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
-#: If busy workers also slow the training, the cost of a slow loader is not that of waiting for it.
+#: Workers and training processes outnumber the cores. Busy workers would then also slow the training, so a slow loader
+#: would cost more than the wait for its batches.
 CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sched_getaffinity(0))
 
 

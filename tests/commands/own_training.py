@@ -25,7 +25,7 @@ def main() -> None:
                 with gpudiag.range("augment"):
                     batch = batch + 1  # noqa: PLW2901 # typical user code
                 model(batch).sum().backward()
-    del model  # before the process group is closed: see `PytorchStrategy.close`
+    del model  # before the process group is closed; `PytorchStrategy.close` explains the order
     dist.destroy_process_group()
 
 
@@ -74,5 +74,5 @@ def changeable(*, fused: bool = False) -> None:
             optimizer.zero_grad()
             model(batch).sum().backward()
             optimizer.step()
-    del model  # before the process group is closed: see `PytorchStrategy.close`
+    del model  # before the process group is closed; `PytorchStrategy.close` explains the order
     dist.destroy_process_group()

@@ -88,7 +88,7 @@ def test_usage_errors_precede_measurement(arguments: tuple[str, ...], words: str
 
 
 @pytest.mark.xdist_group("training")
-def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
+def test_bandwidth_of_host_memory_and_between_processes_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     saved = tmp_path / "facts.json"
     result = run_cli("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))

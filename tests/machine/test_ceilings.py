@@ -44,7 +44,7 @@ def test_idle_link_has_the_ceiling_of_its_maximum_and_loaded_link_of_its_reading
 @pytest.mark.parametrize(
     ("version", "lanes", "one_way"), [(1, 4, 80), (2, 6, 150), (3, 12, 300), (4, 18, 450), (5, 18, 900)]
 )
-def test_nvlink_is_half_of_the_data_sheet(version: int, lanes: int, one_way: float) -> None:
+def test_nvlink_ceiling_is_half_of_the_published_two_way_rate(version: int, lanes: int, one_way: float) -> None:
     gpu = Gpu(index=0, name="", nvlinks=tuple(NvLink(lane=i, active=True, version=version) for i in range(lanes)))
     link = Link(a=0, b=1, kind=f"NV{lanes}", lanes=lanes)
     assert ceilings.peer(gpu, gpu, link).gb_per_s == one_way
@@ -61,7 +61,7 @@ def test_nvlink_of_unknown_version_uses_the_rate_that_nvml_reports() -> None:
     # Memory bandwidths from NVIDIA's data sheets, with the clock that NVML reads.
     [(3201, 6144, 4917), (2619, 5120, 3352), (1215, 5120, 1555), (877, 4096, 898), (9751, 384, 936), (5505, 352, 484)],
 )
-def test_memory_is_half_of_the_data_sheet(mhz: int, bits: int, peak: float) -> None:
+def test_memory_ceiling_is_half_of_the_published_bandwidth(mhz: int, bits: int, peak: float) -> None:
     gpu = Gpu(index=0, name="", memory_clock=Clock(maximum_mhz=mhz), memory_bus_bits=bits)
     assert ceilings.on_device(gpu).gb_per_s == pytest.approx(peak / 2, rel=0.002)
 

@@ -105,7 +105,7 @@ def test_order_of_fixes_is_omitted_if_it_contradicts_the_gain() -> None:
     assert other.path == ()
 
 
-def test_compute_bound_job_is_called_so_even_if_a_little_is_unexplained() -> None:
+def test_compute_bound_verdict_remains_if_a_little_is_unexplained() -> None:
     fast = Finding(
         code="compute-bound", severity="info", title="compute-bound (86 %); nothing here saves more than 5 %"
     )

@@ -56,7 +56,7 @@ def test_text_of_the_file_cannot_control_the_terminal() -> None:
     assert "[bold]b" in output
 
 
-def test_job_without_a_finding_says_so() -> None:
+def test_report_of_a_clean_job_says_that_no_cause_was_found() -> None:
     clean = Pipeline(stages=1, data_ranks=2, microbatches=8, steps=5, noise=0.001)
     output = drawn(analysed(clean), 100)
     assert output.startswith("Data-parallel job, dp 2")

@@ -1,4 +1,4 @@
-"""Convert every communication kernel to one call, with facts from any event of the trace that has them."""
+"""Test that each communication kernel becomes one call, whose facts come from all events of the trace."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_events_of_all_phases_are_distinguished(broken: str) -> None:
         b'{"traceEvents": [' + b"[" * 5000,
     ],
 )
-def test_text_without_cuts_is_refused(text: bytes) -> None:
+def test_text_that_cannot_be_cut_into_pieces_is_refused(text: bytes) -> None:
     with pytest.raises(NotInPiecesError):
         _in_pieces([text])
 

@@ -1,4 +1,4 @@
-"""The frameworks, behind one interface with two sides; none is imported when these modules are.
+"""Support for PyTorch and TensorFlow. Importing these modules imports neither framework.
 
-`framework.Framework` is for programs that start training processes, `session.runtime.Runtime` for those processes.
+A program that starts training processes uses `framework.Framework`. A training process uses `session.runtime.Runtime`.
 """

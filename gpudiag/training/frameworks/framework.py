@@ -1,4 +1,4 @@
-"""A framework as seen by programs that start its processes and never import it."""
+"""The interface of a framework for programs that start training processes and never import the framework."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WORKER = "gpudiag.training.jobs"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch on this node.
+    """Description of a launch on this node.
 
     Attributes:
-        job: the training of each process, and how the run was asked for.
-        run_dir: directory for records, traces and logs; made if it does not exist.
-        processes: training processes on this node.
-        threads: CPU threads of each, unless OMP_NUM_THREADS says otherwise.
+        job: the training of each process, and the user's options for the run.
+        run_dir: directory for records, traces and logs; created if it does not exist.
+        processes: number of training processes on this node.
+        threads: number of CPU threads per process, unless OMP_NUM_THREADS is set.
         program: one of gpudiag's own training programs; None to train the job's workload.
     """
 
@@ -35,39 +35,40 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """Training processes in the whole job."""
+        """Number of training processes in the whole job."""
         return self.job.nodes * self.processes
 
     @property
     def ranks(self) -> int:
-        """Devices in the whole job; each is a rank in its records."""
+        """Number of devices in the whole job. In the job's records each device is a rank."""
         return self.world_size * self.job.devices
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node is known to have rank 0, which only torchrun's backend `static` determines."""
+        """Return whether this node is known to have rank 0. On several nodes only torchrun's backend `static` tells."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
 
 class Framework(ABC):
-    """A framework. Its `runtime` module has the `RUNTIME` that its training processes use.
+    """Base class of the frameworks. The `RUNTIME` for training processes is in the framework's `runtime` module.
 
     Attributes:
-        name: in records and traces; also its folder.
-        package: the imported package; also on the command line, among versions, and as gpudiag's extra.
-        title: the name for people.
-        question: Python source, run in the interpreter that is to train, which sets `answer["framework"]` to its
-            version, `answer["cuda"]` to the version of CUDA that it was built for, and `answer["lacks"]` to a missing
-            dependency. It can call `has(module)`, its import spec, and `text(folder, file)`, a file's text or "".
-        memory_format: the default.
-        cpu_memory_formats: those in which it can train on CPUs.
+        name: name of the framework in records and traces, and of its folder.
+        package: name of the imported package, also on the command line, in lists of versions, and as gpudiag's extra.
+        title: name of the framework in text for users.
+        question: Python source that runs in the interpreter of the training. It sets `answer["framework"]` to the
+            framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
+            `answer["lacks"]` to a missing dependency. It can call `has(module)`, which returns the module's import
+            spec, and `text(folder, file)`, which returns a file's text or "".
+        memory_format: default memory format.
+        cpu_memory_formats: memory formats in which the framework can train on CPUs.
         one_process: by default one process drives all devices of a user's own program.
-        shares_launches: jobs can follow each other in the same processes, on any of the devices.
+        shares_launches: several jobs can run one after another in the same processes, on any of the devices.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
         fault_job: `module:function` that runs a `SelftestPlan` in each process.
-        fault_kinds: kinds of the selftest's faults that this program can inject.
+        fault_kinds: kinds of faults that `fault_job` can inject.
     """
 
     name: ClassVar[str]
@@ -84,15 +85,15 @@ class Framework(ABC):
     fault_kinds: ClassVar[frozenset[str]]
 
     def check(self, options: RunOptions) -> None:  # noqa: ARG002 # refuses nothing
-        """Refuse, with a UsageError, options that gpudiag's jobs do not have in this framework."""
+        """Raise UsageError for options that gpudiag's jobs do not support in this framework."""
         return
 
     @abstractmethod
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """Return the command that starts all training processes of this node, and ends when they have.
+        """Return the command that starts all training processes of this node, and exits after the last of them.
 
         Args:
-            plan: the launch.
+            plan: description of the launch.
             request: the file from which each process reads its `LaunchRequest`.
         """
 
@@ -101,6 +102,6 @@ class Framework(ABC):
         """Add variables that the framework's processes need; `private` is removed with the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
-        """Return the interpreter's arguments in each training process."""
+        """Return the arguments of Python in each training process."""
         # -P: no module is imported from the current directory, except a function that the user named.
         return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

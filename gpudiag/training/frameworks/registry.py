@@ -7,7 +7,7 @@ from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.pytorch.framework import PyTorch
 from gpudiag.training.frameworks.tensorflow.framework import TensorFlow
 
-#: By their names in records; the first is the default.
+#: Frameworks by their names in records. The first is the default.
 FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (PyTorch(), TensorFlow())}
 
 

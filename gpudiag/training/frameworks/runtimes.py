@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def load_runtime(name: str | None = None) -> Runtime:
-    """Return the runtime of this framework, or of the one that this process has imported: PyTorch if both or none.
+    """Return the runtime of a framework. Without a name, choose the framework that this process has imported.
+
+    If the process has imported both frameworks or none, PyTorch is chosen.
 
     Raises:
         UsageError: no framework has this name.

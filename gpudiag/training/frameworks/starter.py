@@ -3,12 +3,12 @@
     python starter.py FRAMEWORK PROCESSES COMMAND...
 
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
-torchrun this program serves no store, which other users of the host could reach. If there are several TensorFlow
-processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. Failed ranks are named at
-the end in torchrun's format, with exit code 1. Ranks that were ended because of these failures are not named:
-TensorFlow catches SIGTERM, and a process ended by SIGKILL would look as if it had failed.
+torchrun, this program serves no key-value store, because other users of the host could reach it. If there are several
+TensorFlow processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. If ranks fail,
+the program prints them in torchrun's format and exits with code 1. It does not print the ranks that it ends because of
+a failure: TensorFlow catches SIGTERM, and a process ended by SIGKILL would look as if it had failed.
 
-Needs nothing but the standard library, and is run as a file.
+The program runs as a file, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import time
 from contextlib import ExitStack
 
 _POLL_S = 0.05
-#: Time for processes to end by themselves after SIGTERM.
+#: Seconds that processes have to exit after SIGTERM.
 _GRACE_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run all processes to their end."""
+    """Start all processes and wait for them. Return the exit code: 1 if a rank failed or a signal arrived."""
     framework, count, command = arguments[0], int(arguments[1]), arguments[2:]
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # The guard signalled the processes too. The processes save their measurements, and would die with this process.
+        # `launch.guard` has signalled the processes too. They save their measurements before they exit, and would be
+        # killed if this process exited first.
         _leave(processes)
         return 1
     if failed:
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the other processes after a failure, but first give them time to report failures that follow from it."""
+    """End the running processes after a failure. First wait 0.5 s, so that they can report failures of their own."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:
@@ -81,7 +82,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables by which libraries recognize that a launcher started them. Nobody serves at the address."""
+    """Return variables that tell libraries that a launcher started the process. No server listens at MASTER_ADDR."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,
@@ -106,7 +107,7 @@ def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports without a listener; if another program takes one before TensorFlow does, TensorFlow fails."""
+    """Return free ports. If another program takes a port before TensorFlow does, TensorFlow fails."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:

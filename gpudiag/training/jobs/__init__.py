@@ -1,1 +1,1 @@
-"""Programs of training processes: workloads, user-defined functions, benchmarks and the selftest."""
+"""The programs that training processes run: workloads, user-defined functions, benchmarks and the selftest."""

@@ -1,7 +1,7 @@
 """The program of each training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
 
 REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`.
-After a failure, which is reported to the launcher, the exit code is 1.
+A failure is reported to the launcher, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gpudiag.training.session import record
 from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 
-#: Exit code that a shell reports after SIGTERM.
+#: Exit code after SIGTERM, the same that a shell reports.
 _ENDED = 143
 
 
 def main(arguments: list[str]) -> int:
-    """Run this process's share of the job."""
+    """Run the requested program in this process, and return the exit code."""
     run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
     job = request.job
     die_with_parent()  # torchrun starts each worker in its own session
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
-            _note_failure(run_dir, "ended from outside")  # the launcher knows the reason
+            _note_failure(run_dir, "ended from outside")  # the launcher reports why
         return _ENDED
     except BaseException as error:  # noqa: BLE001  # reported to the launcher
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
             _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=vars(error).get("hint"),  # the class's default hint does not apply
+            hint=vars(error).get("hint"),  # only this error's hint; the default hint of its class does not apply
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
         return 1 if known or isinstance(error, Exception) else 2
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_workload(job: Job) -> None:
-    """Train or predict, as the workload does, or call the user's function."""
+    """Call the user's function, or train the built-in workload, or predict with it."""
     if is_own(job.workload):
         find_function(job.workload)()
     elif not workload_entry(job.workload).trains:
@@ -91,7 +91,7 @@ def _run_workload(job: Job) -> None:
 
 
 def _run_program(plan: ProgramPlan, launched: Launched) -> None:
-    """Run one of gpudiag's own programs; each is imported only here because it imports its framework."""
+    """Run one of gpudiag's own programs. It is imported late because it imports its framework."""
     if isinstance(plan, StrategyBenchmarkPlan):
         from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
 
@@ -119,7 +119,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 class Ended(KeyboardInterrupt):  # not a failure; records contain this name
-    """The launcher ends this process; sessions save their measurements, as after Ctrl-C."""
+    """Raised when the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
 
 
 def _raise_at_sigterm() -> None:
@@ -127,9 +127,9 @@ def _raise_at_sigterm() -> None:
     pid = os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # both the launcher and torchrun send it
+        signal.signal(number, signal.SIG_IGN)  # a second signal may follow, because launcher and torchrun both send one
         if os.getpid() != pid:
-            os._exit(_ENDED)  # a forked worker of a DataLoader
+            os._exit(_ENDED)  # this is a forked worker of a DataLoader
         raise Ended("by the launcher")
 
     signal.signal(signal.SIGTERM, end)
@@ -142,7 +142,7 @@ def _described(error: BaseException) -> str:
 
 
 def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
-    """Raise WorkerFailedError if the workload has measured nothing or failed."""
+    """Raise WorkerFailedError if this rank has no record, or a record with an error."""
     rank_record = _read_rank(run_dir, rank)
     if rank_record is None:
         raise WorkerFailedError(
@@ -154,7 +154,7 @@ def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
 
 
 def _note_failure(run_dir: Path, text: str) -> None:
-    """Write the reason into this rank's record, which is new if no session was opened."""
+    """Write the reason into this rank's record. If no session was opened, make a record."""
     place = current_position()
     rank_record = _read_rank(run_dir, place.rank) or RankRecord(
         rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
@@ -168,9 +168,9 @@ def _read_rank(run_dir: Path, rank: int) -> RankRecord | None:
 
 
 def _log_to(path: Path) -> None:
-    """Redirect both output streams, also of libraries and children, to one file."""
+    """Redirect standard output and standard error to a file, also those of libraries and child processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be another user's link
+    path.unlink(missing_ok=True)  # an existing file may be another user's link
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

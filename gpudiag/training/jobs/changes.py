@@ -1,4 +1,4 @@
-"""Changes of a job for `gpudiag profile --try`; PyTorch is imported by the optimizers only."""
+"""Apply the changes of `gpudiag profile --try` to a job. Importing this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-#: Options that make a change in a built-in workload; `fused` changes the optimizer.
+#: Options by which a built-in workload makes a change. `fused` is missing because it changes the optimizer.
 _OPTIONS: dict[Change, dict[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "channels-last": {"memory_format": "nhwc"},
@@ -25,10 +25,10 @@ _OPTIONS: dict[Change, dict[str, Any]] = {
 
 
 def changed(job: Job, change: Change) -> Job:
-    """Return the job with this change; a function of the user's own makes it itself.
+    """Return the job with this change. A user-defined workload must implement the change itself.
 
     Raises:
-        UsageError: the change does not fit the workload or the device; the message is the reason.
+        UsageError: the change does not fit the workload or the device. The message is the reason.
     """
     reason = "CPUs have no tf32" if change == "tf32" and job.device == "cpu" else None
     options: dict[str, Any] = {}
@@ -58,9 +58,9 @@ def _unfit(job: Job, change: Change) -> str | None:
 
 
 def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """Return a function that makes the same optimizer, fused.
+    """Return a function that makes the fused implementation of the optimizer that `make` makes.
 
-    That function raises UsageError if the optimizer has no fused implementation, or is fused already.
+    The function raises UsageError if the optimizer has no fused implementation, or is fused already.
     """
 
     def make_fused(parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -1,4 +1,4 @@
-"""A function of the user's own, `module:function`: find it, and call it with a change that it implements."""
+"""Find a user-defined workload `module:function`, and call it with a change that it implements."""
 
 from __future__ import annotations
 

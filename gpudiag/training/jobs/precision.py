@@ -1,4 +1,4 @@
-"""Device and number formats of a training process under PyTorch."""
+"""Select the device and the precision of a training process under PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.model.job import Precision
 
 
 def use_device(kind: str) -> torch.device:
-    """Select this process's device, its GPU for `cuda`, and let cuDNN choose the fastest algorithms."""
+    """Select and return this process's GPU for `cuda`, otherwise the CPU. Let cuDNN choose the fastest algorithms."""
     if kind != "cuda":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -25,8 +25,8 @@ def use_device(kind: str) -> torch.device:
 class Arithmetic:
     """The precision of one training run.
 
-    `fp32` is IEEE single precision, `tf32` lets matrix units round inputs to 10 bits of mantissa (NVIDIA Ampere and
-    later; on a CPU it equals `fp32`), `bf16` and `fp16` run under autocast, `fp16` with gradient scaling.
+    `fp32` is IEEE single precision. `tf32` lets matrix units round inputs to 10 bits of mantissa (NVIDIA Ampere and
+    later; on a CPU it equals `fp32`). `bf16` and `fp16` run under autocast, and `fp16` also scales gradients.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -42,10 +42,10 @@ class Arithmetic:
         return nullcontext() if self._autocast is None else torch.autocast(self._type, dtype=self._autocast)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward of the loss, scaled if gradients are scaled."""
+        """Run backward of the loss. If gradients are scaled, first scale the loss."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update; gradient scaling skips it if a gradient is not finite, for which it waits for the device."""
+        """Update the parameters. If gradients are scaled, wait for them, and skip the update if one is not finite."""
         self._scaler.step(optimizer)
         self._scaler.update()

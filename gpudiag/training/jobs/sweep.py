@@ -1,14 +1,14 @@
 """Run a sweep: several training jobs in sequence in one set of processes.
 
-Starting processes, importing the framework and creating CUDA contexts takes ten seconds and more, while most jobs are
-measured in two or three. So `gpudiag scale` starts one sweep, in as many processes as the largest job needs; smaller
-jobs train in the first processes while the others sleep. Environment variables (peer access, NCCL's algorithm) cannot
-change between two jobs of a sweep.
+Starting processes, importing the framework and creating CUDA contexts takes at least ten seconds, while most jobs are
+measured in two or three seconds. Therefore `gpudiag scale` starts one sweep, with as many processes as the largest job
+needs. A smaller job trains in the first processes, while the others sleep. Environment variables (peer access, NCCL's
+algorithm) cannot change between two jobs of a sweep.
 
-Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes but
-leaves the device usable (out of memory, conflicting options) ends alone. Any other failure may leave peers in a
-collective that never ends or a broken context, so it ends the sweep, and the launcher starts another one with the
-remaining jobs.
+Each job has a separate rendezvous directory, so that it finds no values of an earlier job. If a job fails on all its
+processes but leaves the device usable (out of memory, conflicting options), the sweep goes on. Any other failure may
+leave peers in a collective that never ends, or a broken context. It ends the sweep, and the launcher starts another
+sweep with the remaining jobs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import TimingTarget
 
-#: Timeout of the wait for all processes after a job; if a single peer failed, the launcher ends the sweep earlier.
+#: Maximum seconds to wait for all processes after a job. If a single process has failed, the launcher ends the sweep.
 _TOGETHER_S = 900.0
-#: The timeout after a process has failed, because its peers hang or fail soon.
+#: Maximum seconds to wait after a process has failed, because its peers either hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 
@@ -59,7 +59,7 @@ class _Report(msgspec.Struct):
 
 
 class ProcessMessages:
-    """Messages between all processes of a launch, in its directory."""
+    """Exchange messages between all processes of a launch, through files in its directory."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -67,12 +67,14 @@ class ProcessMessages:
         self._store = DirectoryStore(self.directory / "sweep")
 
     def send(self, key: str, value: str) -> None:
-        """Leave a value for the other processes."""
+        """Post a value for the other processes."""
         self._store.set(key, value)
 
     def receive(self, key: str, *, failed: bool = False) -> str | None:
-        """Wait for a value, without using the processor; None if it does not arrive in time, which is short
-        once a process has failed."""
+        """Wait for a value without using the processor. Return None if it does not arrive in time.
+
+        The timeout is short if a process has `failed`.
+        """
         until = time.monotonic() + (_AFTER_FAILURE_S if failed else _TOGETHER_S)
         pause_s = 0.001
         while not self._store.check([key]):
@@ -84,7 +86,7 @@ class ProcessMessages:
 
 
 def run_sweep(plan: SweepPlan, started: Launched) -> None:
-    """Run this process's share of the sweep."""
+    """Run all jobs of the sweep in which this process takes part."""
     place = current_position()
     sweep = _Sweep(started, ProcessMessages(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
@@ -98,7 +100,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """The plan on one process."""
+    """A sweep in one process."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started = started
@@ -108,10 +110,10 @@ class _Sweep:
         self._began_s = time.monotonic()
 
     def take(self, number: int, entry: SweepEntry) -> None:
-        """Train this process's share of one job, and return when all processes are done with it.
+        """Train one job if this process takes part in it, and return when all processes are done with it.
 
         Raises:
-            WorkerFailedError: a process failed in a way after which this set of processes cannot continue.
+            WorkerFailedError: a process failed, so that these processes cannot train another job.
         """
         if not self._is_time(number, entry):
             return
@@ -147,7 +149,7 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job, by the clock of rank 0."""
+        """Return whether there is time to begin the job. Rank 0 decides by its clock."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -170,7 +172,7 @@ class _Sweep:
         return reports
 
     def _train(self, number: int, entry: SweepEntry, directory: Path) -> _Report:
-        """Train as if gpudiag had started only this job."""
+        """Train one job as if gpudiag had started the processes for this job only."""
         try:
             with self._environment(number, entry):
                 set_launched(
@@ -197,13 +199,13 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Set the environment variables of a process of this job, with a separate rendezvous directory."""
+        """Within the block, set the environment variables of a process of this job."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {
             "RANK": str(entry.ranks.index(messages.rank)),
             "WORLD_SIZE": size,
-            "LOCAL_RANK": str(messages.rank),  # identifies the device
+            "LOCAL_RANK": str(messages.rank),  # selects the device
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
@@ -223,13 +225,13 @@ class _Sweep:
 
 
 def _worst(reports: list[_Report | None]) -> _Report:
-    """Return the report of a process that cannot continue, else of one that failed, else any."""
+    """Return the report of a process that cannot continue, else of a process that failed, else of any process."""
     received = [report for report in reports if report is not None]
     return min(received, key=lambda report: (report.usable, report.error is None), default=_Report())
 
 
 def _train_or_predict(job: Job) -> None:
-    """Train, or predict, as the workload does."""
+    """Train the workload, or predict with it."""
     if workload_entry(job.workload).trains:
         from gpudiag.training.jobs.train import train
 
@@ -247,7 +249,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Free the memory of the last job, and the compiler's caches."""
+    """Free the memory of the last job, and the caches of torch.compile."""
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is None:

@@ -1,4 +1,4 @@
-"""The training loop of every built-in workload under PyTorch, with public features only."""
+"""The training loop of all built-in workloads under PyTorch. It uses only public features of gpudiag."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: DataLoader workers per training process on GPUs; on CPUs there are none, because they would take its cores.
+#: Number of DataLoader workers per training process on GPUs. On CPUs there are none, because they would take its cores.
 _GPU_LOADER_WORKERS = 2
 
 
 def train(job: Job) -> None:
-    """Train until the session is complete, in each process."""
+    """Train until the session is complete. Each process calls this function."""
     if job.parallel is not None:
         from gpudiag.training.jobs.parallel.train import train_parallel
 
@@ -41,7 +41,7 @@ def train(job: Job) -> None:
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # One process that drives all devices takes a batch for each of them.
+    # A process that drives several devices takes one batch for all of them.
     batch_size *= job.devices
     strategy.open()
     try:
@@ -71,7 +71,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time input alone: batches in host memory, pinned as for training, without training."""
+    """Time only the fetching of batches in host memory, which are pinned as for training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -108,7 +108,7 @@ def _train(
     }
     share = job.exchange.accumulate
     devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
-    samples = batch_size // job.devices * share  # per device and step
+    samples = batch_size // job.devices * share  # samples per device and step
     with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
         for batches in prof.steps(loader):
             for number, (inputs, target) in enumerate(batches, 1):

@@ -1,7 +1,8 @@
-"""Train changes of a job by turns with the unchanged job, in each process of `gpudiag profile --try`.
+"""Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
-The unchanged job stays, and each change is set up beside it in turn, so that there are two models at a time. Blocks of
-steps alternate in the order unchanged, changed, changed, unchanged, so that drift of the machine affects both alike.
+The unchanged job stays in memory. The changed jobs are set up beside it, one after the other, so there are two models
+at a time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so that drift of the machine
+affects both alike.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from gpudiag.training.session import record
 from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 
-#: Time of a block; shared CPU cores need more repetition than GPUs.
+#: Approximate duration of a block in ms, and its minimum number of steps.
 _BLOCK_MS = 400.0
 _LEAST_STEPS = 3
-#: Untimed steps after a switch, in which the host runs ahead again.
+#: Number of untimed steps after a switch, in which the host runs ahead again.
 _RUN_IN_STEPS = 2
-#: First steps: compilation, autotuning, allocation; DDP rebuilds its buckets after the first.
+#: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: A job is warm after the least number of blocks if two consecutive ones agree this well, or after the most.
+#: Warm-up ends if two consecutive step times differ by less than this share; its minimum and maximum blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
-#: Settings of PyTorch's arithmetic, in `torch.backends`: older ones first, because they change newer ones.
+#: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer ones.
 _SETTINGS = (
     "cudnn.allow_tf32",
     "cudnn.benchmark",
@@ -51,7 +52,7 @@ _SETTINGS = (
 
 
 def run_tries(plan: TriesPlan, started: Launched) -> None:
-    """Run this process's share; rank 0 writes the result after each change."""
+    """Measure all changes together with the other processes. Rank 0 writes the results after each change."""
     place = current_position()
     set_launched(msgspec.structs.replace(started, recorded=False))
     changes: list[ChangeTurns] = []
@@ -72,7 +73,7 @@ def run_tries(plan: TriesPlan, started: Launched) -> None:
 
 
 class _ChangeTrials:
-    """The trials of one process."""
+    """The trials of all changes in one process."""
 
     def __init__(self, job: Job, messages: ProcessMessages) -> None:
         self.unchanged = _turns_of(job)
@@ -82,7 +83,7 @@ class _ChangeTrials:
         self._warm = False
 
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
-        """Train one change by turns with the unchanged job.
+        """Train a changed job in turns with the unchanged job.
 
         Raises:
             WorkerFailedError: the unchanged job failed, or a change failed on some ranks only.
@@ -114,7 +115,7 @@ class _ChangeTrials:
             free_memory()
 
     def _warm_up(self, turns: JobTurns) -> float:
-        """Train until two blocks agree; return the step time in ms of the slowest rank."""
+        """Train until two blocks agree. Return the step time in ms of the slowest rank."""
         before = self._slowest(turns.block(_FIRST_STEPS, run_in=0))
         for look in range(1, _MOST_LOOKS):
             now = self._slowest(turns.block(_steps(before), run_in=0))
@@ -126,7 +127,7 @@ class _ChangeTrials:
     def _alternate(
         self, turns: JobTurns, step_ms: float, begun: int, of: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean steps in ms, on the slowest rank, of the unchanged and the changed job in each pair of blocks."""
+        """Return the mean step time in ms, on the slowest rank, of each block: (unchanged job, changed job)."""
         base: list[float] = []
         changed: list[float] = []
         steps = _steps(step_ms)
@@ -140,12 +141,12 @@ class _ChangeTrials:
         return max(map(float, self._gather(str(statistics.fmean(times)))))
 
     def _together(self, trial: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Return the result of a trial, and the problem if it failed on all ranks."""
+        """Return (result, None) of a trial, or (None, problem) if the trial failed on all ranks."""
         try:
             return trial(), None
         except WorkerFailedError:
             raise
-        except Exception as error:  # the next change may be possible
+        except Exception as error:  # the next change may work
             traceback.print_exc()
             problem = f"{_UNFIT}{error}" if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
             problems = self._gather(_FAILED + problem.strip().splitlines()[0][:300])
@@ -154,7 +155,7 @@ class _ChangeTrials:
             return None, problems[0].removeprefix(_FAILED)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
+        """Return the texts of all ranks. Raises WorkerFailedError if a rank does not answer or only others failed."""
         self._gathered += 1
         messages, failed = self._messages, text.startswith(_FAILED)
         messages.send(f"{self._gathered}/{messages.rank}", text)
@@ -169,7 +170,7 @@ class _ChangeTrials:
         return texts
 
 
-#: Beginnings of messages between ranks.
+#: Prefixes of messages between ranks.
 _FAILED, _UNFIT = "failed: ", "unfit: "
 
 
@@ -191,7 +192,7 @@ def _train(job: Job) -> None:
 
 
 def _saved_settings() -> Callable[[], None]:
-    """Return a function that restores PyTorch's settings as they are now."""
+    """Return a function that restores the current values of PyTorch's settings."""
     import torch
 
     backends: Any = torch.backends
@@ -214,7 +215,7 @@ def _saved_settings() -> Callable[[], None]:
 
 @contextmanager
 def _one_process_group() -> Iterator[None]:
-    """Let all jobs share one default process group: the first joins it, and none leaves it before the end."""
+    """Let all jobs share one default process group. The first job joins it, and no job leaves it before the end."""
     from torch import distributed
 
     dist: Any = distributed

@@ -1,4 +1,4 @@
-"""The run for which gpudiag started this process; sessions take their run directory and options from it."""
+"""Store the run for which gpudiag started this process. Sessions take their run directory and options from it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpudiag.training.session.step_counts import TimingTarget
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that this process is a rank of.
+    """The run to which this process belongs.
 
     Attributes:
-        run_dir: every session of this process writes there, whatever directory it was given.
-        job: the training, and how the run was asked for.
-        target: precision of the step time, which decides on the number of unprofiled steps.
-        warmup_s: automatic warm-up ends after this long in any case; None for the session's own limit.
+        run_dir: directory that every session of this process writes to; a session's own `run_dir` is ignored.
+        job: the training, and the user's options for the run.
+        target: required precision of the step time, which determines the number of unprofiled steps.
+        warmup_s: maximum seconds of automatic warm-up; None for the session's own limit.
         recorded: False to profile no steps.
     """
 
@@ -31,11 +31,11 @@ _current: Launched | None = None
 
 
 def set_launched(launched: Launched | None) -> None:
-    """Set the run, once, in the program that gpudiag starts, before it trains."""
-    global _current  # noqa: PLW0603  # a process is started once
+    """Set the run. The program that gpudiag starts calls this before it trains."""
+    global _current  # noqa: PLW0603  # a process belongs to one run
     _current = launched
 
 
 def launched() -> Launched | None:
-    """Return the run that this process was started for, or None in a program that the user started."""
+    """Return the run that this process was started for; None in a program that the user started."""
     return _current

@@ -1,4 +1,4 @@
-"""`gpudiag.profile`: measure a training loop while it runs, and leave a run directory."""
+"""Implement `gpudiag.profile`: measure a training loop while it runs, and write a run directory."""
 
 from __future__ import annotations
 
@@ -33,40 +33,41 @@ T = TypeVar("T")
 
 
 class Session:
-    """Measure a training loop: how long its steps take without the profiler, and a trace of where the time goes.
+    """Measure a training loop: time its steps without the profiler, and record traces.
 
         with gpudiag.profile("run-dir") as prof:
             for batch in prof.steps(loader):
                 train(batch)
 
-    A loop that other code drives calls `prof.step()` at the end of each step instead.
+    If other code iterates over the batches, the program calls `prof.step()` at the end of each step instead.
 
-    A session skips steps until their times have converged, times some without the profiler, and then profiles a few:
-    first without operators (kernel-only), then with operators. All processes of a distributed job open the block, each
-    with the same arguments; they enter the phases at the same step, and agree on it through the job's store, never by a
-    collective of gpudiag's own. Afterwards `run_dir` has `run.json`, `traces/rank<r>.pt.trace.json.gz` and the
-    kernel-only traces in `traces/light/`, and `gpudiag analyze run_dir` says where the time went. Measurements are kept
-    when the loop ends early, and when an exception leaves the block (which it does).
+    A session skips steps until step times have converged, and then times steps without the profiler. Finally it records
+    a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
+    open the block with the same arguments. They enter each phase at the same step. They agree on this step through the
+    job's key-value store; gpudiag adds no collective. Afterwards `run_dir` contains `run.json`,
+    `traces/rank<r>.pt.trace.json.gz` and the kernel-only traces in `traces/light/`, and `gpudiag analyze run_dir`
+    reports where the time goes. If the loop ends early or the block raises an exception, the measurements are kept. The
+    exception is passed on.
 
     Args:
-        run_dir: the run directory; files of an earlier run are replaced. May be omitted in a function that `gpudiag
-            profile module:function` runs, and is ignored there: that command has chosen one.
-        steps: unprofiled steps; by default about three seconds of them, at least 10 and at most 100.
-        warmup: steps to skip; by default until step times have converged.
-        active: steps of each recording. The analysis drops the first and the last of them; at least 3.
-        stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the remaining
-            batches are passed through.
-        model: the model, for its number of parameters, its gradient sizes and the operations of a step in the record.
-        batch_size: samples per process and step, for the record.
-        workload: a name for the record; by default the script's.
+        run_dir: the run directory; files of an earlier run are replaced. In a function that `gpudiag profile
+            module:function` runs, it may be omitted and is ignored, because the command chooses the directory.
+        steps: number of unprofiled steps; by default as many as take about three seconds, at least 10 and at most 100.
+        warmup: number of steps to skip; by default until step times have converged.
+        active: number of steps in each trace, at least 3. The analysis drops the first and the last of them.
+        stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the loop goes on
+            with the remaining batches.
+        model: the model. Its parameters, its gradient sizes and the operations of a step are recorded.
+        batch_size: number of samples per process and step, for the record.
+        workload: name of the training in the record; by default the script's name.
         strategy: how gradients are communicated, for the record.
-        options: anything else for the record.
-        device: the device trained on; by default the current GPU if this process uses one, else the CPU. Under
-            TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
+        options: further values for the record.
+        device: device of the training; by default the current GPU if this process uses one, else the CPU. Under
+            TensorFlow one or several logical devices that this process drives; by default the devices of the model's
             strategy.
         framework: `pytorch` or `tensorflow`; by default the framework that the program has imported, or PyTorch if it
             has imported both.
-        timeout_s: the longest wait for a peer that does not reach the same step.
+        timeout_s: maximum seconds that a rank waits for another rank to reach the same step.
 
     Raises:
         UsageError: `run_dir` is missing, or a number is out of its range.
@@ -96,13 +97,13 @@ class Session:
                 'Write gpudiag.profile("run-dir"), or start the function with `gpudiag profile module:function`.',
             )
         self.run_dir = Path(run.run_dir if run is not None else run_dir or "")
-        # This refuses an unknown framework.
+        # This call also raises UsageError for an unknown framework.
         self._loaders = load_runtime(framework).loader_watch(str(self.run_dir.absolute() / LINES_DIR))
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("active", active, MIN_ACTIVE_STEPS)):
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
-        #: Only times steps in its turns, if several loops of this process take turns.
+        #: The turns of this loop, if several loops of this process take turns. Then the session only times steps.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device = device
@@ -119,10 +120,11 @@ class Session:
         description.strategy = strategy or description.strategy
         description.options |= options or {}
         self._measurement = RankMeasurement(self.run_dir, description, settings)
-        #: The current step has been prepared; the number of the current step.
+        #: Whether the phases have advanced to the current step, and the number of the current step.
         self._prepared, self._number = False, 0
-        #: The steps of a loop that calls `step`, with the settings to restore at the end.
+        #: The steps of a loop that calls `step`.
         self._driven: Generator[None] | None = None
+        #: Marks the loaders of a loop that calls `step`, until it is closed.
         self._marked = ExitStack()
         if model is not None:
             self.describe(model)
@@ -146,27 +148,27 @@ class Session:
             print_next_command(self.run_dir)
 
     def describe(self, model: Any, *, gradient_sizes: Sequence[int] | None = None) -> None:
-        """Put the model into the record.
+        """Add the model to the record.
 
         Args:
             model: a `torch.nn.Module`, wrapped or not, or a Keras model.
-            gradient_sizes: bytes of each piece in which gradients are communicated, in order; by default each
-                parameter's gradient, last parameter first, which is about the order in which backward makes them.
+            gradient_sizes: bytes of each message of gradients, in order of communication. By default each parameter's
+                gradient is one message, last parameter first, which is about the order of backward.
         """
         self._measurement.run.model = self._runtime().describe(model, gradient_sizes or ())
 
     def step(self) -> bool:
-        """End a step and begin the next, in a loop whose batches do not come through `steps`.
+        """End a step and begin the next, in a loop that does not iterate over `steps`.
 
             for batch in loader:
                 train(batch)
                 prof.step()
 
-        The first call begins the first step. Input is the time in loaders of torch.utils.data and in ranges named
-        `input`; without either, it is unknown.
+        The first call begins the first step. The time in DataLoaders of torch.utils.data and in ranges named `input`
+        counts as waiting for input. Without both, this time is unknown.
 
         Returns:
-            Return False when everything is measured and the loop should end (`stop`).
+            False when everything is measured and the loop should end (`stop`), else True.
         """
         first = self._measurement.phases is None
         self._driven = self._driven or self.steps(repeat(None))
@@ -179,15 +181,15 @@ class Session:
         return not ended
 
     def pause(self) -> None:
-        """Exclude the time until the next call of `step` (validation, a checkpoint), and the current step."""
+        """Exclude the current step, and the time until the next call of `step` (validation, a checkpoint)."""
         if self._driven is not None:
             driven, self._driven = self._driven, None
             driven.close()
 
     def steps(self, loader: Iterable[T]) -> Generator[T]:
-        """Iterate over the loader; each round is one step, of which fetching the batch is the input.
+        """Iterate over the loader. Each iteration is one step, in which fetching the batch counts as input.
 
-        May be called again (for the next epoch): the time between two loops belongs to no step.
+        The method may be called again for the next epoch. The time between two epochs belongs to no step.
         """
         if self._turns is not None:
             runtime = self._runtime()
@@ -204,7 +206,7 @@ class Session:
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:
-            clock.restart()  # the last loop ended, or was left, before this step was done
+            clock.restart()  # the loop of an earlier call ended within this step
         fetched = 0
         while True:
             if not self._prepared:
@@ -212,7 +214,7 @@ class Session:
                     return
                 self._prepared = True
             if fetched == length:
-                return  # so that the end of the input does not count as a step
+                return  # otherwise the call that finds the end of the loader would count as a step
             with Range(STEP, number=self._number):
                 self._measurement.mark_lines()
                 begin_ns = time.perf_counter_ns()
@@ -243,7 +245,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework that is known by now; the program may import one later."""
+        """Return the framework. It is looked up on each call, because the program may import a framework later."""
         return load_runtime(self._framework)
 
 
@@ -259,7 +261,7 @@ def _launched_description(job: Job, batch_size: int | None) -> RunDescription:
 
 
 def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
-    """Return the settings of a run that gpudiag started; its job's options precede the session's arguments."""
+    """Return the settings of a run that gpudiag started. The job's options override the session's arguments."""
     return PhaseSettings(
         steps=settings.steps if run.job.steps is None else run.job.steps,
         warmup=settings.warmup if run.job.warmup is None else run.job.warmup,

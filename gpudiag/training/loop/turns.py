@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns: each trains in its own thread, and waits in its session."""
+"""Let several training loops of one process take turns. Each loop runs in its own thread, and waits in its session."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _local = threading.local()
 
 
 class TurnsOver(BaseException):
-    """The loop has had its last turn; leaves the user's function without the work after its loop."""
+    """Ends the user's function after the last turn of its loop, without running the code after the loop."""
 
 
 class JobTurns:
-    """Turns of one job: `block` trains some of its steps, while all other loops of the process wait.
+    """The turns of one job. `block` trains some of its steps, while all other loops of the process wait.
 
     Args:
-        train: trains, within `gpudiag.profile()`.
-        save: returns a function that restores the process's settings as they are now; each job has its own.
+        train: function that trains within `gpudiag.profile()`.
+        save: returns a function that restores the current settings of the process. Each job has its own settings.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
@@ -37,7 +37,7 @@ class JobTurns:
         self._error: Exception | None = None
 
     def block(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` steps, then this many; return the times in ms of the latter. Raises the errors of the job."""
+        """Train `run_in` steps, then `steps` steps. Return the times in ms of the latter. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
         if self._thread.ident is None:
@@ -58,7 +58,7 @@ class JobTurns:
         self._train = _nothing
 
     def steps(self, loader: Iterable[T], clock: StepClock) -> Iterator[T]:
-        """Yield batches in the job's turns; the session calls it in the job's thread."""
+        """Yield batches in the job's turns. The session calls this method in the job's thread."""
         iterator = iter(loader)
         clock.restart()  # the time between two loops belongs to no step
         while True:
@@ -99,7 +99,7 @@ class JobTurns:
 
 
 def own_turns() -> JobTurns | None:
-    """Return the turns of the job that trains in this thread; None if it trains alone."""
+    """Return the turns of the job that trains in this thread; None if the job does not take turns."""
     return getattr(_local, "turns", None)
 
 

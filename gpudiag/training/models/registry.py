@@ -1,4 +1,4 @@
-"""The workloads by name, with their defaults; importing this imports no framework."""
+"""List the workloads by name, with their defaults. Importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MODELS = "gpudiag.training.models"
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a workload for the command line.
+    """Description of a workload for the command line.
 
     Attributes:
-        model: module and class in `pytorch/`; in `tensorflow/` the class is prefixed with `Keras`. If the workload only
-            predicts, the whole name of its module.
-        depth: layers, of a model that has several depths; otherwise 0.
-        batches: default samples per step, per GPU and per CPU process; few enough for about a second on a CPU.
+        model: `module.class` in `pytorch/`; in `tensorflow/` the class has the prefix `Keras`. If the workload only
+            predicts, the name includes the module's packages.
+        depth: number of layers if the model exists in several depths; otherwise 0.
+        batches: default samples per step and GPU, and per step and CPU process. On a CPU such a step takes about 1 s.
         images: the input is images or volumes, so a memory format can be chosen.
-        attention: it has attention layers, which are fused.
-        trains: False if the module has `predict(job)` instead.
+        attention: the model has fused attention layers.
+        trains: False if the workload only predicts; then its module has `predict(job)`.
     """
 
     name: str
@@ -43,12 +43,12 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     trains: bool = True
 
     def default_batch(self, *, on_gpu: bool) -> int:
-        """Return the default samples per step, for a GPU or for a CPU process."""
+        """Return the default number of samples per step, for a GPU or for a CPU process."""
         return self.batches[0 if on_gpu else 1]
 
     @property
     def module(self) -> str:
-        """Return the module of the PyTorch model."""
+        """Return the full name of the PyTorch model's module."""
         name = self.model.rpartition(".")[0]
         return f"{_MODELS}.pytorch.{name}" if self.trains else name
 
@@ -186,7 +186,7 @@ _USER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_own(name: str) -> bool:
-    """Return whether this is `module:function`, a user-defined workload."""
+    """Return whether the name has the form `module:function` of a user-defined workload."""
     return _USER_FUNCTION.fullmatch(name) is not None
 
 
@@ -223,7 +223,7 @@ def load_workload(name: str, *, on_gpu: bool) -> Workload:
 
 
 def check_keras_workload(name: str) -> None:
-    """Raise UsageError if there is no such workload, or none under TensorFlow."""
+    """Raise UsageError if there is no workload of this name, or if TensorFlow does not support it."""
     if not workload_entry(name).trains:
         raise UsageError(
             f"there is no {name} for TensorFlow", f"There are: {_trained()}; or module:function of your own."

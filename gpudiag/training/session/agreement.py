@@ -1,8 +1,8 @@
 """Agree with the job's other ranks on the step at which each phase begins, without a collective.
 
 At certain steps every rank posts its step times to the job's key-value store, and waits for rank 0's decision on the
-next phase. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended posts that once,
-so that no rank waits for it.
+next phase. The store belongs to the process group or to torchrun, or it is a directory. A rank whose loop has ended
+posts its end once, so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 
 
 class Agreement:
-    """Decisions of the ranks of one session, by means of their store. A job of one process needs no store.
+    """Make the decisions of the ranks of one session through their store. A job of one process needs no store.
 
-    `run_id` is given on rank 0, and known on the other ranks after the first decision.
+    `run_id` is given on rank 0. The other ranks know it after the first decision.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
@@ -105,7 +105,7 @@ class Agreement:
         return None if ended else posted
 
     def leave(self) -> None:
-        """Post that this rank's loop is over. The method never waits."""
+        """Post the end of this rank's loop. The method never waits."""
         if self._store is None:
             return
         # If the process that hosts the store has exited, no rank waits for this post.
@@ -161,7 +161,7 @@ class SplittableAgreement(Agreement):
     _until_s = 0.0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return the decision of all ranks, or this rank's own after a split. The method raises no exceptions."""
+        """Return the decision of all ranks; after a split, return this rank's decision. Raise no exceptions."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
@@ -177,7 +177,7 @@ class SplittableAgreement(Agreement):
         return judge([step_ms] * copies)
 
     def decide_alone(self) -> None:
-        """Decide alone from now on, and post that. The method never waits."""
+        """Decide alone from now on, and post the split. The method never waits."""
         self.split = True
         if self._store is not None:
             with contextlib.suppress(Exception):
@@ -192,7 +192,7 @@ class SplittableAgreement(Agreement):
 
 
 class DirectoryStore:
-    """A key-value store for the processes of one node, with those methods of torch's `Store` that are used here.
+    """A key-value store for the processes of one node, with the methods of torch's `Store` that `Agreement` calls.
 
     Each key is a file that is written atomically.
 

@@ -73,8 +73,8 @@ class UnprofiledSeries:
         input_ms: times to fetch the batch.
         host_ms: times to queue the step's work.
         lead_ms: times by which the host was ahead: from queueing a step's last work to the device's end of the step.
-        idle_host_ms: as `host_ms`, of the steps directly before the series. The first of these steps began on an idle
-            device, so no launch waited for a full launch queue.
+        idle_host_ms: times to queue the work of the steps directly before the series. The first of these steps began on
+            an idle device, so no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class StepClock:
         self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
-        """Report the training thread's instants in the step that the next mark ends."""
+        """Report the training thread's instants (in ns) of the step that the next mark ends."""
         self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
         if self._begin is not None and not self._marks:
             self._from_idle.append(self._latest)
@@ -214,7 +214,7 @@ class StepClock:
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """End a series after its last step was marked, although its times are read later. Subclasses override this."""
+        """End a series after its last step was marked. Subclasses override this if they must synchronize before."""
 
     def so_far(self) -> list[float]:
         """Return the times in ms of the completed steps, without waiting and without clearing them."""
@@ -243,7 +243,7 @@ class StepClock:
 
 
 def host_clock() -> StepClock:
-    """Return a clock for training on the CPU, where a step's work is complete when its code has run."""
+    """Return a clock for training on the CPU. There a step's work is complete when its code has run."""
     return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
 
 

@@ -24,23 +24,24 @@ from typing import Any
 from gpudiag.training.session.ranges import INPUT_BOUNDS
 from gpudiag.training.session.user_code import is_own
 
-#: Entries that are no line number.
+#: Values of an entry instead of a line number.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
 CALLS = -1000
-#: Values of an entry that name the kind of work that the current line has called.
+#: Values of an entry that give the kind of work that the current line has called.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 #: Values of an entry that begin and end a range named `input`.
 INPUT_BEGIN, INPUT_END = -15, -16
 
-#: Cost of an event in ns, of the first events of a step and of the others, which find the processor's caches filled.
+#: Cost in ns of each of the first events of a step, cost of each later event (the processor's caches are filled then),
+#: and number of first events.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: Maximum overhead: the larger of a share of the step and of an absolute time with a larger share.
+#: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of one step, and of each other thread in a section. The loop's own frames may have twice as many,
-#: because without them all other events would belong to wrong lines.
+#: Maximum events of the training thread in one step, and of each other thread in one section. The loop's own frames may
+#: have twice as many, because without them all other events would belong to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
-#: Repetitions of the measurement of what tracing adds to a call, and calls of each.
+#: Repetitions of `calibrate`'s measurement, and calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
 
 #: Time in ns, function or None, and line number or kind of entry.
@@ -62,7 +63,7 @@ def _works() -> dict[CodeType, int]:
         target: Any = torch
         for name in path.split("."):
             target = getattr(target, name, None)
-        while target is not None:  # gpudiag wraps the fetch of a batch for a part of the steps
+        while target is not None:  # in some steps gpudiag wraps the fetch of a batch
             code = getattr(target, "__code__", None)
             if code is not None:
                 kinds[code] = WORK[kind]
@@ -76,7 +77,7 @@ def _works() -> dict[CodeType, int]:
 
 
 def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
-    """Return the values by `id` of the function's code, whose hash takes longer."""
+    """Return the values keyed by `id` of the code object, because hashing a code object takes longer."""
     return {id(code): kind for code, kind in works.items()}
 
 
@@ -98,9 +99,9 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
     """Return the (code, line) events to disable, so that the others stay within the bound on the overhead.
 
-    Events with the least time per event are disabled first, and those of functions outside the loop before those of the
-    loop. Line 0 stands for the calls and returns of a function. If they are disabled, so are all its lines. The calls
-    and returns of the loop's functions are kept.
+    Events with the least time per event are disabled first. Events outside the loop's functions are disabled before
+    events inside them. Line 0 stands for the calls and returns of a function; disabling line 0 disables all lines of
+    the function. The calls and returns of the loop's functions are kept.
 
     Args:
         entries: the entries of one step.
@@ -161,9 +162,9 @@ class MonitoredEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Append events of the training thread to `entries`, and those of other threads to `others`.
+        """Append events of the training thread to `entries`, and events of other threads to `others`.
 
-        `frames` contain the training loop. With `discover`, the user's functions that are called are found too.
+        `frames` contain the training loop. With `discover`, functions of the user are added when they are called.
         """
         self._entries, self._others, self._limit = entries, others, _MAX_STEP_EVENTS
         events = self._api.events
@@ -195,14 +196,14 @@ class MonitoredEvents:
         self._api.free_tool_id(self._tool)
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Begin a step. After the discovery steps, disable costly events. `entries` are those of the last step."""
+        """Begin a step. After the discovery steps, disable frequent events. `entries` are the last step's entries."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering:
             return
         self._api.set_events(self._tool, self._api.events.PY_UNWIND)
         disabled = events_to_disable(entries, set(self._loop.values()))
         self._disabled |= {(id(code), line) for code, line in disabled}
-        if self._exceeded:  # lines were disabled that are not among these
+        if self._exceeded:  # the last step had too many events, so `_line` disabled further lines: enable them again
             self._exceeded = False
             self._api.restart_events()
         for code in {code for code, line in disabled if line == 0}:
@@ -219,7 +220,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread; return False if another thread has too many."""
+        """Append an event of the current thread. Return False if this is another thread that has too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:
@@ -264,7 +265,7 @@ class MonitoredEvents:
 
 
 def _call_ns() -> float:
-    """Return the duration of a short call of the standard library; `basename` itself calls one function."""
+    """Return the mean time in ns of a short call. `basename` calls one function itself, so each round has two calls."""
     begin_ns = time.perf_counter_ns()
     for _ in range(_CALIBRATION_CALLS):
         posixpath.basename("a/b")
@@ -272,10 +273,10 @@ def _call_ns() -> float:
 
 
 class TracedEvents:
-    """Receives events of `sys.settrace` on the training thread, for Python 3.11.
+    """Receive events of `sys.settrace` on the training thread, for Python 3.11.
 
     Attributes:
-        call_ns: what tracing adds to a call of a function that is not recorded, measured here; 0 before `calibrate`.
+        call_ns: overhead in ns that tracing adds to a call of a function that is not recorded; 0 before `calibrate`.
     """
 
     def __init__(self) -> None:
@@ -283,12 +284,12 @@ class TracedEvents:
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
-        #: Functions on the loop's stack, by `id`: a library calls some of them anew in each step.
+        #: Functions on the loop's stack, by `id`. A library calls some of them anew in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, by `id`; the first test of each call. `_closed` are not recorded any more.
+        #: Functions that are not recorded, by `id`. `_closed` are the ones among them that were recorded before.
         self._foreign: dict[int, CodeType] = {}
         self._closed: dict[int, CodeType] = {}
-        #: Calls of other functions since the last event, each of which `sys.settrace` slows.
+        #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of them.
         self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
@@ -297,7 +298,7 @@ class TracedEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Receive events; arguments as for `MonitoredEvents.start`."""
+        """Receive events. The arguments are those of `MonitoredEvents.start`."""
         del others, discover  # only one thread is traced, and the user's functions are found at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
@@ -308,7 +309,7 @@ class TracedEvents:
         sys.settrace(self._called)
 
     def calibrate(self) -> None:
-        """Measure what tracing adds to a call, in half a millisecond."""
+        """Measure `call_ns`, which takes half a millisecond."""
         entries: list[Entry] = [(0, None, STEP)]
         plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
         self.start([], entries, {}, discover=False)
@@ -327,10 +328,10 @@ class TracedEvents:
         self._loop = []
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """As `MonitoredEvents.limit`, but disable whole functions, because single lines cannot be disabled."""
+        """Do the same as `MonitoredEvents.limit`, but disable whole functions, because lines cannot be disabled."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         for frame in self._loop:
-            frame.f_trace_lines = True  # the step before may have had too many events
+            frame.f_trace_lines = True  # it is False if the last step had too many events
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}

@@ -1,7 +1,7 @@
 """Record when the training thread enters each line of the user's program, in sections of consecutive steps.
 
-In the first `DISCOVERY_STEPS` steps of the first section, the user's functions are found and their events counted. The
-file contains the recorded events. The analysis attributes time to lines.
+The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The file
+contains the recorded events. The analysis attributes time to lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudiag.training.session.line_events import (
 from gpudiag.training.session.user_code import is_own, loop_frames, shown_name
 
 LINES_SCHEMA = "gpudiag/lines/1"
-#: `alone`: steps without the profiler. `light`, `full`: the recorded steps of a trace.
+#: Kind of a section. `alone`: steps without the profiler. `light`, `full`: the recorded steps of this kind of trace.
 Section = Literal["alone", "light", "full"]
 
 #: Number of steps in which the user's functions are found and their events counted.
@@ -40,18 +40,19 @@ DISCOVERY_STEPS = 2
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
-#: A file is changed if that happened so many seconds after the program began, because clocks differ.
+#: A file counts as changed if it was modified more than this number of seconds after the program began. The margin is
+#: necessary because clocks differ.
 _CHANGED_S = 2.0
 #: Maximum length of the reason for a recompilation, in characters.
 _MAX_REASON = 300
 
 
 class LineLog:
-    """Line events of this process. All methods must be called on the training thread.
+    """Record the line events of this process. All methods must be called on the training thread.
 
     Attributes:
         unavailable: reason why nothing is recorded; else "".
-        sections: kind of the section, events of the training thread, and events of each other thread.
+        sections: for each section its kind, the events of the training thread, and the events of each other thread.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class LineLog:
             self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
 
     def mark(self) -> None:
-        """Set the time of the last step's end to now, because the profiler's mark of the next step begins now."""
+        """Set the end of the last step to now, because the profiler's mark of the next step begins now."""
         entries = self.sections[-1][1] if self.sections else []
         if entries and entries[-1][2] == STEP:
             entries[-1] = (time.perf_counter_ns(), None, STEP)
@@ -132,12 +133,12 @@ class LineLog:
     def _stop(self, reason: str) -> None:
         self.unavailable = self.unavailable or reason
         recording, self._recording = self._recording, False
-        if self._source is not None and recording:  # otherwise a tracer that the user attached later would be removed
+        if self._source is not None and recording:  # after a section, a tracer may be the user's
             with contextlib.suppress(Exception):
                 self._source.stop()
 
     def encode(self) -> dict[str, Any]:
-        """Return the content of the file, see `gpudiag.model.source_lines.log`."""
+        """Return the content of the file, which `gpudiag.model.source_lines.log` describes."""
         numbers: dict[CodeType | None, int] = {None: -1}
         for code, _ in self._stack:
             numbers.setdefault(code, len(numbers) - 1)
@@ -183,7 +184,7 @@ class LineLog:
 
 
 class _Compilations:
-    """Compilations of `torch.compile` by function. PyTorch keeps the last 64 only, so they are read after each step."""
+    """Count compilations of `torch.compile` by function. They are read after each step; PyTorch keeps the last 64."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()
@@ -220,7 +221,7 @@ class _Compilations:
 
 
 def worker_log_name() -> str:
-    """Return a name for this worker's log that no worker of another machine or container has."""
+    """Return a name for this worker's log that is unique among the workers of all machines and containers."""
     return f"worker{os.getpid()}-{os.urandom(4).hex()}.json.gz"
 
 
@@ -234,7 +235,7 @@ def write_lines(path: Path, content: dict[str, Any]) -> None:
 
 
 def _start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since the machine did; 0 if unknown."""
+    """Return when a process started, in clock ticks since the machine booted; 0 if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])
@@ -250,9 +251,9 @@ def _directory() -> str:
 
 
 def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[str, list[int]]:
-    """Return the entries as columns, and number functions that have no number yet.
+    """Return the entries as columns, and add functions that have no number yet to `numbers`.
 
-    The first time is one of `perf_counter_ns`; the others are differences from the time before.
+    The first time is in ns of `perf_counter_ns`. Each further time is the difference in ns to the previous time.
     """
     times_ns, codes, values, last_ns = [], [], [], 0
     for at_ns, code, value in entries:
@@ -268,10 +269,10 @@ def _texts(
     sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
     stack: list[tuple[CodeType, int]],
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the texts of the lines that occur and of their neighbours, and the files without text.
+    """Return the texts of the lines that occur and of their neighbours, and the reasons why files have no text.
 
-    The first is file → line number → text; the second file → reason. A file that was changed after the program had
-    begun has other lines than those that run.
+    The texts are keyed by file and line number, the reasons by file. If a file was changed after the program had begun,
+    its text is omitted, because other lines run than the file contains now.
     """
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)
@@ -298,12 +299,12 @@ def _texts(
 
 
 def _still_has(file: str, codes: list[CodeType]) -> bool:
-    """Return whether the file as it is now has these functions: a program may write a module and then import it."""
+    """Return whether the changed file contains these functions. A program may write a module and then import it."""
     try:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
-    for code in known:  # grows
+    for code in known:  # the list grows by nested functions
         known.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return all(any(code == other for other in known) for code in codes)
 
@@ -318,7 +319,7 @@ def _begun_s() -> float:
 
 
 def _changed_s(file: str) -> float:
-    """Return when a file was changed last; 0 if it cannot be seen."""
+    """Return when a file was modified last, in seconds of `time.time`; 0 if it cannot be read."""
     try:
         return Path(file).stat().st_mtime
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Measure one rank through all phases, and keep its record on disk up to date; on rank 0 also the run's record."""
+"""Measure one rank through all phases, and keep its record on disk up to date. Rank 0 also writes the run's record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNFINISHED = "the run did not finish"
 
 #: Seconds that rank 0 waits at the end for the other ranks' records.
 _WAIT_S = 60.0
-#: The same after a failure.
+#: Seconds that rank 0 waits for them after a failure.
 _WAIT_AFTER_FAILURE_S = 1.0
 
 
@@ -166,7 +166,7 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Note the time of the profiler's mark of the step, which has just begun, among the line events."""
+        """Add the beginning of the step that has just begun to the line events."""
         if self._lines is not None:
             self._lines.mark()
 
@@ -200,7 +200,7 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def _end_lines(self) -> None:
-        """Stop receiving line events, which slow the program, because the phases may have ended while it did."""
+        """Stop receiving line events, which slow the program. The phases may have ended while lines were timed."""
         if self._lines is not None:
             self._lines.end()
 
@@ -214,7 +214,7 @@ class RankMeasurement:
             self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write this rank's record, and on rank 0 the run's, so that a killed run keeps its measurements."""
+        """Write this rank's record, so that a killed run keeps its measurements. Rank 0 also writes the run record."""
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:

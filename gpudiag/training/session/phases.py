@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: Index of the warm-up step in which operations are counted. In the first, modules and libraries still initialize.
+#: Index of the warm-up step in which operations are counted. In step 0 modules and libraries still initialize.
 _COUNTED_STEP = 1
 #: Steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU again.
 _RUN_IN_STEPS = 2
 #: Maximum duration of a block of warm-up steps, as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
-#: Number of unprofiled steps if no warm-up step was timed, so that the step time is unknown.
+#: Number of unprofiled steps if no warm-up step was timed. Then the step time is unknown.
 _DEFAULT_STEPS = 20
 
 _NO_DEVICE_ACTIVITY = (
@@ -100,7 +100,7 @@ class Phases:
         self._lines = lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
-        #: Duration of a block of warm-up steps; short if the unprofiled steps are, so that warm-up is not far longer.
+        #: Duration in ms of a block of warm-up steps; short if there is little time for unprofiled steps.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
@@ -358,7 +358,7 @@ class Phases:
 
     @contextlib.contextmanager
     def _tolerating_failure(self) -> Iterator[None]:
-        """Suppress a failure of the kernel-only recording, so that only this recording is lost."""
+        """Suppress a failure of recording the kernel-only trace, so that only this trace is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the profiler's private interface may raise any exception

@@ -18,7 +18,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 class ClusterPosition:
     """Position of one process in the job, as in `torchrun`, the default process group, or TensorFlow's cluster.
 
-    `rank` and `world_size` count processes. Each process drives `devices` devices; in records each device is a rank.
+    `rank` and `world_size` count processes. Each process drives `devices` devices, each of which is a rank in records.
     """
 
     rank: int
@@ -41,9 +41,9 @@ class ClusterPosition:
 
 
 def current_position() -> ClusterPosition:
-    """Return the position in the default process group, or else that in torchrun's environment variables.
+    """Return the position in the default process group; without a group, the one in torchrun's environment variables.
 
-    Without either, the position is that of a job with one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE,
+    Without both, the position is that of a job with one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE,
     LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
     """

@@ -52,7 +52,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressSender:
-    """Send this rank's progress to `GPUDIAG_PROGRESS_SOCKET`; do nothing if that is not set."""
+    """Send this rank's progress to the socket in `GPUDIAG_PROGRESS_SOCKET`; if it is not set, do nothing."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -102,7 +102,7 @@ class ProgressSender:
     def _send(self, message: Progress) -> None:
         if not self._address:
             return
-        # The socket is opened for each message, which takes a few microseconds, and no file stays open in between.
+        # Opening the socket for each message takes a few microseconds, and leaves no file open in between.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)

@@ -72,7 +72,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove an earlier run's common files, and its files of ranks from `world_size` on."""
+    """Remove an earlier run's files that belong to no rank, and its files of ranks `world_size` and above."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     clear_worker_lines(run_dir)

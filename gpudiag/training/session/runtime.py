@@ -19,7 +19,7 @@ class Window(Protocol):
     Attributes:
         saved: the trace has been written.
         device_activity: the trace contains device activity; None for training on the host, and before it is saved.
-        unmarked: reason why no modules are marked in the trace; empty if they are, or if none were requested.
+        unmarked: reason why no modules are marked in the trace; "" if modules are marked or no marks were requested.
     """
 
     saved: bool
@@ -40,7 +40,7 @@ class Window(Protocol):
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of a step, without changing it. The counter must be open during the step."""
+    """Count the floating-point operations of a step without changing the step. It must be open during the step."""
 
     result: StepFlops | None
 
@@ -68,7 +68,7 @@ class Runtime(Protocol):
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices that this process trains on: `wanted` if it is given, else those in use or the default."""
+        """Return the devices that this process trains on: `wanted` if given, else the devices in use or the default."""
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Return this process's position in the cluster, as far as it is known."""

@@ -1,8 +1,8 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
-The step times have converged when two conditions hold for the last two blocks of steps. Their medians agree, within a
-tolerance or within the scatter of the steps. And there is no trend over both blocks. These criteria suit steps of 2 ms
-and of 5 s.
+The step times have converged when two conditions hold for the last two blocks of steps. First, their medians agree
+within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks. These criteria suit
+steps of 2 ms and of 5 s.
 
 Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is ignored, because it includes compilation,
 autotuning and allocation. The blocks' medians are 32.5 and 30. They differ by 8 %, of which the scatter explains only
@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of, student_t
 
-#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` one also has operators.
+#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` trace also has operators.
 TraceKind = Literal["light", "full"]
 #: Trace kinds in the order of recording: the kind with the lower overhead first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
@@ -60,7 +60,7 @@ _MAX_BLOCK_STEPS = 2000
 
 
 class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of automatic warm-up, which ends when either is reached.
+    """Limits of automatic warm-up. Warm-up ends when either limit is reached.
 
     Attributes:
         steps: maximum number of warm-up steps.
@@ -99,8 +99,8 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
     if typical <= 0:
         return True
     shift = abs(statistics.median(older) - typical) / typical
-    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). That of the difference of two medians
-    # is sqrt(2) times as large.
+    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). The difference of two medians has a
+    # standard error that is sqrt(2) times as large.
     scatter = statistics.fmean((_sigma(older), _sigma(newer))) / typical
     explained_shift = 2 * 1.2533 * math.sqrt(2 / block) * scatter
     return shift <= max(TOLERANCE, explained_shift) and not has_trend(recent)
@@ -160,7 +160,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
 
     Args:
         steps: number of steps of the loop, without recorded steps.
-        lines: True if source lines are timed too; the remaining steps are left for this.
+        lines: True if source lines are timed too, in the steps that remain.
     """
     if not lines:
         warmup = max(1, steps // 3)

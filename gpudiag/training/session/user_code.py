@@ -1,4 +1,4 @@
-"""Tell the user's code from that of libraries, and name the cells of notebooks."""
+"""Distinguish the user's code from library code, and name the cells of notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
-#: gpudiag's own directory, as Python imports it and without links: another Python imports it through a link.
+#: gpudiag's own directory as Python imports it, and with links resolved. Some interpreters import it through a link.
 _PACKAGE = (Path(__file__).parents[2], Path(__file__).resolve().parents[2])
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
@@ -22,7 +22,7 @@ _NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or no standard library, installed package or gpudiag."""
+    """Return whether a file is the user's: a notebook cell, or outside Python's, installed and gpudiag's folders."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:
@@ -30,15 +30,15 @@ def is_own(file: str) -> bool:
     path = Path(file)
     if any(part in _INSTALLED for part in path.parts):
         return False
-    # A relative path is that of a program that was started as `python train.py`.
+    # A path is relative if the program was started as `python train.py`.
     return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (*_PACKAGE, *_standard_library())))
 
 
 def shown_name(file: str) -> str:
-    """Return `Cell In[3]` for the file of a notebook's cell, whose name has no number; other names as they are."""
+    """Return `Cell In[3]` for the file of notebook cell 3, whose name has no number. Return other names unchanged."""
     if not any(cell in file for cell in _CELLS):
         return file
-    with contextlib.suppress(Exception):  # whatever IPython's compiler is in another version
+    with contextlib.suppress(Exception):  # IPython's compiler may differ between versions
         label, number = sys.modules["IPython"].get_ipython().compile.format_code_name(file)
         return f"{label} {number}"
     number = file.removeprefix(_CELLS[0]).partition("-")[0]
@@ -47,7 +47,7 @@ def shown_name(file: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def drives_loops(file: str) -> bool:
-    """Return whether a file is of an installed package that may run a training loop."""
+    """Return whether a file belongs to an installed package that may run a training loop."""
     parts = Path(file).parts
     for index, part in enumerate(parts):
         if part in _INSTALLED:

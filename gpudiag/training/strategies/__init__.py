@@ -1,1 +1,1 @@
-"""Strategies: how the devices of a job communicate gradients. `registry` lists them without importing a framework."""
+"""The ways in which devices communicate gradients. `registry` lists the strategies without importing a framework."""

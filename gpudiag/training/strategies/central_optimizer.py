@@ -10,17 +10,18 @@ from torch import nn
 
 
 class CentralOptimizer(torch.optim.Optimizer):
-    """An optimizer of the model's parameters that updates only those that this process owns.
+    """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    Learning-rate schedulers work on it: the settings are copied to the inner optimizer before each step.
+    Learning-rate schedulers can change its settings, because they are copied to the inner optimizer before each step.
 
     Args:
         parameters: the model's parameters.
         make: makes an optimizer of given parameters.
-        owned: the master parameters that this process updates, which need not be the model's tensors. May be empty.
+        owned: the master parameters that this process updates. They may be other tensors than the model's parameters.
+            The list may be empty.
         before: called before each update, to fill the masters' gradients.
         after: called after each update, to copy all parameters into the model.
-        kept: gradient memory that is communicated, so it is zeroed and never freed.
+        kept: tensors of gradients that are communicated. `zero_grad` zeroes them, and never frees them.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         *,
         kept: Sequence[torch.Tensor] = (),
     ) -> None:
-        # An optimizer of an empty parameter has the defaults, if this process owns none.
+        # If this process owns no parameter, an optimizer of an empty parameter provides the default settings.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
         self._before = before
         self._after = after
@@ -42,7 +43,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update on all processes. Closures, which would run backward again, are not supported."""
+        """Update on all processes. A closure is refused, because it would run backward again."""
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
@@ -53,7 +54,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero kept gradients; treat other gradients like any optimizer."""
+        """Zero kept gradients; without any, do what every optimizer does."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:
@@ -61,7 +62,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Assign variables to `count` owners, the largest first, each to the owner with the least so far."""
+    """Return the owner of each variable. Variables are assigned by decreasing size to the owner with the least load."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

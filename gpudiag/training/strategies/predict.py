@@ -10,14 +10,14 @@ from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.strategies.registry import strategies, strategy_entry
 
-#: Relative error that predictions sometimes have.
+#: Relative error of step time that predictions may have.
 MAY_ERR = 0.2
-#: Finalists beside the preferred candidate.
+#: Maximum number of finalists besides the preferred candidate.
 MOST_FINALISTS = 6
 
 
 def preference(candidate: Candidate) -> tuple[bool, int, int]:
-    """Return a sort key for ties: lossless before lossy, well-known before uncommon, few options before many."""
+    """Return a sort key: lossless before lossy, then by preference rank, then few options before many."""
     rank = strategy_entry(candidate.strategy, candidate.framework).preference_rank
     return candidate.lossy, rank, len(candidate.options)
 
@@ -32,16 +32,16 @@ def predict(
     curves: dict[str, Curve] | None = None,
     cannot: dict[str, str] | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predict the cost of each candidate, cheapest first; candidates that cannot run here are last.
+    """Predict the cost of each candidate, and sort by cost. Candidates that cannot run on this machine are last.
 
     Args:
-        facts: the machine.
-        model: what is trained; without `compute` only communication is predicted, and nothing is hidden.
-        candidates: what to predict; a strategy of unknown cost gets no figure.
-        devices: how many train.
+        facts: measured properties of the machine.
+        model: the gradients of the training. Without `compute`, all communication counts as exposed.
+        candidates: candidates to predict. If the cost of a strategy is unknown, it is treated as unable to run.
+        devices: number of devices that train.
         p2p: False if peer access is switched off.
         curves: measured all-reduces by transport, which take precedence over the facts.
-        cannot: reasons by label of candidates that cannot run.
+        cannot: reasons why candidates cannot run, by their labels.
     """
     now = Situation(facts, model, devices, p2p=p2p, curves=curves)
     predictions = [_predict(now, candidate, (cannot or {}).get(candidate.label)) for candidate in candidates]
@@ -62,7 +62,7 @@ def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Predic
     compute = now.model.compute
     exposed = cost.exposed_ms
     if compute is not None and now.on_gpu and strategy.launched_ahead:
-        # A device that waits for its host has time for communication, unless the host's own work takes longer.
+        # While a device waits for its host, it can communicate, unless the host's work for communication takes longer.
         exposed = max(cost.host_ms, exposed - compute.waiting_ms)
     return Prediction(
         candidate=candidate,
@@ -76,13 +76,13 @@ def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Predic
 
 
 def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
-    """Choose the preferred candidate, then the best by prediction and all within the error of a prediction.
+    """Choose the candidates to measure: the preferred one, the best by prediction, and all within the prediction error.
 
-    The preferred one is always measured, because an uncommon one must be faster than it.
+    The preferred candidate is always measured, because a less preferred one is recommended only if it is faster.
 
     Args:
-        predictions: the cheapest first, as `predict` returns them.
-        least: the least number of finalists, if as many can run.
+        predictions: predictions sorted by cost, as `predict` returns them.
+        least: minimum number of finalists, if enough candidates can run.
     """
     possible = [
         prediction

@@ -1,4 +1,4 @@
-"""The interface of PyTorch strategies in a training process; PyTorch is imported only there."""
+"""The interface of PyTorch strategies. Only its methods for training processes import PyTorch."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
     from gpudiag.model.benchmarks.prediction import Candidate
 
-    #: Starts an all-reduce with this number among those under way, and returns a handle with `wait()`.
+    #: Starts an all-reduce, and returns a handle with `wait()`. The number distinguishes concurrent all-reduces.
     StartAllReduce = Callable[[torch.Tensor, int], Any]
 
-#: Highest number of parameter names in a message; further names are only counted.
+#: Maximum number of parameter names in a message. Further names are only counted.
 _SHOWN_NAMES = 3
 
 
 class PytorchStrategy(Strategy):
     """A way in which the processes of a PyTorch job communicate; this base class does not communicate.
 
-    The training loop calls in this order, and marks `forward` and `backward` itself:
+    The training loop calls the methods in this order, and marks the ranges `forward` and `backward` itself:
 
         strategy.open()                                    once
         model = strategy.wrap(model)                       once; the model is already on its device
         optimizer = strategy.optimizer(model, make)        once
-        with strategy.accumulating():                      each batch of a step but its last: forward and backward
+        with strategy.accumulating():                      for each batch of a step except the last
             loss = model(batch); loss.backward()
-        loss = model(batch); loss.backward()               each step; a wrapped model may communicate in here
+        loss = model(batch); loss.backward()               for the last batch; a wrapped model may communicate here
         strategy.exchange(model)                           each step, between backward and update
-        optimizer.step()                                   each step; a central optimizer may fetch parameters in here
-        strategy.close()                                   once, in any case, after the model has been deleted
+        optimizer.step()                                   each step; a central optimizer may fetch parameters here
+        strategy.close()                                   once, also after errors, when the model has been deleted
 
     A strategy communicates gradients and parameters in `gpudiag.range("exchange")`.
 
     Args:
-        device: what this process trains on; the first of its devices.
-        options: how to communicate.
-        devices: how many devices this process drives.
+        device: the first device of this process.
+        options: options for communication.
+        devices: number of devices that this process drives.
     """
 
     framework: ClassVar[str] = "pytorch"
@@ -59,15 +59,16 @@ class PytorchStrategy(Strategy):
         self.device = device
         self.devices = devices
         self.options = options or CommunicationOptions()
-        #: Bytes of each communicated piece of the last step, in order; empty if unknown.
+        #: Bytes of each message of gradients in the last step, in order of communication; empty if unknown.
         self.exchanged_bytes: list[int] = []
         self._checked = False
 
     @classmethod
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
-        """Return functions that start an all-reduce over its `transport` and that close it, to measure it alone.
+        """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
 
-        The default process group has this strategy's `backend`. All processes call this at once.
+        They measure the transport without training. The default process group has this strategy's `backend`. All
+        processes must call this method at the same time.
         """
         import torch.distributed as dist
 
@@ -75,7 +76,7 @@ class PytorchStrategy(Strategy):
         return lambda tensor, _: dist.all_reduce(tensor, group=group, async_op=True), None
 
     def open(self) -> None:
-        """Join the other processes, once. RuntimeError or DistError is raised if the processes cannot connect."""
+        """Join the process group. RuntimeError or DistError is raised if the processes cannot connect."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -84,11 +85,11 @@ class PytorchStrategy(Strategy):
         dist.init_process_group(backend, device_id=self.device if backend == "nccl" else None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model to train in place of `model`. Raises UsageError if its gradients cannot be communicated."""
+        """Return the model to train instead of `model`. Raises UsageError if its gradients cannot be communicated."""
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make the optimizer of the wrapped model; `make` is the workload's own choice."""
+        """Make the optimizer of the wrapped model. `make` makes the workload's optimizer of given parameters."""
         return make(model.parameters())
 
     def accumulating(self) -> AbstractContextManager[object]:
@@ -103,15 +104,15 @@ class PytorchStrategy(Strategy):
         """
 
     def release(self) -> None:
-        """Release what this strategy holds beside the process group; `close` calls it. May be called again."""
+        """Release everything except the process group. `close` calls this method, which may be called again."""
 
     def close(self) -> None:
-        """Release everything and leave the other processes; the wrapped model must have been deleted.
+        """Release everything and leave the process group. The caller must have deleted the wrapped model.
 
-        A DDP reducer that outlives its process group joins that group's threads while it holds the interpreter's lock.
-        A thread of gloo that still releases an all-reduce needs that lock, and both wait forever (PyTorch 2.13): on two
-        busy cores in 9 of 81 jobs, and in none of 321 jobs whose models were deleted first. Garbage is collected
-        because `torch.compile` keeps a model in a reference cycle.
+        If DDP's reducer outlives its process group, it joins the group's threads while it holds the interpreter's lock.
+        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). This
+        happened in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first. Garbage is
+        collected because `torch.compile` keeps a model in a reference cycle.
         """
         import torch.distributed as dist
 
@@ -121,7 +122,7 @@ class PytorchStrategy(Strategy):
             dist.destroy_process_group()
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise UsageError if the model's gradients are not dense real numbers."""
+        """Raise UsageError if gradients of the model are sparse or complex, or if no parameter is trained."""
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
         if sparse:
             raise UsageError(
@@ -142,7 +143,7 @@ class PytorchStrategy(Strategy):
     def check_gradients(self, model: nn.Module) -> None:
         """Raise UsageError if a trained parameter has no gradient after the first backward.
 
-        In the next step the other ranks would wait for a parameter that forward does not use.
+        Otherwise the other ranks would wait in the next step for a parameter that forward does not use.
         """
         if self._checked:
             return

@@ -1,6 +1,6 @@
-"""The strategies by name: every class with a `name` in `pytorch/`, `tensorflow/` and `tensorflow1`, and entry points.
+"""Find strategies by name: all classes with a `name` in `pytorch/`, `tensorflow/` and `tensorflow1`, and entry points.
 
-Another package adds one by naming its class in the group `gpudiag.strategies`:
+Another package adds a strategy with an entry point in the group `gpudiag.strategies`:
 
     [project.entry-points."gpudiag.strategies"]
     ring = "their_package.ring:Ring"
@@ -34,7 +34,7 @@ def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
     """Return the strategies of a framework by name, in display order; none for an unknown framework.
 
     Raises:
-        UsageError: two have one name, or a package's cannot be loaded.
+        UsageError: two strategies have the same name, or an entry point cannot be loaded.
     """
     by_name: dict[str, type[Strategy]] = {}
     for strategy in sorted(_all_strategies(), key=lambda strategy: (strategy.list_order, strategy.name)):
@@ -64,7 +64,7 @@ def _all_strategies() -> Iterator[type[Strategy]]:
 
 
 def _strategies_in(module: ModuleType) -> Iterator[type[Strategy]]:
-    """Yield the classes with a name that this module defines."""
+    """Yield the strategies that this module defines, without base classes, which have no name."""
     for value in vars(module).values():
         defined_here = isinstance(value, type) and value.__module__ == module.__name__
         if defined_here and issubclass(value, Strategy) and "name" in vars(value):
@@ -75,7 +75,7 @@ def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strate
     """Return the strategy of this name.
 
     Raises:
-        UsageError: there is none; the hint lists the known ones.
+        UsageError: there is no strategy of this name; the hint lists all names.
     """
     known = strategies(framework)
     if name not in known:
@@ -93,7 +93,7 @@ def default_strategy(framework: str, *, on_gpu: bool) -> str:
 def check_communication(
     strategy: type[Strategy], options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None
 ) -> None:
-    """Refuse options that do not apply to a strategy, and whatever `Strategy.check` refuses."""
+    """Raise UsageError for options that do not apply to a strategy, and call `Strategy.check`."""
     for name in options.given():
         if name not in strategy.takes:
             others = ", ".join(other.name for other in strategies(strategy.framework).values() if name in other.takes)
@@ -106,17 +106,17 @@ def check_communication(
 def load_strategy(
     name: str, device: Any, options: CommunicationOptions | None = None, devices: int = 1
 ) -> PytorchStrategy:
-    """Make the PyTorch strategy for this process, which drives `devices` devices, `device` (`torch.device`) first."""
+    """Make the PyTorch strategy for a process that drives `devices` devices. `device` is the first `torch.device`."""
     return pytorch_strategy(name)(device, options, devices)
 
 
 def pytorch_strategy(name: str) -> type[PytorchStrategy]:
-    """Return the PyTorch strategy of this name, as `strategy_entry` does."""
+    """Return the PyTorch strategy of this name. Raises UsageError if there is none."""
     return cast("type[PytorchStrategy]", strategy_entry(name))
 
 
 def tensorflow_strategy(name: str) -> type[TensorflowStrategy]:
-    """Return the TensorFlow strategy of this name, as `strategy_entry` does."""
+    """Return the TensorFlow strategy of this name. Raises UsageError if there is none."""
     return cast("type[TensorflowStrategy]", strategy_entry(name, "tensorflow"))
 
 

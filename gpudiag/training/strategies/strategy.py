@@ -1,4 +1,4 @@
-"""Describe strategies for programs that do not train; a strategy is one class."""
+"""The base class of strategies, with their descriptions for programs that do not train."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from gpudiag.model.job import INDEPENDENT, CommunicationOptions
 from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.situation import Situation
 
-#: Behind all of gpudiag's strategies.
+#: Default position and rank, behind all of gpudiag's strategies.
 _LAST = 1000
 
 
 class Strategy:
     """A way in which the devices of a job communicate gradients or parameters.
 
-    Commands read these attributes, so no module of a strategy imports a framework before it trains. `PytorchStrategy`
-    and `TensorflowStrategy` add the methods that train.
+    Commands that do not train read these attributes. Therefore a strategy's module imports its framework only when it
+    trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         summary: one line for help and documentation.
-        framework: what trains.
+        framework: name of the framework that trains.
         list_order: position in lists, smallest first.
-        preference_rank: of equally fast strategies, the one with the smallest rank is recommended: well-known ones
-            first.
-        default_on: the default on such devices.
-        needs_gpu: it cannot run on CPU processes.
+        preference_rank: of equally fast strategies, the one with the smallest rank is recommended. Well-known
+            strategies have small ranks.
+        default_on: kind of device on which the strategy is the default.
+        needs_gpu: the strategy cannot run in CPU processes.
         one_process: one process drives all devices of a node; otherwise each device has its own process.
-        one_node: its processes share memory, so they must be on one node.
-        least_devices: with fewer devices it equals `independent` and is refused.
-        locks_memory: its processes lock host memory, which the system may forbid.
-        scales_losses: it can train with fp16 under gradient scaling, which must see the reduced gradients.
-        takes: the names of the `CommunicationOptions` that apply to it.
+        one_node: the processes share memory, so they must be on one node.
+        least_devices: minimum number of devices. With fewer devices the strategy equals `independent` and is refused.
+        locks_memory: the processes lock host memory, which the system may forbid.
+        scales_losses: the strategy can train with fp16 under gradient scaling, which must see the reduced gradients.
+        takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
-        rounding_pays: it is also a candidate with gradients that are rounded for transport.
+        rounding_pays: the strategy with gradients rounded for transport is a further candidate.
         through_host: gradients are copied to host memory and back; otherwise copies from and to the host are input.
-        launched_ahead: communication is queued on the devices and waits for no host, so it costs nothing while a device
-            is idle.
+        launched_ahead: communication is queued on the devices and does not wait for the host, so it costs nothing while
+            a device is idle.
     """
 
     name: ClassVar[str]
@@ -71,14 +71,14 @@ class Strategy:
         """Refuse a job that this strategy cannot train.
 
         Args:
-            options: all of them are among `takes`.
-            devices: devices on each node.
-            nodes: nodes in the job.
-            precision: as on the command line; None if not given.
+            options: options for communication, all of which are in `takes`.
+            devices: number of devices on each node.
+            nodes: number of nodes in the job.
+            precision: precision on the command line; None if not given.
 
         Raises:
             UsageError: the options conflict.
-            HardwareMissingError: too few devices.
+            HardwareMissingError: there are too few devices.
         """
         if nodes > 1 and (cls.one_node or cls.one_process):
             raise UsageError(f"{cls.name} works within one node", "Use nccl between nodes, or leave --nnodes out.")
@@ -95,23 +95,23 @@ class Strategy:
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Return the candidates for `gpudiag recommend`; with `compress` gradients may be rounded for transport."""
+        """Return the candidates for `gpudiag recommend`. With `compress`, gradients may be rounded for transport."""
         plain = Candidate(strategy=cls.name, framework=cls.framework)
         rounded = compress is not None and cls.rounding_pays
         return (plain, Candidate(strategy=cls.name, compress=compress)) if rounded else (plain,)
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why this candidate is not recommended on so many devices of this machine; None if it may be.
+        """Return why a candidate is not recommended on `devices` devices of this machine; None if it may be.
 
-        The size of /dev/shm does not matter, because the memory that processes share has no name in any directory.
+        The size of /dev/shm does not matter, because shared memory is an anonymous file.
         """
         on_gpu = any(gpu.visible for gpu in facts.gpus)
         if cls.needs_gpu and not on_gpu:
             return "it needs GPUs, and there is none to use"
         if devices < cls.least_devices:
             return "one device does not communicate"
-        # The driver pins memory beyond limits of a few MB, but not with a limit of 0.
+        # The driver pins more memory than a limit of a few MB allows, but none with a limit of 0.
         if cls.locks_memory and on_gpu and facts.host.memlock_bytes == 0:
             return "memory cannot be locked (limit 0 KiB); raise `ulimit -l`"
         if candidate.lossy and not on_gpu:
@@ -120,22 +120,22 @@ class Strategy:
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str | None:
-        """Name the measured all-reduce of its communication (`Collective.strategy`); None if there is none.
+        """Return the name of the measured all-reduce that this strategy uses (`Collective.strategy`); None if unknown.
 
         Args:
             candidate: the strategy with its options.
-            on_gpu: GPUs train, not CPU processes.
+            on_gpu: True for GPUs, False for CPU processes.
             p2p: False if peer access is switched off.
         """
         return None
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost | None:
-        """Return the cost of its communication on this machine with this model; None if unknown."""
+        """Return the cost of this strategy's communication on this machine with this model; None if unknown."""
         return None
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return the lines for a user's own training loop."""
+        """Return lines of code with which a user's training loop uses this strategy."""
         file = f"{cls.__module__.replace('.', '/')}.py"
         return (f"# see {file}; `gpudiag profile --strategy {cls.name}` runs it",)

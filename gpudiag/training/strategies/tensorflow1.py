@@ -1,14 +1,14 @@
-"""TensorFlow 1's strategies in published benchmarks: predicted for `recommend --predict-only`, never run.
+"""Predict TensorFlow 1's strategies in published benchmarks for `recommend --predict-only`. gpudiag never runs them.
 
-Only the software differs from PyTorch's strategies; the links are the same. Each tensor is sent separately, except
-by Horovod:
+The models of links are those of PyTorch's strategies; only the software differs. Each tensor is sent separately,
+except by Horovod:
 
-- `tf_cnn_benchmarks`' parameter servers send all parameters before forward and receive gradients during backward; on
-  GPUs variables are spread over all of them;
-- NCCL's all-reduces begin after backward, because they wait for everything that the host has launched by then;
-- replicas without NCCL are summed on the host and copied back, and each updates all its variables;
-- Horovod fuses ready gradients into buffers of 64 MB, and all-reduces them during backward;
-- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU, without overlap.
+- `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
+  GPUs, variables are spread over all GPUs.
+- NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
+- Without NCCL, gradients of replicas are summed on the host and copied back. Each replica updates all its variables.
+- Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
+- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpudiag.training.strategies.strategy import Strategy
 
 FRAMEWORK = "tensorflow-1"
 
-#: ms of a GPU and its host to launch an update of one variable, or an all-reduce of one gradient: a node of TensorFlow
-#: 1's executor and its kernel took 10 to 30 µs on hosts of 2017; docs/predictions.md has the effect of other values.
+#: Time in ms to launch the update of one variable, or the all-reduce of one gradient. A node of TensorFlow 1's executor
+#: and its kernel took 10 to 30 µs on hosts of 2017. docs/predictions.md shows the effect of other values.
 _LAUNCH_MS = 0.020
-#: MB that Horovod fuses (HOROVOD_FUSION_THRESHOLD), and ms between two checks for ready gradients (HOROVOD_CYCLE_TIME,
-#: half of which passes on average).
+#: MB of Horovod's buffers (HOROVOD_FUSION_THRESHOLD), and ms between two checks for ready gradients
+#: (HOROVOD_CYCLE_TIME). On average a gradient waits half of this time.
 _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
@@ -42,19 +42,19 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Refuse rounded gradients, which no published benchmark used."""
+        """Return why a candidate is not predicted. Rounded gradients are refused, because no benchmark used them."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return nothing: gpudiag does not run TensorFlow 1."""
+        """Return no lines, because gpudiag does not run TensorFlow 1."""
         return ()
 
 
 class _Alone(_Tensorflow1):
     name = INDEPENDENT
     summary = "No communication."
-    communications = False
+    communicates = False
     least_devices = 1
 
     @classmethod
@@ -90,7 +90,7 @@ class _Horovod(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of 64 MB buckets beside backward, and of copies to and from fused buffers."""
+        """Return the cost of all-reduces of 64 MB during backward, and of copies to and from the fused buffers."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
@@ -108,10 +108,10 @@ class _Horovod(_Tensorflow1):
 
 
 class _Central(_Tensorflow1):
-    """Every GPU fetches variables from their home before forward and sends gradients there.
+    """Let every GPU fetch variables from their home before forward, and send gradients there.
 
     Attributes:
-        home: `host`, `gpus` (spread by size), or `gpu` (all on the first).
+        home: memory that holds the variables: `host`, `gpus` (spread by size), or `gpu` (all on the first GPU).
         overlapped: gradients are sent during backward.
         replica_update: each replica updates all its variables on its GPU.
     """
@@ -139,8 +139,8 @@ class _Central(_Tensorflow1):
         if cls.replica_update:
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
-            # Read n gradients, write their sum; read it and the variable, write the variable. Hidden if gradients
-            # overlap.
+            # Read n gradients and write their sum; read the sum and the variable, and write the variable. If gradients
+            # are sent during backward, this is hidden.
             passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
             updating = 0.0 if cls.overlapped else passes
         else:

@@ -1,4 +1,4 @@
-"""The interface of TensorFlow strategies in a training process; TensorFlow is imported only there."""
+"""The interface of TensorFlow strategies. Only its methods for training processes import TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpudiag.training.strategies.strategy import Strategy
 
 
 class TensorflowStrategy(Strategy):
-    """A `tf.distribute.Strategy`.
+    """A strategy that uses a `tf.distribute.Strategy`.
 
     Attributes:
-        feeds_itself: each worker takes its batches from the host, instead of the training loop.
+        feeds_itself: each worker takes its batches from the host; otherwise the training loop passes them.
     """
 
     framework: ClassVar[str] = "tensorflow"
@@ -21,7 +21,7 @@ class TensorflowStrategy(Strategy):
     @classmethod
     def make(cls, devices: tuple[str, ...]) -> Any:
         """Make the `tf.distribute.Strategy` for this process's devices (`GPU:0`, `CPU:1`)."""
-        raise NotImplementedError  # an ABC would not notice, because strategies are never instantiated
+        raise NotImplementedError  # an abstract method would have no effect, because the class is never instantiated
 
     @classmethod
     def workers(cls, devices: tuple[str, ...]) -> int:

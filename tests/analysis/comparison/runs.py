@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpudiag.model.analysis import BUCKETS, Analysis, Device, Finding, Portion, Source, Steps, Validity, Wait
 
-#: Offsets of single steps from their mean.
+#: Offsets of a device's steps from their mean.
 JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 
 

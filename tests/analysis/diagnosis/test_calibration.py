@@ -343,7 +343,7 @@ def waited(pause: int) -> int:
     return len(cpu_chain._waits(start, end, np.array([0]), part, EMPTY)[0])
 
 
-def test_pause_of_this_length_waits_for_a_collective() -> None:
+def test_pause_of_minimum_length_waits_for_a_collective() -> None:
     """The timeline uses the same limit within operators."""
     assert [waited(model_of_timeline.WAITED_NS + more) for more in (-1, 0)] == [0, 1]
 

@@ -23,8 +23,10 @@ EVEN = (100.0,) * 6
 
 
 class Replay:
-    """Replace the what-if simulation. A step takes 100 ms (recorded: 120 ms), and at higher overhead the given times
-    after edits."""
+    """Fake the what-if simulation. A step takes 100 ms (recorded: 120 ms).
+
+    `left_ms` has the step times of scenarios at higher overhead, by the names of the applied edits.
+    """
 
     corrected_ms = 100.0
     simulated_ms = 120.0
@@ -238,7 +240,7 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 
-def test_host_that_alone_is_waited_for_is_not_doubted() -> None:
+def test_host_without_lead_among_hosts_with_lead_is_not_doubted() -> None:
     timed = tuple(
         rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
         for number, lead in enumerate((45, 0, 45))

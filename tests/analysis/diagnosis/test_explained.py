@@ -119,7 +119,7 @@ def test_explaining_findings_are_summed_and_named_once(monkeypatch: pytest.Monke
     assert (explanation.by, explanation.unexplained_ms) == (("straggler", "input-bound"), 0)
 
 
-def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_between_queued_kernels_explain_idle_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     explanation = explanation_of(monkeypatch, "idle", 20, queued=15.0)
     assert explanation is not None
     assert (explanation.unexplained_ms, explanation.note) == (

@@ -75,7 +75,7 @@ def draw(seed: int) -> TracedPipeline:
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A job with its true costs in ms, the findings, and what is wrong with them."""
+    """A job with its true costs in ms, the findings, and the errors in the findings."""
 
     job: TracedPipeline
     step_ms: float

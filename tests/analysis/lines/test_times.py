@@ -158,14 +158,14 @@ def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
     log = msgspec.structs.replace(log_of([*rows, (100 * MS, -1, STEP)], by="traced"), call_ns=1000.0)
     process = ProcessTimes(log, step_ms=4.0)
     line = {process.tree.position[node][1]: node for node in range(1, len(process.tree.parent))}
-    assert process.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.01)  # 6 / 1.5 - 2
-    assert process.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.01)  # 3 / 1.5
-    alone = ProcessTimes(log)  # as in a worker, whose unprofiled time is unknown
+    assert process.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.01)  # 6 ms / 1.5 - 2 ms
+    assert process.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.01)  # 3 ms / 1.5
+    alone = ProcessTimes(log)  # without a step time, as in a worker
     assert alone.self_ns[line[5]].mean() == pytest.approx(4 * MS, rel=0.01)
 
 
 def with_step_function() -> ProcessTimes:
-    """Return a loop in `main` (line 5) whose steps are calls of `helper`, in which the optimizer's step ends."""
+    """Return a loop in `main` (line 5). Each step is a call of `helper`, and ends within this call."""
     rows: list[Row] = []
     for step in range(4):
         begin = step * 10 * MS
@@ -220,7 +220,7 @@ def test_placed_lines_become_nested_spans() -> None:
     ]
 
 
-def test_cost_of_tracing_is_where_the_calls_are() -> None:
+def test_tracing_cost_is_spread_over_the_spans_that_made_calls() -> None:
     columns = [np.array(column, np.int64) for column in ([0, 100, 300], [100, 200, 400], [1, 2, 1])]
     lines = LinesOnTrace(start=columns[0], end=columns[1], node=columns[2], tracing_ns=np.array([10.0, 50.0, 4.0]))
     until = lines.tracing_until(np.array([-5.0, 50.0, 100.0, 150.0, 250.0, 500.0]))

@@ -31,7 +31,7 @@ from gpudiag.model.parallelism import GroupRole
         ("", None),
     ],
 )
-def test_role_that_a_description_states(description: str, role: GroupRole | None) -> None:
+def test_role_is_read_from_the_description_of_a_group(description: str, role: GroupRole | None) -> None:
     assert described_role(description) == role
 
 

@@ -41,14 +41,14 @@ def activity(trace: TraceBuilder) -> tuple[int, int, bool]:
     return found.launches, found.lost, found.missing
 
 
-def test_launches_between_the_first_and_the_last_that_led_to_work_count() -> None:
+def test_only_launches_between_the_first_and_last_executed_launch_count() -> None:
     trace = TraceBuilder().runtime(0, 1, correlation=90).compute(20, 30, launch=5).runtime(7, 8, correlation=91)
     trace.runtime(9, 10, "cudaLaunchHostFunc", correlation=92).runtime(11, 12).compute(40, 50, launch=15)
     assert activity(trace.runtime(18, 19, correlation=93)) == (3, 1, False)
     assert activity(TraceBuilder().compute(0, 5, launch=None).runtime(1, 2, correlation=9)) == (0, 0, False)
 
 
-def test_device_work_is_missing_if_most_launches_led_to_none() -> None:
+def test_device_work_is_missing_if_most_launches_have_no_work() -> None:
     half = TraceBuilder().memset(5, 6, launch=1).runtime(2, 3, correlation=90)
     assert activity(half) == (2, 1, False)
     assert activity(half.runtime(4, 5, correlation=91)) == (3, 2, True)

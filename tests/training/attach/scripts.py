@@ -58,7 +58,7 @@ def plain(steps: int) -> None:
 
 
 def train(optimizer: Any, steps: int) -> None:
-    """Train a model in DDP, which is deleted before its process group: see `PytorchStrategy.close`."""
+    """Train a model in DDP, and delete it before its process group. `PytorchStrategy.close` explains the order."""
     model = DistributedDataParallel(net())
     loop(model, optimizer(model.parameters()), batches(steps))
 

@@ -100,7 +100,7 @@ def train(kind: str, seconds: float) -> None:
         optimizer.step()
         if step % 50 == 0 and all_done(time.monotonic() > until, device):
             break
-    del model  # delete the model before its process group: see `PytorchStrategy.close`
+    del model  # before the process group is closed; `PytorchStrategy.close` explains the order
     dist.destroy_process_group()
 
 

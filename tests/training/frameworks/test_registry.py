@@ -1,4 +1,4 @@
-"""Test the frameworks as seen by programs that import none, and where their names are used."""
+"""Test the descriptions of frameworks for programs that import none, and that no other code compares their names."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool,
 
 @pytest.mark.xdist_group("processes")
 def test_gpudiag_is_not_the_users_if_it_is_imported_through_a_link(tmp_path: Path) -> None:
-    """Another Python imports it from a directory of links."""
+    """Another Python may import gpudiag from a directory of links."""
     (tmp_path / "gpudiag").symlink_to(Path(user_code.__file__).parents[2])
     program = "from gpudiag.training.session import user_code; print(user_code.is_own(user_code.__file__))"
     done = subprocess.run(
@@ -281,7 +281,7 @@ def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatc
 
 
 def test_fetch_and_step_function_are_seen_in_each_step() -> None:
-    """Loaders are marked for a part of the steps only, and a step function is called anew."""
+    """Loaders are marked in the first steps only. Each step is a new call of `one_step`."""
     batches = iter(DataLoader(TensorDataset(torch.zeros(100)), batch_size=2))
     log = LineLog()
 

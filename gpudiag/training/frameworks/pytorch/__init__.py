@@ -1,1 +1,1 @@
-"""PyTorch in a training process: its clock, its profiler."""
+"""Support for PyTorch: step clock, profiler, DataLoader times, FLOP count, and torchrun."""

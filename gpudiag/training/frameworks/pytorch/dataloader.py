@@ -1,14 +1,14 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
 The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
-two ranks are equally slow, the workers of one rank are later by chance. The rank whose worker is behind waits for
-nearly all of a batch. The other rank, whose batches are ready when the first arrive, does not wait. Only times measured
-in the workers distinguish such a rank from a rank whose loader is slow.
+two ranks are equally slow, the workers of one rank are later by chance. This rank waits for nearly the whole time that
+a batch takes. The other rank's batches are ready by then, so the other rank does not wait. Only times measured in the
+workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
-batch. Workers that are spawned share no memory, so that their times are unknown.
+batch. Spawned workers share no memory, so their times are unknown.
 
-Every worker times the lines of the user's dataset during some batches, once the file `REQUEST` exists.
+Once the file `REQUEST` exists, every worker times the lines of the user's dataset during a few batches.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported late: this is loaded into every process of a command that has imported PyTorch
+if TYPE_CHECKING:  # imported late, because every process of a command that imports PyTorch loads this module
     from gpudiag.model.run import LoaderPace
 
-#: Workers find their rows by the number of their process; two in the same row would count as one.
+#: Rows of the table. A worker's row is its process id modulo this number; two workers in one row count as one.
 _ROWS = 4096
 
 _NS_PER_MS = 1e6
 
 #: File in the directory of line logs that asks workers to time lines.
 REQUEST = "request"
-#: A worker times lines for at least so many batches and seconds, and at most for so many batches.
+#: Minimum batches, minimum seconds and maximum batches for which a worker times lines.
 _MIN_LINE_BATCHES, _MIN_LINES_S, _MAX_LINE_BATCHES = 4, 0.5, 12
 
 
 class _WorkerTable:
-    """Two cells per row: batches made, and nanoseconds that they took."""
+    """Table in shared memory with two cells per row: number of batches made, and their total time in ns."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -49,23 +49,24 @@ class _WorkerTable:
         self.cells[row + 1] += took_ns
 
 
-#: Made by the process that starts workers; in a worker, inherited from it.
+#: The table of the process that starts workers. Forked workers inherit it.
 _table: _WorkerTable | None = None
+#: PyTorch's classes have been changed.
 _watched = False
 #: Directory of line logs; "" if no lines are timed. Forked workers inherit it.
 _lines_dir = ""
 
 
 def watch_workers(lines_dir: str = "") -> None:
-    """Time the workers that this process starts from now on. May be called again."""
-    global _watched, _lines_dir  # noqa: PLW0603  # classes are changed once
+    """Time the workers that this process starts from now on. Repeated calls are allowed."""
+    global _watched, _lines_dir  # noqa: PLW0603  # PyTorch's classes are changed once per process
     _lines_dir = lines_dir or _lines_dir
     if _watched:
         return
     from torch.utils.data import _utils, dataloader
 
     _watched = True
-    # PyTorch has no hook, so the classes are changed without changing their behavior.
+    # PyTorch has no hook, so methods of its classes are wrapped.
     loader: Any = dataloader._MultiProcessingDataLoaderIter  # noqa: SLF001
     loader.__init__ = _sharing(loader.__init__)
     fetchers: Any = _utils.fetch
@@ -74,13 +75,13 @@ def watch_workers(lines_dir: str = "") -> None:
 
 
 class WorkerTimes:
-    """Times of this process's workers since `begin`."""
+    """Measure this process's workers since `begin`."""
 
     def __init__(self) -> None:
         self._before: list[int] = []
 
     def begin(self) -> None:
-        """Forget the batches so far."""
+        """Discard the times of earlier batches."""
         self._before = _cells()
 
     def time_lines(self) -> None:
@@ -91,7 +92,7 @@ class WorkerTimes:
                 (Path(_lines_dir) / REQUEST).touch()
 
     def pace(self) -> LoaderPace | None:
-        """Return the mean time of the batches since; None if no worker was seen to make any."""
+        """Return the mean time per batch since `begin`; None if no watched worker has made a batch."""
         before = self._before or [0] * (2 * _ROWS)
         more = [now - then for now, then in zip(_cells(), before, strict=False)]
         batches = [count for count in more[::2] if count > 0]
@@ -105,12 +106,12 @@ class WorkerTimes:
 
 @contextlib.contextmanager
 def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Mark every `next` of a DataLoader's iterator as a range named `input`, while this is open.
+    """Within the block, mark every `next` of a DataLoader's iterator as a range named `input`.
 
-    The class is changed and restored, because iterators may exist already, and there is no hook.
+    The iterator's class is changed and later restored, because iterators may already exist and PyTorch has no hook.
 
     Args:
-        ended: called when a loader has ended, in the thread that asked it for a batch.
+        ended: called when a loader has no more batches, in the thread that asked for one.
     """
     from torch.utils.data import dataloader
 
@@ -132,7 +133,7 @@ def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     finally:
-        if kind.__next__ is marked:  # otherwise later code has changed it again, and calls this
+        if kind.__next__ is marked:  # otherwise later code has wrapped `marked`, and still calls it
             kind.__next__ = fetch
 
 
@@ -143,7 +144,7 @@ def _cells() -> list[int]:
 def _sharing(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> None:
-        global _table  # noqa: PLW0603 # inherited by workers
+        global _table  # noqa: PLW0603  # forked workers inherit it
         if _table is None or _table.pid != os.getpid():
             _table = _WorkerTable()
         make(*args, **kwargs)
@@ -158,7 +159,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
-        if get_worker_info() is None:  # no worker: this process fetches its batches itself
+        if get_worker_info() is None:  # this process is no worker: it makes its batches itself
             return fetch(fetcher, wanted)
         if lines.wanted():
             lines.begin_batch()
@@ -173,7 +174,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _WorkerLines:
-    """Line events of a worker: one section, in which each batch is a step."""
+    """Record the line events of a worker in one section, in which each batch is a step."""
 
     def __init__(self) -> None:
         self._log: Any = None
@@ -181,11 +182,11 @@ class _WorkerLines:
         self._over = False
 
     def wanted(self) -> bool:
-        """Return whether lines are to be timed from now on, which a file says."""
+        """Return whether to time lines: the file `REQUEST` exists, and this worker has not timed lines yet."""
         return not self._over and bool(_lines_dir) and Path(_lines_dir, REQUEST).exists()
 
     def begin_batch(self) -> None:
-        """Begin to time lines, if this batch is the first."""
+        """Begin to time lines, if they are not timed yet."""
         if self._log is None:
             from gpudiag.training.session.line_log import LineLog
 
@@ -193,7 +194,7 @@ class _WorkerLines:
             self._log.begin("alone", in_loop=False)
 
     def end_batch(self) -> None:
-        """End a batch; save the log after enough of them."""
+        """End a batch; after enough batches, save the log."""
         if self._log is None or self._over:
             return
         self._log.step()
@@ -202,7 +203,7 @@ class _WorkerLines:
         if enough or self._batches >= _MAX_LINE_BATCHES:
             self._over = True
             self._log.end()
-            with contextlib.suppress(Exception):  # a lost log only costs an explanation
+            with contextlib.suppress(Exception):  # without the log, the report only lacks the dataset's lines
                 from gpudiag.training.session.line_log import worker_log_name, write_lines
 
                 write_lines(Path(_lines_dir) / worker_log_name(), self._log.encode())

@@ -1,9 +1,9 @@
-"""Count the floating-point operations of one step, by PyTorch's formulas (`torch.utils.flop_counter`) and shapes.
+"""Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` has several problems here. It hooks every module of the process, runs Python's
-decompositions instead of the dispatcher's if nothing is to be differentiated, and counts recomputation by checkpointing
-as the model's. It does not know attention on CPUs, and counts the backward of a grouped convolution once per group.
-This mode calls the same operators with the same tensors, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. It runs Python's
+decompositions instead of the dispatcher's if no gradient is needed. It counts recomputation by checkpointing as work of
+the model. It does not know attention on CPUs. It counts the backward of a grouped convolution once per group. The mode
+in this module runs the program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpudiag.model.run import StepFlops
 from gpudiag.training.frameworks.pytorch.marks import anything_compiled
 
 _aten: Any = torch.ops.aten
-_C: Any = torch._C  # noqa: SLF001 # no public way to find the current backward pass
+_C: Any = torch._C  # noqa: SLF001  # there is no public way to find the current backward pass
 _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
-#: Tensors that contain no others. Subclasses (DTensor) dispatch again with the tensors within them.
+#: Types of plain tensors. Subclasses such as DTensor dispatch again with the plain tensors that they contain.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-#: Namespaces of PyTorch's own operators; those of other libraries may multiply matrices.
+#: Namespaces of PyTorch's own operators. Operators in other namespaces may multiply matrices.
 _PYTORCH = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
-#: Names of operators that multiply matrices; those without a formula are reported.
+#: Names of operators that multiply matrices. If such an operator has no formula, it is reported.
 _MULTIPLIES = re.compile(r"mm(_|$)|rnn|attention|conv(?!ert)|mkldnn_linear")
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -42,12 +42,12 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count operations of this thread and of its backward, while the context is open.
+    """Count the operations of this thread and of its backward while the context is open.
 
-    Nothing is counted if the program compiles or captures, because it might be compiled anew.
+    Nothing is counted if the program uses torch.compile, because the counter might make it compile anew.
 
     Attributes:
-        result: the count, or why there is none; None before, and if the step was not finished.
+        result: the count, or the reason why there is none. None until the context closes after a complete step.
     """
 
     result: StepFlops | None = None
@@ -61,7 +61,7 @@ class FlopCounter:
         try:
             reason = _why_not(self._model)
             counts = _Counts()
-        except Exception as error:  # noqa: BLE001  # another PyTorch has other private parts: the training goes on
+        except Exception as error:  # noqa: BLE001  # private interfaces differ between versions; the training goes on
             reason = f"this PyTorch cannot be observed ({type(error).__name__}: {error})"
         if reason is not None:
             self.result = StepFlops(reason=reason)
@@ -85,8 +85,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because this mode compiles nothing, and skipping dynamo would import it, which takes
-        seconds."""
+        """Return False, because True would import dynamo, which takes seconds. This mode compiles nothing."""
         return False
 
     @classmethod
@@ -98,8 +97,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.replays = False
         self._forward: Counter[str] = Counter()
-        #: By backward pass: its operations, and those that run in it like forward, with gradients enabled.
+        #: FLOPs with gradients disabled, by backward pass and precision.
         self._backward: dict[int, Counter[str]] = {}
+        #: FLOPs with gradients enabled, by backward pass (and whether a custom autograd function runs) and precision.
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
@@ -110,7 +110,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
-            with self:  # the dispatcher does this if something is to be differentiated
+            with self:  # decompose the operator, as the dispatcher does if a gradient is needed
                 return func._op_dk(_IMPLICIT, *args, **kwargs)  # noqa: SLF001
         out = func(*args, **kwargs)
         if plain:
@@ -127,7 +127,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         try:
             work = int(formula(*args, **kwargs, out_val=out))
             self._phase()[self._precision(packet.__name__, args)] += work
-        except Exception:  # noqa: BLE001  # a formula that fails must not disturb the training
+        except Exception:  # noqa: BLE001  # a formula that fails must not end the training
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
@@ -154,9 +154,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             total += work
         again = 0
         for (task, in_function), work in self._recomputed.items():
-            # Gradients are enabled throughout a backward pass that is itself differentiated (create_graph). In others
-            # they are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or
-            # in a function of its own.
+            # If a backward pass is itself differentiated (create_graph), gradients are enabled in all its operations.
+            # In other backward passes they are enabled only where a checkpoint recomputes forward. Then the pass also
+            # has operations with gradients disabled, or the recomputation runs in a custom autograd function.
             if in_function or task in self._backward:
                 again += work.total()
             else:
@@ -175,7 +175,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
 @cache
 def _is_implicit(func: Any) -> bool:
-    """Return whether an operator consists of others, which are counted instead, unless it has a formula."""
+    """Return whether an operator has no formula and consists of other operators, which are counted instead."""
     packet = getattr(func, "overloadpacket", None)
     if packet is None or packet in _FORMULAS:
         return False
@@ -189,7 +189,7 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # The program's first step is over, so everything is compiled by now, including the loss and the optimizer.
+    # The first step is over, so the whole program has been compiled by now, including the loss and the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -201,7 +201,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 
 def _noting_replays(counts: _Counts) -> Any:
-    """Note replays of CUDA graphs from here on; return a function that restores their class."""
+    """Set `counts.replays` when a CUDA graph is replayed from now on. Return a function that restores `replay`."""
     kind: Any = torch.cuda.CUDAGraph
     replay = kind.replay
 
@@ -214,21 +214,21 @@ def _noting_replays(counts: _Counts) -> Any:
 
 
 def _tf32(backend: str, kind: str) -> bool:
-    """Return whether matrix units may round fp32 inputs to tf32, in this kind of operator."""
+    """Return whether this kind of operator may round fp32 inputs to tf32."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # the old names give warnings if there are new ones
+    precision = getattr(settings, "fp32_precision", None)  # versions with this name warn about `allow_tf32`
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Count as much as forward for each of the two gradients, regardless of the groups."""
+    """Return the FLOPs of a convolution's backward. Each of the two gradients, if wanted, needs as many as forward."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: PyTorch's formulas, and additions for missing ones.
+#: PyTorch's formulas, with additions and one replacement.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -1,4 +1,4 @@
-"""PyTorch as seen by programs that start its processes."""
+"""Describe PyTorch for programs that start training processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
 
-#: `torch/version.py` holds assignments only; importing torch takes seconds.
+#: Reads `torch/version.py`, which contains only assignments, because importing torch takes seconds.
 _QUESTION = r"""
 torch = has("torch")
 if torch is not None and torch.submodule_search_locations:
@@ -39,7 +39,7 @@ checkpointing pipeline tensor-and-data-parallel uneven-stages long-sequences hot
 
 
 class PyTorch(Framework):
-    """One process per device, started by gpudiag on one node, and by torchrun on several."""
+    """PyTorch with one process per device. gpudiag starts the processes on one node, torchrun on several nodes."""
 
     name: ClassVar[str] = "pytorch"
     package: ClassVar[str] = "torch"
@@ -53,7 +53,7 @@ class PyTorch(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(_FAULT_KINDS.split())
 
     def check(self, options: RunOptions) -> None:
-        """Refuse several nodes without a secret that they share."""
+        """Raise UsageError if there are several nodes and no secret that they share."""
         if options.nodes > 1 and not os.environ.get(SECRET_VARIABLE):
             raise UsageError(
                 f"--nnodes needs {SECRET_VARIABLE}, because anybody can reach the address where nodes meet",
@@ -61,10 +61,10 @@ class PyTorch(Framework):
             )
 
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST` on one node.
+        """Return the command for one node or, with `Job.rendezvous`, for several nodes.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: the processes meet at
-        `Job.rendezvous`.
+        One node: `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST`.
+        Several nodes: `python torchrun.py ... python -m gpudiag.training.jobs RUN_DIR REQUEST`.
         """
         rendezvous = plan.job.rendezvous
         if rendezvous is None:
@@ -77,17 +77,18 @@ class PyTorch(Framework):
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set the cache of compiled kernels, the network interface, and the way in which processes connect."""
-        # Keep compiled kernels from run to run, in the directory that PyTorch would use without gpudiag's TMPDIR.
+        """Set the directory of compiled kernels, the network interface, and how processes connect."""
+        # Keep compiled kernels between runs, in the directory that PyTorch would use without gpudiag's TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
-            # torchrun reads its options from such variables too, and other users of the machine see command lines only.
+            # torchrun also reads its options from variables PET_*. Other users of the machine can see command lines,
+            # but not environment variables.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
-            # Other hosts must not reach them; and gloo would look up its host's name to find an interface, which fails
-            # on machines whose name does not resolve.
+            # On the loopback interface other hosts cannot reach the processes. Without this variable gloo resolves the
+            # host's name to find an interface, which fails on some machines.
             values.setdefault("GLOO_SOCKET_IFNAME", "lo")
             values.setdefault("NCCL_SOCKET_IFNAME", "lo")
 

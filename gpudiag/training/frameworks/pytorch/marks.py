@@ -1,9 +1,9 @@
 """Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
 
-Module marks record which module each operator belongs to. `nn.Module.__call__` is replaced while a full recording runs,
-and restored. Global hooks (`register_module_forward_hook`) would send every call of every module through its slow path,
-and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs (`benchmarks/module_marks.py`), less than
-recording the operators of the smallest module.
+Module marks show to which module each operator belongs. `nn.Module.__call__` is replaced while a full trace is
+recorded, and restored afterwards. Global hooks (`register_module_forward_hook`) would make every call of every module
+take its slow path, and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs
+(`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any
 
 from gpudiag.training.session.ranges import PREFIX
 
-#: Names of a wrapper's only child: DistributedDataParallel, FullyShardedDataParallel, torch.compile, and activation
-#: checkpointing.
+#: Name of the only child in each kind of wrapper: DistributedDataParallel, FullyShardedDataParallel, torch.compile,
+#: activation checkpointing.
 _WRAPPED = frozenset({"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 _COMPILED = "torch.compile has compiled part of the program, which marks might make it compile anew"
 _NO_MARKS = "this PyTorch has no ranges that cost little enough"
 
-#: Collections of the youngest objects come many times a step and take microseconds: a range would cost more.
+#: Collections of generation 0 are not marked: they occur many times a step, and take less time than a range.
 _MIN_GENERATION = 1
 
 
 def anything_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process. The class imports nothing from PyTorch."""
+    """Return whether torch.compile has compiled anything in this process, without importing PyTorch."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return False
-    # Code compiled as one graph (`fullgraph=True`) is not among the frames.
+    # Code compiled with `fullgraph=True` is counted in `stats` only.
     return any(sum(dynamo.counters.get(kind, {}).values()) > 0 for kind in ("frames", "stats"))
 
 
 class MarkedCollections:
     """Mark each garbage collection of an older generation as a range `gpudiag.gc`, in any thread.
 
-    PyTorch's mark (`record_python_gc_info`) requires recorded stacks, which slow the host several times over.
+    PyTorch's own mark (`record_python_gc_info`) requires recorded stacks, which make the host several times as slow.
     """
 
     def __init__(self) -> None:
@@ -48,10 +48,11 @@ class MarkedCollections:
         self._range: Any = None
 
     def start(self) -> None:
-        """Mark module calls from now on, at most until the process ends: Python still collects when modules are gone.
+        """Mark collections from now on, at most until the process exits, because Python also collects during shutdown.
 
-        A full collection is made first, unless the program has disabled them. Otherwise a rare one that falls into the
-        few recorded steps would stand for all steps (of an FSDP job on two H200, 85 ms in one).
+        First run a full collection, unless the program has disabled collections. Otherwise a rare full collection could
+        fall into the few recorded steps, and seem to occur in that share of all steps. In an FSDP job on two H200 GPUs
+        one collection took 85 ms.
         """
         from torch.autograd.profiler import record_function
 
@@ -62,14 +63,14 @@ class MarkedCollections:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stop marking. May be called more often than `start`."""
+        """Stop marking. The method may be called more often than `start`."""
         atexit.unregister(self.stop)
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
-        """Mark the begin or end of a collection; there is one at a time in a process."""
-        # The program may be anywhere, for example in a compiler: omit a mark that cannot be made.
+        """Begin or end the range of a collection. A process runs one collection at a time."""
+        # A collection can begin at any point of the program, for example in a compiler. If a mark fails, it is omitted.
         with contextlib.suppress(Exception):
             if phase == "start" and info["generation"] >= _MIN_GENERATION:
                 begun = self._record_function(PREFIX + "gc")
@@ -83,9 +84,9 @@ class MarkedCollections:
 class MarkedModules:
     """Mark each call of a module as a range `gpudiag.module:<root>/<path> (<class>)`.
 
-    The root is the outermost module that contains it, by its class; the path is that of `named_modules`, without
-    wrappers. Three kinds of modules are not marked, because their work belongs to the module that calls them: wrappers,
-    replicas of DataParallel, and modules without a root that another module calls.
+    `<root>` is the class of the outermost module that contains the called one. `<path>` is the name in `named_modules`,
+    without wrappers. Three kinds of modules are not marked, because their work belongs to the module that calls them:
+    wrappers, replicas of DataParallel, and modules that a marked module calls without containing them.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class MarkedModules:
         """Start marking; return "", or the reason why it is impossible."""
         import torch
 
-        fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # no public one is as cheap
+        fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # public ranges are slower
         if fast is None or anything_compiled():
             return _NO_MARKS if fast is None else _COMPILED
         self._class = torch.nn.Module
@@ -108,7 +109,7 @@ class MarkedModules:
         label_of, within = ranges.label, ranges.within
 
         def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Code that is compiled from now on is compiled as if nothing had changed.
+            # While torch.compile traces this call, it must see the original call only.
             label = "" if compiling() else label_of(module)
             return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
 
@@ -120,14 +121,14 @@ class MarkedModules:
         """Stop marking, and end the open ranges. The method may be called more often than `start`."""
         if self._ranges is None:
             return
-        if self._class.__call__ is self._marked:  # otherwise later code has changed it again, and calls this
+        if self._class.__call__ is self._marked:  # otherwise later code has wrapped `marked`, and still calls it
             self._class.__call__ = self._call
         self._ranges.close()
         self._ranges = None
 
 
 class _ModuleRanges:
-    """The open ranges, and the labels of the modules seen."""
+    """Name the ranges of modules, and keep track of the open ranges."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast = fast
@@ -140,17 +141,17 @@ class _ModuleRanges:
         self._over = False
 
     def label(self, module: Any) -> str:
-        """Return the range's name; "" for a module that is not marked."""
+        """Return the name of the module's range; "" for a module that is not marked."""
         known = self._labels.get(id(module))
         if known is not None:
             return known[0]
         try:
             return self._label_new(module)
-        except Exception:  # noqa: BLE001  # a module whose children cannot be listed is called all the same
+        except Exception:  # noqa: BLE001  # if a module's children cannot be listed, it runs without a mark
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Call the module within a range of this name, which ends with the call, also if the call raises."""
+        """Call the module within a range of this name. The range also ends if the call raises."""
         mark = self._fast(label)
         mark.__enter__()
         self._open.add(mark)
@@ -162,7 +163,7 @@ class _ModuleRanges:
                 mark.__exit__(None, None, None)
 
     def close(self) -> None:
-        """End all open ranges, because each points into memory of its recording, which is freed."""
+        """End all open ranges, because each points into the recording's memory, which is about to be freed."""
         self._over = True
         self._labels.clear()
         self._containers.clear()
@@ -175,7 +176,7 @@ class _ModuleRanges:
             return ""
         root = self._outermost(module)
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
-            return _label(_class_name(root), "", root)  # a loss: made anew in each step perhaps, and not kept
+            return _label(_class_name(root), "", root)  # not stored: a program may make a loss anew in each step
         tree = list(_tree(root, "", set()))
         kind = next(_class_name(child) for path, child in tree if path is not None)
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
@@ -192,7 +193,7 @@ class _ModuleRanges:
         return module
 
     def _in_marked_call(self) -> bool:
-        """Return whether this thread is within a marked call. Asked only for the few modules without a root."""
+        """Return whether this thread is within a marked call."""
         frame: Any = sys._getframe(1)  # noqa: SLF001
         code = _ModuleRanges.within.__code__
         while frame is not None and frame.f_code is not code:
@@ -203,7 +204,8 @@ class _ModuleRanges:
 def _containers(kind: type) -> dict[int, Any]:
     """Return, by the id of each module, the module that contains it now.
 
-    The outermost module is not always called itself: trainers call a step method of it, which calls its children.
+    All modules of the process are searched, because the outermost module may never be called: some trainers call a
+    method of it, which calls its children.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():
@@ -219,7 +221,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the module's class; if `fully_shard` has changed it, the previous class."""
+    """Return the name of the module's class; if `fully_shard` has replaced the class, that of the original class."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
@@ -233,7 +235,7 @@ def _wrapped(module: Any) -> Any:
 
 
 def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
-    """Yield each module with its first path; with None for a wrapper."""
+    """Yield (path, module) for each module once. The path of a wrapper is None."""
     if id(module) in seen:
         return
     seen.add(id(module))

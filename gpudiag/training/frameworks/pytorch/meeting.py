@@ -1,7 +1,7 @@
-"""Let process groups of one host meet through files of the launch's private directory.
+"""Make the ranks of a process group on one host find each other through files in the launch's private directory.
 
-By default ranks connect through a TCP store, which has no authentication, so that another user of the host could change
-its contents. Files in a directory of mode 0700 are inaccessible to others.
+By default ranks connect through a TCP store. It has no authentication, so another user of the host could change its
+contents. Other users cannot access files in a directory of mode 0700.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Groups of each size that this process has joined in each directory. All members of a group count the same.
+#: Number of groups that this process has joined, by directory and group size. It is the same on all members of a group.
 _joined: Counter[tuple[str, int]] = Counter()
 
 
 def meet_through_files() -> None:
-    """Make `init_process_group` with `env://`, its default, meet in the launcher's directory.
+    """Make `init_process_group` with `env://`, its default, use files in the launcher's directory.
 
     The function does nothing if the launcher has set no file (several hosts), or if PyTorch has no distributed package.
     """
@@ -32,8 +32,8 @@ def meet_through_files() -> None:
 
     if not distributed.is_available():
         return
-    # `torch.distributed.rendezvous` as an attribute is a function of that module. A scheme that has a handler cannot be
-    # registered again.
+    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
+    # `register_rendezvous_handler` would refuse a scheme that already has a handler.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous._rendezvous_handlers["env"] = _meet  # noqa: SLF001
 

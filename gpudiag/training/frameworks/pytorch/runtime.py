@@ -1,4 +1,4 @@
-"""PyTorch as a session uses it: devices, step times, software versions, and the job's key-value store."""
+"""Implement the runtime of a session for PyTorch: devices, step times, software versions, key-value store."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from gpudiag.training.frameworks.pytorch.flops import FlopCounter
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Attempts to find an event's time on the host's clock; the shortest attempt is the most accurate.
+#: Attempts to measure an event's time on the host's clock. The shortest attempt is the most accurate.
 _ANCHOR_TRIES = 5
 
-#: One number per session of this process's job; ranks open their sessions in the same order.
+#: Counter that numbers the sessions of this job. All ranks open their sessions in the same order.
 _sessions = itertools.count()
 
 
 def training_device(wanted: Any = None) -> Any:
-    """Return the `torch.device` wanted; else the current GPU if this process has used one already; else the CPU."""
+    """Return `wanted` as a `torch.device`; if it is None, the current GPU if this process uses one, else the CPU."""
     import torch
 
     if wanted is not None:
@@ -84,7 +84,8 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
 
-    Work on other streams counts from when the current stream waits for it, as for DDP's and FSDP's streams.
+    Work on another stream belongs to the step in which the current stream waits for it. DDP's and FSDP's streams are
+    waited for in every step.
     """
     import torch
 
@@ -106,7 +107,7 @@ def cuda_clock(device: Any) -> StepClock:
             mark = event()
             mark.synchronize()
             after_ns = time.perf_counter_ns()
-            # On an idle device the event happens between the two instants, which are some microseconds apart.
+            # On an idle device the event occurs between the two host times, which are a few microseconds apart.
             tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
         _, host_ns, mark = min(tries, key=lambda attempt: attempt[0])
         return Anchor(mark, host_ns)
@@ -120,7 +121,7 @@ def cuda_clock(device: Any) -> StepClock:
 def new_job() -> None:
     """Restart the numbering of sessions, because this process is about to join another job with a separate store.
 
-    Otherwise processes that were in different jobs before would use different names in the store.
+    Otherwise processes that were in different jobs before would use different prefixes in the store.
     """
     global _sessions  # noqa: PLW0603  # a process is in one job at a time
     _sessions = itertools.count()
@@ -130,7 +131,7 @@ def job_store(position: ClusterPosition) -> Any:
     """Return the key-value store that the job's processes share, with a prefix for this session; None for one process.
 
     Raises:
-        RuntimeError: several processes, but neither a default process group nor torchrun's store.
+        RuntimeError: there are several processes, but neither a default process group nor torchrun's store.
     """
     session = next(_sessions)
     if position.world_size == 1:
@@ -139,7 +140,7 @@ def job_store(position: ClusterPosition) -> Any:
         return DirectoryStore(Path(directory) / f"session-{session}")
     from torch import distributed
 
-    dist: Any = distributed  # whose stores are not in its `__all__`
+    dist: Any = distributed  # its stores are not in `__all__`
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public way to the store
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -160,7 +161,7 @@ def job_store(position: ClusterPosition) -> Any:
 
 
 class PyTorchRuntime:
-    """One device per process, as under DistributedDataParallel, unless several are given."""
+    """The runtime of PyTorch. A process has one device, as under DistributedDataParallel, unless several are given."""
 
     framework = "pytorch"
     label = staticmethod(str)
@@ -171,16 +172,16 @@ class PyTorchRuntime:
     marked_loaders = staticmethod(marked_loaders)
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002 # independent of the model
-        """Return the device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
+        """Return the wanted device or devices; without any, the current GPU if this process uses one, else the CPU."""
         wanted = wanted if isinstance(wanted, list | tuple) else (wanted,)
         return tuple(training_device(device) for device in wanted)
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Read the default process group, else torchrun's environment."""
-        return replace(current_position(), devices=max(1, len(devices)))  # none is known before the first step
+        return replace(current_position(), devices=max(1, len(devices)))  # before the first step no device is known
 
     def on_gpu(self, device: Any) -> bool:
-        """Return whether it is a CUDA device."""
+        """Return whether this is a CUDA device."""
         return bool(device.type == "cuda")
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
@@ -188,7 +189,7 @@ class PyTorchRuntime:
         return clock_for(devices[0])
 
     def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data, if the program has imported PyTorch; they write line logs there."""
+        """Time forked workers of torch.utils.data if PyTorch is imported. They write line logs to `lines_dir`."""
         if "torch" not in sys.modules:
             return None
         watch_workers(lines_dir)
@@ -199,12 +200,12 @@ class PyTorchRuntime:
         return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
-        """Count for one device only: threads that drive several devices of one process cannot be observed."""
+        """Create a counter for a process with one device; the threads that drive several devices cannot be observed."""
         if model is None or len(devices) > 1:
             return None
         try:
             from gpudiag.training.frameworks.pytorch.flops import FlopCounter
-        except Exception:  # noqa: BLE001  # a PyTorch whose formulas are elsewhere trains all the same
+        except Exception:  # noqa: BLE001  # this PyTorch has its formulas elsewhere; the training goes on
             return None
         return FlopCounter(model)
 

@@ -2,9 +2,9 @@
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
-PyTorch's stores listen on every interface, whatever address they get, and have no authentication; torchrun unpickles a
-store's value under a known key. Here a store that serves gets a socket bound to its own host's address, and the value
-that torchrun unpickles carries a signature (HMAC) made with the secret that the nodes share. This file runs as a
+PyTorch's stores listen on every interface, whatever address they get, and have no authentication. torchrun unpickles
+the value of a key with a known name, so another host could run code here. This program binds the socket of a serving
+store to its host's address. It signs the pickled value (HMAC) with the secret that the nodes share. The file runs as a
 script, with an interpreter that need not have gpudiag.
 """
 
@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: The same value as PyTorch's listening socket.
+#: Maximum number of waiting connections, the same as of PyTorch's listening socket.
 _BACKLOG = 2048
-#: Names the secret that the nodes share.
+#: Variable with the secret that the nodes share.
 _SECRET = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 #: Prefix of keys under which torchrun's c10d backend keeps its state, pickled, as base64.
 _STATE = "torch.rendezvous."
@@ -33,9 +33,9 @@ def stores_on_their_hosts() -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
     from torch.distributed.elastic.utils import distributed as elastic
 
-    # `torch.distributed.rendezvous` as an attribute is a function of that module.
+    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
     meeting = importlib.import_module("torch.distributed.rendezvous")
-    plain: Any = distributed.TCPStore  # type: ignore[attr-defined]  # whose stores are not in its `__all__`
+    plain: Any = distributed.TCPStore  # type: ignore[attr-defined]  # not in its `__all__`
     if getattr(plain, "on_its_host", False):
         return
 
@@ -61,7 +61,7 @@ def stores_on_their_hosts() -> None:
             return opened(key, super().compare_set(key, signed(key, expected), signed(key, desired)))
 
     for module in (distributed, meeting, c10d_rendezvous_backend, static_tcp_rendezvous, elastic):
-        if hasattr(module, "TCPStore"):  # support depends on the PyTorch version
+        if hasattr(module, "TCPStore"):  # depends on the version of PyTorch
             module.TCPStore = TCPStore  # type: ignore[attr-defined]
 
 
@@ -70,7 +70,7 @@ def _is_state(key: str) -> bool:
 
 
 def signed(key: str, text: str) -> str:
-    """Return base64 text with its signature; empty text, which means no state, is unchanged."""
+    """Return base64 text with its signature. Empty text means no state, and gets no signature."""
     return f"{text}.{_signature(key, text)}" if text else text
 
 
@@ -78,7 +78,7 @@ def opened(key: str, value: bytes) -> bytes:
     """Return the text without its signature.
 
     Raises:
-        RuntimeError: it has none, or a wrong one: somebody without the secret has written it.
+        RuntimeError: the signature is missing or wrong, so the text was written without the secret.
     """
     text, _, signature = value.decode("ascii", "replace").partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
@@ -94,7 +94,8 @@ def _listening(host: str, port: int) -> tuple[int, int]:
     """Return (port, descriptor) of a socket that listens on this host's address; the store owns and closes it.
 
     Raises:
-        RuntimeError: another process serves there; PyTorch raises the same.
+        RuntimeError: the address cannot be used, for example because another process listens there. PyTorch's store
+            raises the same error.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -109,8 +110,8 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Run torchrun."""
-    # A file's folder is first in the path; the modules beside this file are not for others.
+    """Run torchrun with the changed stores."""
+    # Python puts this file's folder on the path. Remove it, so that no program imports the modules beside this file.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 

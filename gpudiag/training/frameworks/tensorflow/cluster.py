@@ -1,4 +1,4 @@
-"""A process's position in a TensorFlow job, and the store through which its processes agree."""
+"""Find a process's position in a TensorFlow job, and the key-value store that the job's processes share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.session.position import ClusterPosition, current_position
 
-#: Timeout for looking up a key that may not be set.
+#: Timeout in ms for looking up a key that may not be set.
 _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position that the launcher gave, else that in `TF_CONFIG`'s workers, else that of a single process."""
+    """Return the position in the launcher's variables, else in `TF_CONFIG`, else that of a single process."""
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))
@@ -35,7 +35,7 @@ def position_in_cluster(devices: int) -> ClusterPosition:
 
 
 def _read_config(text: str) -> tuple[int, list[str]]:
-    """Return this worker's number and all workers' addresses; one empty address if there is no cluster of workers."""
+    """Return this worker's number and all workers' addresses; without a cluster, 0 and one empty address."""
     try:
         config = json.loads(text) if text else {}
         chief = config.get("cluster", {}).get("chief", [])
@@ -57,7 +57,7 @@ class CoordinationStore:
         self._prefix = f"gpudiag/{session}/"
 
     def set(self, key: str, value: str) -> None:
-        """Set a key; a second value is ignored."""
+        """Set a key. If the key is already set, keep its value."""
         import tensorflow as tf
 
         with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision when it left
@@ -82,8 +82,8 @@ class CoordinationStore:
 def cluster_store(position: ClusterPosition, session: int) -> Any:
     """Return the store that the processes of the job share; None for one process.
 
-    The launcher's directory if gpudiag started the job, else the coordination service. The session's number is the same
-    in each process.
+    The store is the launcher's directory if gpudiag started the job, else the coordination service. `session` is the
+    session's number, which is the same in each process.
 
     Raises:
         RuntimeError: there are several processes, but neither of these stores.

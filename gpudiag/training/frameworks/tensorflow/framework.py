@@ -1,4 +1,4 @@
-"""TensorFlow as seen by programs that start its processes."""
+"""Describe TensorFlow for programs that start training processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Strategies whose processes or threads find each other over the network.
+#: Strategies that start TensorFlow's servers, through which processes or threads communicate.
 _SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).parents[1] / "starter.py"
-#: A library that keeps TensorFlow's servers on the loopback address.
+#: Source of a library that makes TensorFlow's servers listen on the loopback address only.
 _LOOPBACK = Path(__file__).with_name("loopback.c")
 _COMPILE_S = 60
 
-#: TensorFlow's `build_info.py` contains only assignments; importing TensorFlow takes seconds.
+#: Reads TensorFlow's `build_info.py`, which contains only assignments, because importing TensorFlow takes seconds.
 _QUESTION = r"""
 tensorflow = has("tensorflow")
 if tensorflow is not None and tensorflow.submodule_search_locations:
@@ -42,7 +42,7 @@ if tensorflow is not None and tensorflow.submodule_search_locations:
 
 
 class TensorFlow(Framework):
-    """One process for all devices of a node, or several that find each other by addresses."""
+    """TensorFlow with one process for all devices of a node, or with several processes that `TF_CONFIG` lists."""
 
     name: ClassVar[str] = "tensorflow"
     package: ClassVar[str] = "tensorflow"
@@ -56,7 +56,7 @@ class TensorFlow(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(("none", "late-loader", "extra-compute", "syncs"))
 
     def check(self, options: RunOptions) -> None:
-        """Workloads, ways of feeding and of exchanging that only PyTorch's jobs have, and several nodes."""
+        """Raise UsageError for several nodes, and for workloads and options that only PyTorch's jobs support."""
         from gpudiag.training.models.registry import check_keras_workload, is_own
         from gpudiag.training.strategies.registry import tensorflow_strategy
 
@@ -88,20 +88,20 @@ class TensorFlow(Framework):
         return [*start, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set Keras's backend, the store through which sessions agree, where servers listen, and numbers of threads."""
+        """Set Keras's backend, the sessions' key-value store, the address of servers, and numbers of threads."""
         values["KERAS_BACKEND"] = "tensorflow"
         values[STORE_VARIABLE] = str(private / "store")
         if sys.platform == "linux" and plan.job.strategy in _SERVING:
             values["LD_PRELOAD"] = preload(private, values.get("LD_PRELOAD"))
         if plan.job.device == "cpu":
-            values["CUDA_VISIBLE_DEVICES"] = ""  # else TensorFlow complains of a missing driver
-        # Threads of one op, and concurrent ops: by default, both are the number of cores, in every process.
+            values["CUDA_VISIBLE_DEVICES"] = ""  # otherwise TensorFlow warns of a missing driver
+        # Threads within an op, and ops at the same time. By default every process uses the number of cores for both.
         values.setdefault("TF_NUM_INTRAOP_THREADS", str(plan.threads))
         values.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, plan.threads)))
 
 
 def preload(directory: Path, inherited: str | None) -> str:
-    """Compile the library that keeps TensorFlow's servers on the loopback address; return the value of LD_PRELOAD.
+    """Compile `loopback.c`, and return the value of LD_PRELOAD that loads it besides `inherited` libraries.
 
     Raises:
         FrameworkMissingError: there is no compiler, or it fails.

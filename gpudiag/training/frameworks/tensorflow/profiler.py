@@ -9,20 +9,21 @@ from pathlib import Path
 from gpudiag.training.session.record import compress, contains
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
-#: The name of a plane of GPU activity.
+#: Pattern of the name of an XSpace plane that contains GPU activity.
 _DEVICE_ACTIVITY = rb"/device:GPU:\d"
 
 
 class TensorflowWindow:
-    """Record `active` steps of this process, on all its devices, after `PROFILER_WARMUP_STEPS` that are discarded.
+    """Record `active` steps of this process, on all its devices, after `PROFILER_WARMUP_STEPS` discarded steps.
 
     Args:
-        path: the trace, `*.xplane.pb.gz`; written beside it first and renamed when it is complete.
-        active: steps to record.
-        on_gpu: also record the discarded steps. On CPUs there is nothing to start, and each recording is a risk: if an
-            event begins on one thread and ends on another, as collectives' do, TensorFlow 2.21 may damage its heap when
-            the recording ends (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
-        kernel_only: of the host's work, record only the program's marks, no ops.
+        path: path of the trace, `*.xplane.pb.gz`. The trace is first written to another file and renamed when complete.
+        active: number of steps to record.
+        on_gpu: record the discarded steps too, and discard their trace. This starts CUPTI, which CPUs do not need, and
+            on CPUs every recording is a risk. An event of a collective begins on one thread and ends on another. For
+            such events TensorFlow 2.21 may damage its heap when the recording ends
+            (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
+        kernel_only: on the host record the program's marks, but no ops.
     """
 
     def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:
@@ -38,7 +39,7 @@ class TensorflowWindow:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin with the steps that are discarded.
+        """Begin the discarded steps.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -49,7 +50,7 @@ class TensorflowWindow:
             self._begin()
 
     def step(self) -> None:
-        """End a step. The last one's end saves the trace, which can take seconds."""
+        """End a step. The end of the last step saves the trace, which can take seconds."""
         self._steps += 1
         if self._steps == PROFILER_WARMUP_STEPS:
             if self._records:
@@ -59,7 +60,7 @@ class TensorflowWindow:
             self.stop()
 
     def stop(self) -> None:
-        """End the recording; if it was cut short, save its steps."""
+        """End the recording; if it was cut short, save the steps so far."""
         if self._directory is None:
             return
         try:
@@ -71,7 +72,7 @@ class TensorflowWindow:
             self._directory = None
 
     def discard(self) -> None:
-        """End a failed recording, and remove its files. Raises nothing."""
+        """End a failed recording, and remove its files. The method raises no exceptions."""
         self._steps = 0
         with contextlib.suppress(Exception):
             self.stop()
@@ -83,8 +84,8 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101 # set by start
         try:
-            # The default, level 2, records events that TensorFlow calls informative; more would cost the host more
-            # time. Level 1 records marks and ops that are expensive on the host: those of CPUs, few of GPUs'.
+            # The default, level 2, records the events that TensorFlow calls informative. Level 3 would slow the host
+            # further. Level 1 records marks and the ops that are expensive on the host: CPU ops and few GPU ops.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
@@ -96,7 +97,7 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101  # made by start
         self._records = False
-        # Stopped with save=False, TensorFlow 2.21 frees its buffers while threads still write to them, and may crash.
+        # Always save: with save=False TensorFlow 2.21 frees buffers to which threads still write, and may crash.
         tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
         written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))

@@ -23,17 +23,17 @@ from gpudiag.training.session.position import ClusterPosition, cpu_name, driver_
 if TYPE_CHECKING:
     from gpudiag.training.session.step_counts import TraceKind
 
-#: A number for each session of this process; processes open their sessions in the same order.
+#: Counter that numbers the sessions of this process. All processes open their sessions in the same order.
 _sessions = itertools.count()
 
 
 class SynchronizedClock(StepClock):
-    """The host's clock between two instants at which the devices are idle, because TensorFlow has no events to record.
+    """Measure a series of steps on the host's clock, from idle devices to idle devices.
 
-    A step's function returns when its kernels are launched, so a single mark gives the host's time. Every series of
-    steps therefore begins and ends with a synchronization. The sum of a series, and so its mean, is correct for the
-    devices. Its distribution over the steps depends on the host: if the host runs ahead, the first steps seem short and
-    the last one long.
+    TensorFlow cannot record events on a device. A step's function returns when its kernels are launched, so a mark
+    gives the host's time only. Therefore every series begins and ends with a synchronization. The total time of the
+    series, and so the mean step time, is that of the devices. Single step times are the host's: if the host runs ahead,
+    the first steps seem short and the last step long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -61,19 +61,19 @@ class SynchronizedClock(StepClock):
         self._drained = True
 
     def series(self) -> UnprofiledSeries:
-        """Return the steps since the last reading, and forget them. Waits for the devices."""
+        """Wait for the devices, return the times of the steps since the last reading, and clear them."""
         self.finish()
         return super().series()
 
 
 def synchronize(devices: Sequence[str]) -> None:
-    """Wait until devices of this process, given by their short names, are idle.
+    """Wait until these devices of this process, given by their short names, are idle.
 
-    `tf.test.experimental.sync_devices` waits for all devices that TensorFlow knows, and fails in a job of several
-    processes, because the other processes' devices are among them.
+    `tf.test.experimental.sync_devices` cannot be used: in a job of several processes it also waits for the devices of
+    the other processes, and fails.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context  # there is no public way to its queue
+    from tensorflow.python.eager import context  # there is no public way to wait for its queue
 
     for device in devices:
         with tf.device(device):
@@ -143,7 +143,7 @@ class TensorflowRuntime:
         return position_in_cluster(max(1, len(devices)))
 
     def on_gpu(self, device: Any) -> bool:
-        """Return whether it is a GPU."""
+        """Return whether this device is a GPU."""
         return str(device).startswith("GPU:")
 
     def device_name(self, device: Any) -> str:
@@ -151,7 +151,7 @@ class TensorflowRuntime:
         return hardware_name(str(device), cpu_name())
 
     def software(self) -> dict[str, str]:
-        """Return versions: python, tensorflow, keras, and on GPUs the driver and the libraries built for."""
+        """Return versions: python, tensorflow, keras; with GPUs also the driver, CUDA and cuDNN of the build."""
         import tensorflow as tf
 
         versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
@@ -177,23 +177,24 @@ class TensorflowRuntime:
         return cluster_store(position, next(_sessions))
 
     def loader_watch(self, lines_dir: str = "") -> None:
-        """Return None: tf.data makes batches in its threads."""
+        """Return None, because tf.data has no worker processes."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
-        """Make a window of tf.profiler, which records all devices of the process.
+        """Create a profiled window, which records all devices of the process.
 
         Raises:
-            RuntimeError: a kernel-only one in a job of several CPU processes, for which each recording is a risk.
+            RuntimeError: the window is kernel-only, and several CPU processes train. In this case each recording may
+                crash TensorFlow.
         """
         if kind == "light" and not self.on_gpu(devices[0]) and self.position(devices).world_size > 1:
             raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
         return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
-        """Return None: operators of a graph cannot be observed during execution."""
+        """Return None, because operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the trained variables of a Keras model; as in PyTorch, moving averages are no parameters."""
+        """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not parameters."""
         import tensorflow as tf
 
         counts = [math.prod(variable.shape) for variable in model.trainable_variables]

@@ -20,10 +20,10 @@ from gpudiag.training.jobs.data.batch_server import WAITING, ArrayHeader, BatchH
 from gpudiag.training.jobs.data.batches import Batch, batches
 from gpudiag.training.models.pytorch.workload import Workload
 
-#: Interval at which servers are checked while none sends a batch.
+#: Interval in ms at which the server processes are checked while no batch arrives.
 _CHECK_MS = 500
 
-#: Longest path of a local socket (sun_path of unix(7) less what ZeroMQ and the final zero need).
+#: Maximum characters in the path of a local socket: sun_path of unix(7), less the bytes for ZeroMQ and the final zero.
 _LONGEST_PATH = 100
 
 
@@ -38,9 +38,9 @@ def open_batches(
     device: torch.device,
     seed: int,
 ) -> Iterator[Iterable[Batch]]:
-    """Return endless batches from any source, also `zmq`: its `workers` servers (at least one) end with the context.
+    """Return endless batches from any source. The `workers` server processes of `zmq` end with the context.
 
-    `name` is the workload's name in the registry, by which servers load it.
+    `name` is the workload's name in the registry, by which servers load the workload.
 
     Raises:
         FrameworkMissingError: `zmq` is requested but pyzmq is missing.
@@ -60,14 +60,14 @@ def open_batches(
 
 
 class ServedBatches:
-    """Endless batches from `servers` child processes, over a local socket that only this user can open.
+    """Receive endless batches from `servers` child processes, over a local socket that only this user can open.
 
     `name` is the workload's name in the registry.
 
     Raises:
         FrameworkMissingError: this interpreter has no pyzmq.
         UsageError: the path of the directory for temporary files is too long for a socket.
-        WorkerFailedError: (while iterating) a server has ended.
+        WorkerFailedError: a server has ended. Iterating raises this error.
     """
 
     def __init__(self, name: str, *, on_gpu: bool, batch_size: int, servers: int, pinned: bool, seed: int) -> None:
@@ -133,7 +133,7 @@ class ServedBatches:
             yield inputs, targets
 
     def _received(self, array: ArrayHeader, payload: memoryview) -> Tensor:
-        """Copy a payload into PyTorch's memory, pinned if it is to be copied to a GPU."""
+        """Copy a payload to a tensor. The tensor is pinned if training runs on a GPU."""
         import numpy as np
 
         sent = np.frombuffer(payload, dtype=array.dtype).reshape(array.shape)

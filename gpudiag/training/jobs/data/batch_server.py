@@ -2,8 +2,8 @@
 
     python -m gpudiag.training.jobs.data.batch_server OPTIONS
 
-Each message has a header, a `BatchHeader` as JSON, and two payloads, the raw bytes of inputs and targets, sent without
-a copy. The server waits while the receiver's queue is full, and ends with its parent.
+Each message contains a `BatchHeader` as JSON, the raw bytes of the inputs, and the raw bytes of the targets. The bytes
+are sent without a copy. The server waits while the receiver's queue is full, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Batches in the queue on each side of the socket.
+#: Maximum number of batches in the queue on each side of the socket.
 WAITING = 2
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The command-line argument."""
+    """The command-line argument of a server, as JSON."""
 
     endpoint: str
     workload: str
@@ -31,20 +31,20 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrayHeader(msgspec.Struct, frozen=True):
-    """Type, as NumPy names it, and shape of a payload."""
+    """NumPy's name of a payload's type, and the payload's shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
-    """Inputs and targets."""
+    """The headers of a batch's inputs and targets."""
 
     arrays: tuple[ArrayHeader, ArrayHeader]
 
 
 def message(inputs: Tensor, targets: Tensor) -> list[object]:
-    """Return the frames of one batch. The tensors must not change until they are sent."""
+    """Return the message of one batch, as a list of frames. The tensors must not change until they are sent."""
     arrays = [tensor.contiguous().numpy() for tensor in (inputs, targets)]
     first, second = (ArrayHeader(str(array.dtype), array.shape) for array in arrays)
     return [msgspec.json.encode(BatchHeader((first, second))), *arrays]
@@ -58,7 +58,7 @@ def serve(options: ServerOptions) -> None:
     from gpudiag.training.jobs.data.batches import loader
     from gpudiag.training.models.registry import load_workload
 
-    torch.set_num_threads(1)  # like the workers of a DataLoader, with which it is compared
+    torch.set_num_threads(1)  # like the workers of a DataLoader, with which servers are compared
     workload = load_workload(options.workload, on_gpu=options.on_gpu)
     made = loader(workload, batch_size=options.batch_size, workers=0, pinned=False, seed=options.seed)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)

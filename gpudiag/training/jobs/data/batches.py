@@ -1,4 +1,4 @@
-"""Make batches of a workload on the device, in host memory or with a DataLoader, and iterators over batches."""
+"""Make batches of a workload: on the device, in host memory, or with a DataLoader. Group and prefetch batches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpudiag.training.models.pytorch.workload import Workload
 Batch = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
-#: Distinct batches in host memory.
+#: Number of distinct batches in host memory.
 _HOST_BATCHES = 4
-#: Length of a pool, so that no epoch ends within a measurement.
+#: Number of samples that a data set reports, so large that no epoch ends within a measurement.
 _ENDLESS = 1 << 40
 
 
@@ -31,13 +31,14 @@ def batches(
     device: torch.device,
     seed: int,
 ) -> Iterable[Batch]:
-    """Return endless batches of `batch_size`.
+    """Return endless batches of `batch_size` samples.
 
-    `device`: one batch that stays on the device. `host`: a few batches in host memory (pinned for a GPU), to be copied
-    each step. `loader`: a DataLoader with `workers` processes that collates single samples, pinned likewise.
+    Source `device` is one batch that stays on the device. `host` is a few batches in host memory, which the training
+    copies in each step. `loader` is a DataLoader with `workers` processes that collates single samples. Host memory is
+    pinned for a GPU.
 
     Raises:
-        ValueError: `zmq`, whose servers must be ended; see `batch_client.open_batches`.
+        ValueError: the source is `zmq`, which needs `batch_client.open_batches` to end its servers.
     """
     on_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(seed)
@@ -55,7 +56,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """Samples in memory, returned one by one as copies, like those of a decoder."""
+    """A data set of samples in memory. It returns copies of inputs, as a decoder does."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs = inputs
@@ -70,7 +71,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's pool; batches that cross the pool's end continue at its beginning."""
+    """Make a DataLoader over the workload's samples. A batch that crosses their end continues at the beginning."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,
@@ -83,7 +84,7 @@ def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, s
 
 
 class MicroBatches(Generic[T]):
-    """Lists of `count` batches, one list per step; an incomplete last list is dropped."""
+    """Group batches into lists of `count`, one list per step. An incomplete last list is dropped."""
 
     def __init__(self, batches: Iterable[T], count: int) -> None:
         self._batches = batches
@@ -101,9 +102,9 @@ class MicroBatches(Generic[T]):
 
 
 class DevicePrefetch:
-    """Batches on the GPU, each copied on a side stream, one batch ahead; on a CPU they are passed through.
+    """Copy each batch to the GPU on a side stream during the step before. On a CPU, pass batches through.
 
-    Copies overlap with the current step's kernels if their source is pinned. The last batch may be smaller.
+    Copies from pinned memory overlap with the current step's kernels. The last batch may be smaller.
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
@@ -121,7 +122,7 @@ class DevicePrefetch:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(side)
             for tensor in ahead:
-                # The memory was allocated on the side stream; it may only be reused after this step.
+                # The memory was allocated on the side stream. It must not be reused before this step has ended.
                 tensor.record_stream(current)
             batch, ahead = ahead, self._copied(source, side)
             yield batch

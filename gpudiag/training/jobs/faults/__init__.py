@@ -1,5 +1,5 @@
-"""Faults of known size, injected one at a time: the job of each `gpudiag selftest` process.
+"""The job of each `gpudiag selftest` process, which injects faults of known size one at a time.
 
-`job` is the same for all frameworks; a folder for each has its training loop and its faults. Faults leave no marks that
-a user's loop would not leave, so the profiler sees a plain program.
+`job` is the same for all frameworks. Each framework's folder has its training loop and its faults. Faults add no marks
+to traces, so the profiler records the same as in a user's program.
 """

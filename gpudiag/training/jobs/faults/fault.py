@@ -1,4 +1,4 @@
-"""The interface of faults, which are switched on and off between two steps, and the faults of every framework."""
+"""The interface of faults, which are switched on and off between two steps, and the faults for all frameworks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Fault(ABC, Generic[TrainerT]):
 
     Args:
         trainer: the training loop.
-        amount_ms: the size of the fault.
-        affected: this rank has the fault; other ranks only do what all ranks must do together.
+        amount_ms: size of the fault in ms per step.
+        affected: this rank has the fault. Other ranks only take part in the operations that all ranks must run.
     """
 
     def __init__(self, trainer: TrainerT, amount_ms: float, *, affected: bool) -> None:
@@ -48,12 +48,12 @@ class Fault(ABC, Generic[TrainerT]):
         self.switch(on=False)
 
     def close(self) -> None:
-        """Release what it holds. The method is called once, at rest."""
+        """Release the fault's resources. The method is called once, after `rest`."""
         return
 
 
 class NoFault(Fault[TrainerT]):
-    """A clean run, in which on and off are the same."""
+    """A clean run. Switching has no effect."""
 
     def switch(self, *, on: bool) -> None:
         """Do nothing."""
@@ -68,15 +68,15 @@ class LateLoader(Fault[TrainerT]):
 
 
 class PinnedCore(Fault[TrainerT]):
-    """All threads of the process share one core with as many busy programs as `amount_ms` clean steps.
+    """Pin all threads of the process to one core, together with busy programs.
 
-    The fault simulates a bad CPU binding or a container that is too small. A GPU process spends much of its step
-    launching ahead of the device; with one busy program it could hide that it has half a core. Three busy programs
-    leave the process a quarter of the core.
+    The number of busy programs is `amount_ms` divided by the clean step time. The fault simulates a bad CPU binding or
+    a container that is too small. On a GPU the host runs ahead of the device, so half a core (one busy program) might
+    not delay a step. Three busy programs leave the process a quarter of the core.
     """
 
     def prepare(self) -> None:
-        """Start the busy programs, stopped."""
+        """Start the busy programs, and stop them until the fault is switched on."""
         self._all_cores = os.sched_getaffinity(0)
         self._busy: list[subprocess.Popen[bytes]] = []
         if self.affected:
@@ -91,7 +91,7 @@ class PinnedCore(Fault[TrainerT]):
         if not self.affected:
             return
         cores = {self._core} if on else self._all_cores
-        # A new thread inherits the affinity of its parent; existing threads are pinned one by one.
+        # Pin existing threads one by one. New threads inherit the affinity of the thread that starts them.
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task.name), cores)
@@ -109,6 +109,6 @@ class PinnedCore(Fault[TrainerT]):
 
 
 def make_fault(kinds: Mapping[str, type[Fault[TrainerT]]], plan: FaultPlan, trainer: TrainerT) -> Fault[TrainerT]:
-    """Make the fault of this process, switched off, with a size relative to the trainer's clean step time."""
+    """Make the fault of this process, switched off. Its size is `plan.amount` times the clean step time."""
     affected = not plan.ranks or trainer.place.rank in plan.ranks
     return kinds[plan.kind](trainer, plan.amount * trainer.clean_ms, affected=affected)

@@ -1,8 +1,9 @@
 """The fault job of `gpudiag selftest`, for any framework.
 
-First the ablation of each fault: alternating blocks of steps without and with it, in the order off on on off, so that
-drift of the machine affects both alike. Then each fault is recorded in its own run directory: after all ablations if
-the profiler's library stays loaded, otherwise directly after its ablation.
+The ablation of a fault times alternating blocks of steps without and with the fault, in the order off, on, on, off, so
+that drift of the machine affects both alike. Afterwards the fault is recorded in its own run directory. If the
+profiler's library stays loaded after a recording, all ablations come first. Otherwise each fault is recorded directly
+after its ablation.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Untimed steps after a switch, in which the host runs ahead again and stragglers show.
+#: Number of untimed steps after a switch. In these steps the host runs ahead again, and waits for stragglers begin.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps of a block that are timed with all work launched ahead: a third of the usual number, because
-#: each step is waited for.
+#: Minimum number of steps of a block with all work launched ahead. Such blocks have a third of the usual number,
+#: because the host waits for each step.
 _LEAST_AHEAD = 4
-#: Time for which the device is held, in steps, while the host launches the next step.
+#: Time for which the device is held while the host launches the next step, in step times.
 _HELD_STEPS = 2.0
 
 
@@ -53,13 +54,13 @@ def run_faults(
     make_trainer: Callable[[SelftestPlan], TrainerT],
     kinds: Mapping[str, type[Fault[TrainerT]]],
 ) -> None:
-    """Run this process's share of one launch.
+    """Run the faults of one launch in this process.
 
     Args:
         plan: the faults, and how to measure them.
         started: the launch.
         make_trainer: makes the training loop of the plan.
-        kinds: the faults that can be injected.
+        kinds: classes of the faults that can be injected, by kind.
     """
     run_dir = started.run_dir
     set_launched(None)  # sessions of faults have their own run directories
@@ -109,19 +110,19 @@ class FaultTrials(Generic[TrainerT]):
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
         self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
-        #: Unprofiled steps with each fault.
+        #: Times of unprofiled steps with the fault, by the fault's name.
         self._faulty: dict[str, UnprofiledSeries] = {}
         self._faults: dict[str, Fault[TrainerT]] = {}
         self._failed: set[str] = set()
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Run a trial, unless this fault has failed on any rank; if it fails, skip the fault from now on."""
+        """Run a trial of a fault. If it fails on any rank, skip all further trials of this fault."""
         if plan.name in self._failed:
             return
         problem = None
         try:
             trial(plan)
-        except Exception as error:  # noqa: BLE001  # one fault of many may need what this machine lacks
+        except Exception as error:  # noqa: BLE001  # a fault may need a feature that this machine lacks
             traceback.print_exc()
             problem = f"{type(error).__name__}: {error}"
         reasons = [reason for reason in self.trainer.gather(problem) if reason is not None]
@@ -133,7 +134,7 @@ class FaultTrials(Generic[TrainerT]):
                 write_json(self._directory(plan) / FAILURE_FILE, failure)
 
     def ablate(self, plan: FaultPlan) -> None:
-        """Time blocks with and without the fault; rank 0 writes all ranks' times."""
+        """Time blocks with and without the fault. Rank 0 writes the times of all ranks."""
         fault = self._faults[plan.name] = make_fault(self._kinds, plan, self.trainer)
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
@@ -173,7 +174,7 @@ class FaultTrials(Generic[TrainerT]):
         return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
     def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
-        """Time an unchanged job variant, and the same with its launches ahead of the device, in alternation."""
+        """Time a job variant alternately as it is, and with all work of a step launched before the device begins."""
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -187,7 +188,7 @@ class FaultTrials(Generic[TrainerT]):
         return held
 
     def discard(self, plan: FaultPlan) -> None:
-        """Close a fault that is not recorded."""
+        """Close a fault without recording it."""
         fault = self._faults.pop(plan.name, None)
         if fault is not None:
             fault.close()
@@ -208,7 +209,7 @@ class FaultTrials(Generic[TrainerT]):
             fault.close()
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
-        """Record with the framework's step marks only, as in most users' loops."""
+        """Record both traces without a session, with the framework's step marks only, as in most users' loops."""
         flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
@@ -217,18 +218,21 @@ class FaultTrials(Generic[TrainerT]):
             except Exception:
                 if recording == "full":
                     raise
-                traceback.print_exc()  # only that recording is lost
+                traceback.print_exc()  # only the kernel-only trace is lost
         self.save(directory, plan, recorded, flops)
 
     def _counted_step(self) -> StepFlops | None:
-        """Train a step and count its operations, which differ between the ranks of a divided model."""
+        """Train a step and count its operations. They differ between ranks if the ranks divide the model."""
         counter = self._runtime.flop_counter([self.trainer.device], self.trainer.model)
         with counter or nullcontext():
             self.trainer.step()
         return None if counter is None else counter.result
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
-        """Record one window; if the profiler fails, train its steps all the same, because other ranks record theirs."""
+        """Record one trace, and return its step times.
+
+        If the profiler fails, the steps still run, because other ranks need this rank for communication.
+        """
         trainer, active = self.trainer, self.plan.active
         for _ in range(_RUN_IN_STEPS):
             trainer.step()
@@ -238,7 +242,7 @@ class FaultTrials(Generic[TrainerT]):
             path = directory / self._trace_names[recording]
             window = self._runtime.window(path, active=active, devices=[trainer.device], kind=recording)
             window.start()
-        except Exception as error:  # noqa: BLE001  # a profiler may raise anything
+        except Exception as error:  # noqa: BLE001  # a profiler may raise any exception
             window, failure = None, error
         trainer.clock.read()
         for step in range(PROFILER_WARMUP_STEPS + active):
@@ -260,8 +264,8 @@ class FaultTrials(Generic[TrainerT]):
         return times
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
-        """Record as in a loop over `prof.steps(loader)`: the session times the steps, and the loader is marked."""
-        # The session would send its progress messages in addition to the selftest's.
+        """Record with a session, which times the steps and marks the loader, as in a loop over `prof.steps(loader)`."""
+        # Without the variable the session sends no progress messages. The selftest sends its own.
         socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,
@@ -292,7 +296,7 @@ class FaultTrials(Generic[TrainerT]):
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
         flops: StepFlops | None = None,
     ) -> None:
-        """Write this rank's record of a run directory, then, on rank 0, the run's."""
+        """Write this rank's record to a run directory; then, on rank 0, write the run's record."""
         place, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()

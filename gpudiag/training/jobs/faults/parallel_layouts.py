@@ -1,4 +1,7 @@
-"""Layouts of the selftest's divided jobs, and the ranks of their faults; importing this imports no framework."""
+"""Choose layouts of the selftest's divided jobs, and the ranks that their faults slow down, without any framework.
+
+In a divided job each process has only a part of the model or of its work.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import itertools
 
 from gpudiag.model.run import ParallelLayout
 
-#: Workload of these jobs in plans and records.
+#: Name of the divided jobs' workload in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"
-#: CPU processes of these jobs. They wait instead of computing, so they may be more than the cores.
+#: Number of CPU processes. They wait instead of computing, so there may be more processes than cores.
 CPU_PROCESSES = 4
-#: Sequences per process and step. A process with fewer layers than the model has more of them.
+#: Sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many sequences.
 SEQUENCES = 2
-#: Pipeline stages if the number of processes is a multiple; otherwise two.
+#: Number of pipeline stages if it divides the number of processes; otherwise there are two stages.
 _STAGES = 4
-#: The dimension of the layout along which one position is slow, by kind of fault.
+#: Dimension of the layout along which one position is slow, by kind of fault.
 _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": "ep"}
 
 
@@ -30,7 +33,7 @@ def selftest_layout(kind: str, processes: int) -> ParallelLayout:
 
 
 def slow_ranks(kind: str, processes: int) -> tuple[int, ...]:
-    """Return the ranks that a fault of this kind slows down, never rank 0; empty for a job without a fault."""
+    """Return the ranks that a fault of this kind slows down; empty for a job without a fault. Rank 0 is never slow."""
     if kind not in _SLOW_DIMENSION:
         return ()
     sizes = selftest_layout(kind, processes).sizes
@@ -41,5 +44,5 @@ def slow_ranks(kind: str, processes: int) -> tuple[int, ...]:
 
 
 def slow_position(kind: str, processes: int) -> int:
-    """Return the slow stage, replica or expert."""
+    """Return the number of the slow stage, replica or expert."""
     return selftest_layout(kind, processes).sizes[_SLOW_DIMENSION[kind]] // 2

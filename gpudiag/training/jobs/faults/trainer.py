@@ -1,4 +1,4 @@
-"""The training loop into which faults are injected, for any framework."""
+"""The interface of training loops into which faults are injected, for any framework."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpudiag.model.run import ParallelLayout
 from gpudiag.training.session.clock import StepClock, UnprofiledSeries
 from gpudiag.training.session.position import ClusterPosition
 
-#: Steps before the first estimate of the step time.
+#: Number of steps before the first estimate of the step time.
 _FIRST_STEPS = 5
-#: Trials of `milliseconds_of`, which returns the fastest.
+#: Number of trials of `milliseconds_of`.
 _TRIALS = 3
 
 
 class Loader:
-    """Iterate over batches in host memory, without an event in the trace.
+    """Iterate over batches in host memory, without events in the trace.
 
     Attributes:
-        usual: the batches of the clean job.
-        source: the iterator that the next batch is taken from.
-        late_s: delay of each batch.
+        usual: iterator over the batches of the clean job.
+        source: iterator from which the next batch is taken.
+        late_s: delay of each batch in seconds.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -44,17 +44,17 @@ class Trainer(ABC):
     """A process of the job.
 
     Attributes:
-        time_all_first: whether, on GPUs, all faults are timed before the first is recorded. Recording last is needed if
-            the profiler stays loaded after its first use.
-        holds: whether `hold` is implemented.
+        time_all_first: on GPUs all faults are timed before the first fault is recorded. This is necessary if the
+            profiler stays loaded after its first use.
+        holds: `hold` is implemented.
         device: the framework's device that the process trains on.
-        place: this process's ranks and hosts.
+        place: position of this process in the cluster.
         strategy: name of the strategy, for the run record.
         model: the model without a wrapper for data parallelism.
-        parallel: how the processes divide the model, for the run record; None if each has all of it.
+        parallel: how the processes divide the model, for the run record; None if each process has the whole model.
         loader: the source of batches.
-        extra: a function that is called before each forward, or None.
-        clean_ms: the step time without a fault, the same on all ranks; 0 before `warm_up`.
+        extra: function that is called before each forward, or None.
+        clean_ms: step time in ms without a fault, the same on all ranks; 0 before `warm_up`.
     """
 
     time_all_first: ClassVar[bool] = False
@@ -87,18 +87,18 @@ class Trainer(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank, on every rank; the trace must not show this communication."""
+        """Return the values of all ranks, by rank, on every rank. This communication must not appear in the trace."""
 
     def hold(self, milliseconds: float) -> None:
-        """Keep the device idle for this long before the next launched operation, without blocking the host.
+        """Delay the device's next operation by `milliseconds`, without blocking the host.
 
         Raises:
-            NotImplementedError: the device is the host; only called on GPUs.
+            NotImplementedError: the device cannot be held.
         """
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the context manager that marks a recorded step in the trace."""
+        """Return the context manager for recorded step `number`. It marks the step if the profiler does not."""
         return nullcontext()
 
     def close(self) -> None:
@@ -114,17 +114,17 @@ class Trainer(ABC):
         self.clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     def warm_up(self, seconds: float) -> None:
-        """Train for about this long, and set `clean_ms` from the second half."""
+        """Train for about `seconds`, and set `clean_ms` to the median of the second half."""
         began = time.perf_counter()
         self.timed(_FIRST_STEPS, run_in=0)
-        # The first steps include compilation and autotuning, so that the step time is estimated from later steps.
+        # The first steps include compilation and autotuning, so the step time is estimated from later steps.
         pace_ms = self.agree(statistics.median(self.timed(_FIRST_STEPS, run_in=0).step_ms))
         left_s = self.agree(max(0.0, seconds - (time.perf_counter() - began)))
         series = self.timed(max(2 * _FIRST_STEPS, int(1e3 * left_s / pace_ms)), run_in=0).step_ms
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
-        """Time this many steps after `run_in` untimed steps, in which the host gets ahead of the device."""
+        """Time `steps` steps after `run_in` untimed steps, in which the host gets ahead of the device."""
         self.clock.anchor()
         for _ in range(run_in):
             self.step()
@@ -137,8 +137,9 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
 
-        Before each step the device is held idle for `hold_ms`, which is not counted. All ranks begin at about the same
-        time. Launches beyond the capacity of the launch queue (1,024) follow while the device executes the step.
+        Before each step the device is held idle for `hold_ms`, which does not count. All ranks begin at about the same
+        time. If a step has more launches than the launch queue holds (1,024), the others follow while the device
+        executes the step.
         """
         times = []
         for _ in range(steps):
@@ -151,10 +152,9 @@ class Trainer(ABC):
         return times
 
     def milliseconds_of(self, function: Callable[[], object], *, repeats: int) -> float:
-        """Return the mean duration of consecutive calls in ms, from the first launch to the end of the device's work.
+        """Return the mean duration in ms of consecutive calls, from the first launch to the end of the device's work.
 
-        The fastest of three trials is returned, because first calls initialize state and other programs may take the
-        core.
+        The fastest of three trials counts, because first calls initialize state and other programs may take the core.
         """
         trials = []
         for _ in range(_TRIALS):
@@ -168,5 +168,5 @@ class Trainer(ABC):
         return min(trials)
 
     def agree(self, value: float) -> float:
-        """Return the mean of all ranks' values, the same on every rank."""
+        """Return the mean of all ranks' values, on every rank."""
         return statistics.fmean(self.gather(value))

@@ -1,1 +1,1 @@
-"""Several strategies in one set of processes, in turns: the program of `gpudiag recommend`'s training processes."""
+"""The program of `gpudiag recommend`'s training processes, which time several strategies in turns."""

@@ -1,4 +1,4 @@
-"""Time all-reduces of the sizes of a model's gradients; `run` is the program of `gpudiag bandwidth --like`."""
+"""Time all-reduces of the sizes of a model's gradients, for the strategy benchmark and `gpudiag bandwidth --like`."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
-#: Number of sizes per transport: the smallest and the largest bucket, and some between.
+#: Number of sizes per transport: the smallest and the largest bucket, and sizes between them.
 _SIZES = 5
-#: Time per transport; slow ones skip the largest sizes.
+#: Seconds per transport. Slow transports skip the largest sizes.
 _SECONDS = 0.5
 _REPEATS = 3
-#: A size is measured if it is below this share of the next larger one.
+#: A size is measured only if it is below this share of the next larger measured size.
 _APART = 0.8
-#: Concurrent all-reduces that are timed together, like the buckets of a step.
+#: Number of concurrent all-reduces that are timed together, like the buckets of a step.
 _CONCURRENT = 3
 
 
 def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
-    """Choose a few sizes that span the sizes of the buckets, in rising order."""
+    """Return at most `most` sizes, in rising order, that span the sizes of the buckets."""
     distinct: list[int] = []
     for size in sorted(set(buckets), reverse=True):
-        # Nearly equal sizes only differ by noise.
+        # Nearly equal sizes would have equal times except for noise.
         if not distinct or size < _APART * distinct[-1]:
             distinct.append(size)
     distinct.reverse()
@@ -52,11 +52,11 @@ def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
 
 
 def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[int]) -> list[Collective]:
-    """Time all-reduces of fp32 values per transport and size; unusable transports are skipped.
+    """Time all-reduces of fp32 values per transport and size. Unusable transports are skipped.
 
     Args:
-        world: the processes, which all call this at once.
-        transports: names, each with a candidate that uses it.
+        world: the processes. All of them must call this function together.
+        transports: a candidate that uses the transport, by the transport's name.
         sizes: bytes per rank, in rising order.
     """
     collectives: list[Collective] = []
@@ -84,7 +84,7 @@ def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
     def all_reduce(values: torch.Tensor) -> None:
-        # All of them may use the same memory, because the values do not matter.
+        # The concurrent all-reduces may use the same memory, because the values do not matter.
         for handle in [start(values, number) for number in range(_CONCURRENT)]:
             handle.wait()
 
@@ -104,7 +104,7 @@ def _measure(
             all_reduce(values)
             world.settle()
             times.append((time.perf_counter() - from_s) * 1e6 / _CONCURRENT)
-        # The slowest rank took part from start to end.
+        # The time of an all-reduce is the time on its slowest rank.
         slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
         factor = bus_factor("all_reduce", world.size) or 1.0
@@ -125,7 +125,7 @@ def _measure(
 
 
 def measure_gradient_bandwidth(plan: GradientBandwidthPlan, run_dir: Path) -> None:
-    """Run this process's share; rank 0 writes the result to the run directory."""
+    """Time the plan's all-reduces together with the other processes. Rank 0 writes the result to the run directory."""
     world = World(plan.device)
     progress = ProgressSender(world.rank)
     world.save_rank(run_dir)

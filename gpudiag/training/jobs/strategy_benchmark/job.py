@@ -1,9 +1,9 @@
 """The strategy benchmark of `gpudiag recommend`, in each training process.
 
-For each workload of the plan it measures a step without communication, its phases, and when each gradient is ready; and
-all-reduces of its buckets over each transport. From these and the machine's facts it predicts each candidate. Then the
-best candidates, each with a separate copy of the model, are timed in alternation, so that drift of the machine affects
-all equally.
+For each workload of the plan it measures a step without communication, the phases of this step, and the time at which
+each gradient is ready. It also measures all-reduces of the workload's buckets over each transport. From these times and
+the machine's facts it predicts each candidate. Then it times the best candidates in turns, so that drift of the machine
+affects all equally. Each candidate has a separate copy of the model.
 """
 
 from __future__ import annotations
@@ -46,27 +46,30 @@ from gpudiag.training.strategies.registry import transports_of
 
 _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 
-#: Untimed steps after a switch, so that the host runs ahead again.
+#: Number of untimed steps at the beginning of a turn, in which the host runs ahead again.
 _RUN_IN_STEPS = 2
-#: First steps of a candidate: compilation, autotuning, allocation, connections; DDP rebuilds its buckets after one.
+#: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: A candidate is warm if two consecutive measurements agree this well, or after this many measurements.
+#: Warm-up of a candidate ends if two consecutive step times differ by less than this share, or after this number of
+#: looks. A look is a measurement of the step time during warm-up.
 _AGREE, _MOST_LOOKS = 0.03, 6
-#: A candidate slower than another by this factor is certainly slow: it has no turns, and at most this many looks during
-#: its warm-up are its rounds.
+#: A candidate whose step time is longer than another's by this factor is slow. It has no turns. Instead, its last looks
+#: count as rounds, and it has at most this number of looks.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of the step without communication, and for its phases.
+#: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
 _ALONE = 0.3
-#: Rounds of `independent` and the first strategy even without time, because one round has no confidence interval.
+#: Minimum number of rounds of `independent` and the first strategy, also if the time is over, because one round has no
+#: confidence interval.
 _LEAST_ROUNDS = 2
-#: Longer than any measurement.
+#: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them: 6 of 18 s and 9 of 19 on busy cores.
+#: Time to end the processes, as a share of the time to start them. On busy cores it took 6 s after 18 s, and 9 s after
+#: 19 s.
 _ENDING = 0.5
 
 
 def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
-    """Run this process's share; rank 0 writes each workload's result to the run directory."""
+    """Run the benchmark together with the other processes. Rank 0 writes each workload's result to `run_dir`."""
     world = World(plan.device)
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
@@ -75,8 +78,8 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
     for number, entry in enumerate(plan.entries):
         until = None
         if plan.limit_s is not None:
-            # The first entry includes loading and connecting, so it may take longer; half of an equal share of the time
-            # is kept for each of the other entries.
+            # For each remaining entry half of an equal share of the time is reserved. The first entry may take longer,
+            # because it includes loading and connecting.
             kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
             until = plan.began + plan.limit_s - _ENDING * start_s - kept_s
         benchmark = _Benchmark(world, plan, entry, facts, progress, until=until, start_s=start_s).measure()
@@ -120,7 +123,7 @@ class _Benchmark:
         self._beats = 0
 
     def measure(self) -> StrategyBenchmark:
-        """Run the benchmark; all ranks return the same result, except for values that only rank 0 needs."""
+        """Run the benchmark and return its result. Only the result of rank 0 is complete."""
         world, entry = self.world, self.entry
         with self._timing("model"):
             subject = Subject(world, entry)
@@ -128,7 +131,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Compute times of ranks may differ; all wait for the slowest rank.
+            # Take the slowest rank's times, because all ranks wait for it.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):
@@ -188,15 +191,15 @@ class _Benchmark:
         """Write a line with the time into the log of rank 0."""
         if self.world.rank == 0:
             line = f"{time.perf_counter() - self._began:7.2f} s  {self.entry.workload}: {text}"
-            with suppress(OSError):  # if the disk is full, writing the result reports it
+            with suppress(OSError):  # a full disk is reported when the result is written
                 print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
 
     def _left_s(self) -> float:
-        """Return the remaining time, the same on every rank; negative once it is over."""
+        """Return the remaining seconds, the same on every rank; negative if the time is over."""
         return float(self.world.first(_NO_LIMIT_S if self._until is None else self._until - time.time()))
 
     def _set_up_all(self, subject: Subject, finalists: Sequence[Candidate]) -> None:
-        """Set up candidates, in this order, as long as there is time to warm up and time them; at least one."""
+        """Set up candidates in this order while there is time to warm up and time them. Set up at least one."""
         for number, candidate in enumerate(finalists):
             self._beat()
             left_s = self._left_s()
@@ -205,10 +208,10 @@ class _Benchmark:
             before = [self.setup_s[finalist.label] for finalist in finalists[:number]]
             each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
             free_s = left_s - len(self.trainers) * turns_s
-            if len(self.step_ms) > 1 and free_s < each_s:  # a candidate is set up beside `independent`
+            if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and a candidate have been set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # The remaining candidates that fit share the time equally.
+            # Divide the free time equally among the remaining candidates, or among as many as it suffices for.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
@@ -218,18 +221,17 @@ class _Benchmark:
         self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> dict[str, Candidate]:
-        """Return the transports of all candidates that can run."""
+        """Return the transports of all candidates that can run, each with a candidate."""
         possible = [candidate for candidate in self.entry.candidates if candidate.label not in self.entry.cannot]
         return transports_of(possible, on_gpu=self.world.on_gpu, p2p=self.plan.p2p)
 
     def _sizes(self, gradients: Gradients) -> list[int]:
         buckets = [sum(gradients.sizes[i] for i in bucket) for bucket in ddp_buckets(gradients.sizes)]
-        # Half of the smallest is a bucket that is compressed to bf16.
+        # Half of the smallest size is that of the smallest bucket compressed to bf16.
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up a candidate and warm it up until no more than `kept_s` is left; if it fails on one rank, it fails on
-        all."""
+        """Set up a candidate, and warm it up while over `kept_s` seconds are left. If it fails on one rank, drop it."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -265,13 +267,12 @@ class _Benchmark:
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two measurements agree, or no more than `kept_s` is left; return the step time in ms of all
-        ranks.
+        """Train until two looks agree, or at most `kept_s` seconds are left. Return the slowest rank's step time in ms.
 
-        A candidate that is certainly slow needs no precision, so it has only a few looks.
+        A slow candidate needs no precision, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last one is about as long as later ones
+        for number in range(_FIRST_STEPS):  # the last of them is about as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:
                 return first
@@ -295,7 +296,7 @@ class _Benchmark:
         return before
 
     def _is_slow(self, step_ms: float) -> bool:
-        """Return whether another strategy is certainly faster."""
+        """Return whether another strategy is faster by the factor `_SLOW`."""
         rivals = [known for label, known in self.step_ms.items() if label != _INDEPENDENT.label]
         return bool(rivals) and step_ms > _SLOW * min(rivals)
 
@@ -303,14 +304,14 @@ class _Benchmark:
         return max(self.plan.least_steps, round(self.plan.block_ms / step_ms))
 
     def _slowest(self, times: list[float]) -> float:
-        """Return the median step time of the slowest rank."""
+        """Return the median step time in ms of the slowest rank."""
         return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
 
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
         """Time rounds in which each candidate has its turn, in an order that rotates by one per round.
 
-        Slow candidates have few rounds. When the time is over, only the first two (`independent` and the first
-        strategy) continue to the least number of rounds.
+        When the time is over, only the first two candidates (`independent` and the first strategy) continue to the
+        minimum number of rounds.
         """
         rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.trainers]
@@ -342,7 +343,7 @@ class _Benchmark:
         )
 
     def _has_turn(self, candidate: Candidate, number: int, *, always: Sequence[Candidate]) -> bool:
-        """Return whether a candidate has a turn in this round; all ranks call it before each turn."""
+        """Return whether a candidate has a turn in this round. All ranks must call this method before each turn."""
         if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
             return False
         over = self._left_s() < 0.0  # this waits for all ranks, so they begin the turn together
@@ -353,7 +354,7 @@ class _Benchmark:
         return _RUN_IN_STEPS if self.world.on_gpu else 1
 
     def _steps_per_turn(self, running: Sequence[Candidate]) -> dict[str, int]:
-        """Return the timed steps per turn, fewer if the remaining time is too short for all rounds."""
+        """Return each candidate's timed steps per turn: fewer than usual if there is no time for the minimum rounds."""
         turn_ms = 1e3 * self._left_s() / (self.plan.least_rounds * len(running))
         steps = {}
         for label in (candidate.label for candidate in running):

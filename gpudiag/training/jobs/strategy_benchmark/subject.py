@@ -1,4 +1,4 @@
-"""The workload of a benchmark, the phases of its step, and its training with one strategy."""
+"""Prepare the workload of a benchmark, measure the phases of its step, and train it with one strategy."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch.fsdp import shards_of
 from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
-#: Steps whose phases are timed.
+#: Number of steps whose phases are timed.
 _STEPS = 8
-#: Steps for which a device is held, so that afterwards it does not wait for the host.
+#: Time for which a device is held before a step, in step times, so that it does not wait for the host in the step.
 _HELD_STEPS = 1.5
-#: Highest number of clock cycles per ms of a GPU.
+#: Maximum number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """A workload with its batch on this process's device, so that only communication differs."""
+    """A workload with a batch on this process's device. All strategies train it, so only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -54,12 +54,12 @@ class Subject:
         return inputs, target
 
     def larger_batch(self, times: int) -> tuple[Tensor, Tensor]:
-        """Make a batch for several devices, on this one."""
+        """Make a batch for `times` devices, on this process's device."""
         return self._make_batch(times * self.batch_size)
 
     def fresh_model(self) -> nn.Module:
-        """Return the model on the device, the same on every rank and in every call."""
-        # Drawing 138 million values takes seconds on a CPU; copying them takes a millisecond on a GPU.
+        """Return a new model on the device, with the same initial values on every rank and in every call."""
+        # Drawing 138 million random values takes seconds on a CPU. Copying them takes a millisecond on a GPU.
         return copy.deepcopy(self._initial_model)
 
     def _make_model(self) -> nn.Module:
@@ -78,8 +78,8 @@ class Subject:
         """Measure the phases of a step without communication, and the time at which each gradient is ready.
 
         Args:
-            step_ms: the step time without communication.
-            longest_s: no step begins after this time, once there are two.
+            step_ms: step time in ms without communication.
+            longest_s: seconds after which no further step begins. At least two steps are measured.
         """
         until = time.perf_counter() + longest_s
         model = self.fresh_model()
@@ -89,8 +89,7 @@ class Subject:
         clock = _Marks(self.world)
         for number, parameter in enumerate(trained):
             hooked: Any = parameter  # the method has no types
-            # The default argument binds the current number; hooks are called in the order in which backward computes
-            # gradients.
+            # The default argument binds the current number.
             hooked.register_post_accumulate_grad_hook(lambda _, number=number: ready.__setitem__(number, clock.mark()))
         phases: list[tuple[float, float, float]] = []
         arrivals: list[dict[int, float]] = []
@@ -114,13 +113,13 @@ class Subject:
                 (clock.between(start, forward), clock.between(forward, backward), clock.between(backward, end))
             )
             arrivals.append({number: clock.between(forward, mark) for number, mark in ready.items()})
-        # The first half of the steps warms up.
+        # The first half of the steps is warm-up.
         phases, arrivals = phases[len(phases) // 2 :], arrivals[len(phases) // 2 :]
         forward_ms, backward_ms, update_ms = (statistics.median(times) for times in zip(*phases, strict=True))
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
-        # If the host cannot launch a whole step ahead, the phases contain its time too.
+        # If the host cannot launch a whole step ahead, the phases include waits for the host.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,
@@ -139,7 +138,10 @@ class Subject:
 
 
 class StrategyTrainer:
-    """Trains a copy of the subject's model with one candidate; all ranks make it at once, even if they do not train."""
+    """Train a copy of the subject's model with one candidate.
+
+    All ranks must make the object together, also if only rank 0 trains.
+    """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -161,7 +163,7 @@ class StrategyTrainer:
             self._optimizer = self.strategy.optimizer(self._model, subject.workload.optimizer)
 
     def step(self) -> None:
-        """Run forward, backward, communication and update, as the training loop of every workload does."""
+        """Run forward, backward, communication and update, as the training loop of all workloads does."""
         if not self._trains:
             return
         subject = self._subject
@@ -174,7 +176,7 @@ class StrategyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def timed(self, steps: int, *, run_in: int) -> list[float]:
-        """Return the times in ms of this many steps after `run_in` others; none on a rank that does not train."""
+        """Train `run_in` and then `steps` steps. Return the times in ms of the latter; [] if this rank is idle."""
         if not self._trains:
             return []
         with self._world.acting(self.strategy.backend):
@@ -190,7 +192,7 @@ class StrategyTrainer:
         return times
 
     def close(self) -> None:
-        """Release the model, and what the strategy holds beside its process group."""
+        """Release the model, and all resources of the strategy except its process group."""
         with self._world.acting(self.strategy.backend):
             self.strategy.release()
         self.__dict__.pop("_model", None)
@@ -198,7 +200,7 @@ class StrategyTrainer:
 
 
 class _Marks:
-    """Timestamps on the GPU's stream, or on a host that trains."""
+    """Record timestamps on the GPU's stream, or on the host's clock for training on the CPU."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -212,7 +214,7 @@ class _Marks:
         return event
 
     def hold(self, ms: float) -> None:
-        """Keep a GPU's stream busy with a kernel that counts clock cycles, so that the host gets ahead."""
+        """Keep a GPU's stream busy for at least `ms` with a kernel that counts clock cycles, so the host gets ahead."""
         sleep: Any = getattr(torch.cuda, "_sleep", None)
         if self._world.on_gpu and sleep is not None:
             sleep(int(ms * _CYCLES_PER_MS))

@@ -1,4 +1,4 @@
-"""The processes of a benchmark, with the process groups of its strategies."""
+"""Manage the process groups of a benchmark's strategies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class World:
-    """The process (on `cuda` or `cpu`) and its process groups.
+    """This process (with device `cuda` or `cpu`) and its process groups.
 
-    Strategies communicate over the default process group, of which a program has one. In a benchmark the group of a
-    strategy's backend is the default during its turn: `acting`. The benchmark itself communicates over its own gloo
-    group, for which no GPU waits.
+    Strategies communicate over the default process group, and a program has only one. During the turn of a strategy,
+    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over a separate
+    gloo group, for which no GPU waits.
     """
 
     def __init__(self, device: str) -> None:
@@ -35,8 +35,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None for the device's default), which all ranks create together at its first
-        use."""
+        """Return the group of a backend (None: the device's default). All ranks must create it together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -71,7 +70,7 @@ class World:
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:
-        """Write this rank's record, which the launcher checks for."""
+        """Write this rank's record. The launcher checks that it exists."""
         place = current_position()
         rank_record = RankRecord(
             rank=place.rank,

@@ -1,1 +1,1 @@
-"""The training loop of the workloads under TensorFlow."""
+"""The training loop of all workloads under TensorFlow."""

@@ -1,4 +1,4 @@
-"""Batches of a workload under TensorFlow: from the devices, host memory, or a tf.data pipeline."""
+"""Make batches of a workload under TensorFlow: on the devices, in host memory, or with a tf.data pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from gpudiag.model.job import DataSource
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 
-#: Distinct batches in host memory.
+#: Number of distinct batches in host memory.
 _HOST_BATCHES = 4
 
 
@@ -26,11 +26,11 @@ def distributed_batches(
     workers: int | None,
     seed: int,
 ) -> Iterable[Any]:
-    """Return endless batches, `batch_size` samples for each device of this process.
+    """Return endless batches with `batch_size` samples for each device of this process.
 
-    `device`: one batch that stays on each device. `host`: a few batches in host memory, copied each step. `loader`: a
-    tf.data pipeline that collates single samples. For `host` and `loader`, TensorFlow copies a batch to its device
-    during the previous step, as for every distributed data set.
+    Source `device` is one batch that stays on each device. `host` is a few batches in host memory, which are copied in
+    each step. `loader` is a tf.data pipeline that collates single samples. For `host` and `loader`, TensorFlow copies a
+    batch to its device during the previous step, as for every distributed data set.
 
     Args:
         workload: makes the samples.
@@ -38,8 +38,8 @@ def distributed_batches(
         strategy: the `tf.distribute.Strategy`.
         devices: short names of this process's devices.
         batch_size: samples per device and step.
-        workers: concurrently collated batches; None to let tf.data choose.
-        seed: of the samples.
+        workers: number of concurrently collated batches; None to let tf.data choose.
+        seed: seed of the samples.
     """
     if source == "device":
         batch = workload.samples(batch_size, np.random.default_rng(seed))
@@ -50,7 +50,7 @@ def distributed_batches(
 
 
 def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, workers: int | None, seed: int) -> Any:
-    """Make the `tf.data.Dataset` of `host` or `loader`; arguments as above."""
+    """Make the `tf.data.Dataset` of source `host` or `loader`. Arguments are those of `distributed_batches`."""
     generator = np.random.default_rng(seed)
     if source == "host":
         host_batches = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
@@ -63,7 +63,7 @@ def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, wo
 
 
 def _on_each_device(strategy: Any, devices: Sequence[str], batch: tuple[Any, Any]) -> Any:
-    """Put the same batch on every device, as the strategy's own kind of value."""
+    """Put the same batch on every device, and return it as a distributed value of the strategy."""
     first = strategy.extended._first_replica_id if hasattr(strategy.extended, "_first_replica_id") else 0  # noqa: SLF001
 
     def batch_of_replica(context: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Devices and number formats of a TensorFlow process."""
+"""Select the devices and the precision of a TensorFlow process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
-    """Return the short names of this process's devices: the first GPUs, or logical CPU devices that share its cores.
+    """Select this process's devices, and return their short names.
 
-    Call this function before TensorFlow has run any op.
+    The devices are the first GPUs, or logical CPU devices that share the process's cores. The function must be called
+    before TensorFlow runs any op.
 
     Raises:
         FrameworkMissingError: TensorFlow sees no GPU.
@@ -49,7 +50,7 @@ def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
 
 
 def why_no_gpu() -> str:
-    """Explain in one line why TensorFlow sees no GPU on a machine that has some."""
+    """Explain in one line why TensorFlow sees no GPU on a machine that has GPUs."""
     if not tf.test.is_built_with_cuda():
         return f"TensorFlow {tf.__version__} here was built without CUDA"
     missing = [name for name in _LIBRARIES if not _loads(name)]
@@ -70,13 +71,13 @@ def _loads(library: str) -> bool:
 def set_precision(precision: Precision) -> None:
     """Set the precision of all models that this process makes from now on.
 
-    `fp32` is IEEE single precision, `tf32` lets matrix units round inputs to 10 bits of mantissa (NVIDIA Ampere and
-    later; TensorFlow's default), `bf16` and `fp16` are Keras's mixed policies with variables in single precision.
+    `fp32` is IEEE single precision. `tf32`, TensorFlow's default, lets matrix units round inputs to 10 bits of mantissa
+    (NVIDIA Ampere and later). `bf16` and `fp16` are Keras's mixed policies with variables in single precision.
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision != "fp32")
     keras.config.set_dtype_policy(_POLICIES.get(precision, "float32"))
 
 
 def scaling(optimizer: Any, precision: Precision) -> Any:
-    """Add dynamic loss scaling to the optimizer for `fp16`."""
+    """Return the optimizer; for `fp16`, with dynamic loss scaling."""
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "fp16" else optimizer

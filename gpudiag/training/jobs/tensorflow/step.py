@@ -1,4 +1,4 @@
-"""Training steps under a strategy: a `tf.function`, or rounds of steps with a parameter server."""
+"""Make training steps under a strategy: a `tf.function`, or rounds of steps with a parameter server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import tensorflow as tf
 import gpudiag
 from gpudiag.training.models.tensorflow.workload import KerasWorkload
 
-#: Keras's optimizer calls it first; it is private.
+#: Private method that Keras's optimizer calls at the beginning of an update to communicate gradients.
 _COMMUNICATION = "_all_reduce_sum_gradients"
 
 
 def make_step(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any], Any]:
-    """Make a graph function that trains on one batch per device and returns each device's loss.
+    """Make a graph function that trains on one batch per device, and returns each device's loss.
 
     Arguments are those of `step_on_each_device`.
     """
@@ -38,17 +38,18 @@ def step_on_each_device(
 ) -> Callable[[Any, Any], Any]:
     """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
 
-    Its ranges are open while the graph is built, so they name the ops in it.
+    The ranges of the function are open while the graph is built, so the ops of the graph have their names.
 
     Args:
         workload: prepares inputs and computes the loss.
-        model: in the strategy's scope.
-        optimizer: built, in the strategy's scope.
+        model: a model made in the strategy's scope.
+        optimizer: an optimizer made and built in the strategy's scope.
         strategy: the `tf.distribute.Strategy`.
-        compiled: XLA compiles forward and backward, but not communication and update, which depend on the strategy.
+        compiled: XLA compiles forward and backward. It does not compile communication and update, because they depend
+            on the strategy.
     """
     _name_communication(optimizer)
-    # Gradients are summed over devices, so each device computes its share of the mean over all samples.
+    # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.
     share = 1.0 / strategy.num_replicas_in_sync
     scale = getattr(optimizer, "scale_loss", lambda loss: loss)
 
@@ -72,10 +73,10 @@ def step_on_each_device(
 
 
 class Rounds:
-    """Steps with a parameter server: a coordinator schedules a round of as many batches as there are workers.
+    """Train with a parameter server. In each round a coordinator schedules as many batches as there are workers.
 
-    Workers fetch their batches themselves. The arguments are those of `step_on_each_device`, a function that makes the
-    `tf.data.Dataset` of a worker, and the number of workers.
+    Workers fetch their batches themselves. `pipeline` makes the `tf.data.Dataset` of a worker. The other arguments are
+    those of `step_on_each_device`, and the number of workers.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class Rounds:
         )
 
     def batches(self) -> Iterable[None]:
-        """Return the batches over which the training loop iterates."""
+        """Return an endless iterable for the training loop. The values are None, because workers fetch batches."""
         return repeat(None)
 
     def __call__(self, _: None) -> None:
-        """Train one round and wait for its end."""
-        # The workers are other threads, so without a mark this thread would seem to wait for input.
+        """Train one round, and wait for its end."""
+        # The workers are other threads. Without a range, this thread would seem to wait for input.
         with gpudiag.range("workers"):
             for _worker in range(self._workers):
                 self._coordinator.schedule(self._step, args=(self._batches,))
@@ -118,9 +119,9 @@ class Rounds:
 
 
 def _name_communication(optimizer: Any) -> None:
-    """Put gradient communication, which Keras's optimizer does first, into a range."""
+    """Put the gradient communication of Keras's optimizer into a range."""
     communicate = getattr(_inner(optimizer), _COMMUNICATION, None)
-    if communicate is None:  # other Keras versions lack this method; only the range is then missing
+    if communicate is None:  # other versions of Keras may lack this method; then only the range is missing
         return
 
     def named(pairs: Any) -> Any:
@@ -132,10 +133,12 @@ def _name_communication(optimizer: Any) -> None:
 
 @contextmanager
 def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace gradient communication in steps whose graph is built within, by a function of (gradient, variable) pairs.
+    """Replace gradient communication in steps whose graph is built within the block.
+
+    `communicate` maps the optimizer's (gradient, variable) pairs to new pairs.
 
     Raises:
-        AttributeError: this version of Keras has no such function.
+        AttributeError: this version of Keras has no method for gradient communication.
     """
     usual = getattr(_inner(optimizer), _COMMUNICATION)
     setattr(_inner(optimizer), _COMMUNICATION, communicate)
@@ -146,5 +149,5 @@ def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Itera
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer that communicates: the inner one if losses are scaled."""
+    """Return the optimizer that communicates: if losses are scaled, the inner optimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)

@@ -1,4 +1,4 @@
-"""Run the training loop of every built-in workload under TensorFlow, with public features only."""
+"""The training loop of all built-in workloads under TensorFlow. It uses only public features of gpudiag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudiag.training.strategies.registry import default_strategy, tensorflow_st
 
 
 def train(job: Job) -> None:
-    """Train until the session is complete, in each process that the launcher starts.
+    """Train until the session is complete. Each process that the launcher starts calls this function.
 
     Raises:
         FrameworkMissingError: TensorFlow cannot use the GPUs.
@@ -91,7 +91,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
-    """Time input alone: batches in host memory, without training."""
+    """Time only the fetching of batches in host memory, without training."""
     source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="CPU:0", options=options) as prof:
         for _ in prof.steps(source):
@@ -105,7 +105,7 @@ def _workers_text(job: Job) -> str:
 
 
 def _explain(error: ValueError, job: Job) -> None:
-    """Raise an explanation if this is a known failure: some strategies do not work with some layers of Keras 3."""
+    """Raise WorkerFailedError with an explanation if the strategy does not work with a layer of Keras 3."""
     text: Any = str(error)
     if "AggregatingVariable" in text:
         raise WorkerFailedError(

@@ -1,14 +1,14 @@
-"""A volume cut into blocks; each is predicted with a halo, and each voxel is written by exactly one block.
+"""Cut a volume into blocks. Each block is predicted with a halo, and each voxel is written by exactly one block.
 
-Along an axis of 130 voxels, with 55 written per block and a halo of 5 on either side:
+Worked example. An axis has 130 voxels. A block writes at most 55 voxels, and its halo is 5 voxels on either side:
 
     block    written      predicted    read
     0        0 to 55      0 to 55      -5 to 60, of which 5 are outside and mirrored
     1        55 to 110    55 to 110    50 to 115
     2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
 
-The network's input always has the same shape. The last block is moved back until it fits, so that at most a halo is
-mirrored, and it writes only voxels that no other block writes.
+The network's input always has the same shape. Therefore the last block is moved back until its predicted voxels are
+inside the volume, and only its halo is mirrored. It writes only voxels that no other block writes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import msgspec
 from gpudiag.errors import UsageError
 
 Voxels = tuple[int, int, int]
-"""Along z, y and x."""
+"""Voxels along z, y and x."""
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of voxels, `begin` included and `end` not."""
+    """A box of voxels. `begin` is included, `end` is not."""
 
     begin: Voxels
     end: Voxels
@@ -38,7 +38,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> Voxels:
-        """Return the extent along z, y and x."""
+        """Return the number of voxels along z, y and x."""
         z, y, x = (end - begin for begin, end in zip(self.begin, self.end, strict=True))
         return z, y, x
 
@@ -51,14 +51,14 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """The regions that a block writes and that the network sees; the latter may extend beyond the volume."""
+    """The region that a block writes, and the region that the network sees, which may extend beyond the volume."""
 
     written: Region
     seen: Region
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Maximum number of voxels that a block writes, and width of the halo that it reads on either side."""
+    """Maximum voxels that a block writes, and voxels of the halo that it also reads on either side, along each axis."""
 
     written: Voxels
     halo: Voxels
@@ -70,7 +70,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
         return z, y, x
 
 
-#: 65 x 675 x 675 in, 55 x 575 x 575 out.
+#: A block reads 65 x 675 x 675 voxels and writes 55 x 575 x 575.
 GPU_CUT = Cut(written=(55, 575, 575), halo=(5, 50, 50))
 #: A block reads 6 x 54 x 54 voxels and writes 4 x 36 x 36.
 CPU_CUT = Cut(written=(4, 36, 36), halo=(1, 9, 9))
@@ -80,7 +80,7 @@ CPU_VOLUME = (8, 100, 100)
 
 
 class Blocks(Sequence[VolumeBlock]):
-    """The blocks of a volume, x running fastest; each is made on demand, because a large volume has very many.
+    """The blocks of a volume, with x varying fastest. Blocks are made on demand, because a large volume has many.
 
     Raises:
         UsageError: the volume is smaller than a block.
@@ -118,8 +118,7 @@ class Blocks(Sequence[VolumeBlock]):
         )
 
     def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
-        """Return the begin and end of the region that a block writes, and of the region that it sees, along one
-        axis."""
+        """Return begin and end of the written region, and begin and end of the seen region, along one axis."""
         extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
         begin = index * inner
         predicted = min(begin, extent - inner)

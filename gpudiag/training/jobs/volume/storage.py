@@ -1,7 +1,7 @@
-"""Volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at once.
+"""Store volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at the same time.
 
 A block of the prediction is exactly one chunk, so no two processes write the same file. Chunks are not compressed,
-because random predictions compress unlike real ones.
+because predictions of random data do not compress like real ones.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: A volume in the run directory, which is removed at the end of the run.
+#: Name of the input volume in the run directory. It is removed at the end of the run.
 VOLUME = "volume.zarr"
-#: A prediction, which is removed at the end unless the job keeps it.
+#: Name of the prediction. It is removed at the end of the run, unless the job keeps it.
 PREDICTION = "prediction.zarr"
-#: Output of the timed and recorded steps.
+#: Name of the output of the timed and recorded steps. It is removed at the end of the run.
 SCRATCH = "again.zarr"
 
-#: Concurrent writes; more would only need more memory.
+#: Maximum number of concurrent writes. More writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume; smaller than a block, because real volumes are not chunked for one reader.
+#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for one reader.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -76,7 +76,7 @@ _ROOM = "Give a smaller --volume Z,Y,X, or an --output on a larger disk."
 
 
 class Volume:
-    """A uint8 array on disk (an open tensorstore at `path`), with or without channels before z, y and x."""
+    """A uint8 array on disk: `store` is the open tensorstore at `path`. The axes are z, y, x, or channels, z, y, x."""
 
     def __init__(self, store: Any, path: Path) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros, and replace an existing one.
+        """Make an array of zeros. Replace an existing array.
 
         Raises:
             WorkerFailedError: the disk is full.
@@ -109,7 +109,7 @@ class Volume:
         """Open the array that another process has made.
 
         Raises:
-            WorkerFailedError: there is none, for example because nodes do not share the directory.
+            WorkerFailedError: there is no array, for example because nodes do not share the directory.
         """
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
         try:
@@ -122,11 +122,11 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the channels, if any, and the voxels along z, y and x."""
+        """Return the number of channels, if there is an axis of channels, and the numbers of voxels along z, y, x."""
         return tuple(self._store.shape)
 
     def fill(self, seed: int, part: int, parts: int) -> None:
-        """Write this process's part of a random volume: one of `parts`, in whole chunks."""
+        """Write one of `parts` parts of a random volume: every `parts`-th chunk, from chunk number `part` on."""
         import numpy as np
 
         from gpudiag.training.jobs.volume.blocks import Blocks, Cut
@@ -140,7 +140,7 @@ class Volume:
     def read_ahead(self, wanted: Iterator[VolumeBlock], ahead: int) -> Iterator[tuple[VolumeBlock, Bytes]]:
         """Yield each block with the voxels that it sees, while the next `ahead` blocks are read.
 
-        Voxels beyond the volume are mirrored at its edge, which is not repeated.
+        Voxels outside the volume are mirrored at its edge. The edge itself is not repeated.
         """
         under_way: deque[tuple[VolumeBlock, Any]] = deque()
         shape = self.shape[-3:]
@@ -166,15 +166,15 @@ class Volume:
         return block, np.pad(read, missing, mode="reflect") if any(map(any, missing)) else read
 
     def write(self, region: Region, values: Bytes) -> Any:
-        """Start to write all channels of a region; the future is done when they are on disk."""
+        """Start to write all channels of a region. The returned future is done when they are on disk."""
         return self._store[(..., *region.slices())].write(values)
 
 
 class Writer:
-    """Writes regions in the background, a few at a time, and counts the voxels that are on disk.
+    """Write regions in the background, a few at a time, and count the voxels that are on disk.
 
     Raises:
-        WorkerFailedError: (from `put` and at exit) the disk is full, or cannot be written to.
+        WorkerFailedError: the disk is full or cannot be written to. `put` and the end of the block raise this error.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -193,7 +193,7 @@ class Writer:
                 self._under_way.popleft()
 
     def put(self, region: Region, values: Bytes) -> None:
-        """Start to write, after waiting while too many writes are under way; `values` must not change any more."""
+        """Start to write a region; wait while too many writes are in progress. `values` must not change any more."""
         self._under_way.append((region, self._volume.write(region, values)))
         if len(self._under_way) > _WRITES:
             self._wait()
@@ -208,7 +208,7 @@ class Writer:
 
 
 def chunk_of(volume: Voxels) -> Voxels:
-    """Return the chunks of a random volume."""
+    """Return the chunk of an input volume: at most `_CHUNK`, and at most the whole volume."""
     z, y, x = (min(chunk, extent) for chunk, extent in zip(_CHUNK, volume, strict=True))
     return z, y, x
 

@@ -1,11 +1,11 @@
 """`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
-Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
-fetches a finished block from the device only after it has started the next.
+Each process has a GPU and a share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
+fetches a block's result from the device only after it has started the next block.
 
-First the whole volume is predicted without the profiler; the rate is the number of voxels divided by the time until the
-last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to
-a second volume, which is removed.
+First the whole volume is predicted without the profiler. The rate is the number of voxels divided by the time until the
+last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps. These steps
+write to a second volume, which is removed.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _LEVELS = 254
 
 
 class UNet3dPrediction(UNet3dTraining):
-    """The network, with blocks as samples."""
+    """The workload `unet3d` with blocks as samples."""
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make uint8[count, 1, z, y, x] of the size of a block with its halo, and unused targets."""
+        """Make uint8[count, 1, z, y, x] with the size of a block and its halo, and targets that are not used."""
         shape = (GPU_CUT if self.on_gpu else CPU_CUT).seen
         volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
         return volumes, torch.zeros(count, OUTPUTS, 1, 1, 1, dtype=torch.uint8)
@@ -93,7 +93,7 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, batch: Batch, writer: Writer) -> None:
-        """Start to predict a batch, then pass the previous batch's results to the writer."""
+        """Start to predict a batch, and then pass the previous batch's results to the writer."""
         with gpudiag.range("forward"):
             inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
             if self._on_gpu:
@@ -135,13 +135,13 @@ class Predictor:
                 writer.put(block.written, result.numpy())
 
     def _fetched(self, result: Tensor) -> Tensor:
-        """Start a copy to new host memory, which the writer may keep."""
+        """Start a copy to new host memory, and return this memory, which the writer may keep."""
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=self._on_gpu)
         return host.copy_(result, non_blocking=True)
 
 
 def predict(job: Job) -> None:
-    """Predict the job's volume, then time and record steps, in each process.
+    """Predict the job's volume, and then time and record steps. Each process calls this function.
 
     Raises:
         UsageError: the volume is smaller than a block.
@@ -162,7 +162,7 @@ def predict(job: Job) -> None:
 
 
 class VolumePrediction:
-    """The part of a volume's prediction that one process computes, in the run directory."""
+    """Predict one process's share of a volume. The volumes are in the run directory."""
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"
@@ -176,7 +176,7 @@ class VolumePrediction:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict, write the figures, time and record steps, and remove the volumes."""
+        """Predict the share, write `INFERENCE_FILE` on rank 0, time and record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own = range(rank, len(self._blocks), world)
         repeated = [self._blocks[number] for number in (own or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
@@ -184,7 +184,7 @@ class VolumePrediction:
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )
-        _barrier()  # no process may write before this check, which would change the free space
+        _barrier()  # no process may write before all have checked, because writing changes the free space
         try:
             if rank == 0:
                 (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
@@ -196,7 +196,7 @@ class VolumePrediction:
             source.fill(seed=0, part=rank, parts=world)
             _barrier()
             predictor, model = self._predictor()
-            # Exclude autotuning and the first allocations from the measurement.
+            # A first prediction excludes autotuning and the first allocations from the measurement.
             predictor.predict_all(self._batches(source, iter(repeated[: self._batch_size])), Volume.open(scratch))
             _barrier()
             began_s = time.perf_counter()
@@ -233,7 +233,7 @@ class VolumePrediction:
             yield batch
 
     def _record(self, model: nn.Module, predictor: Predictor, batches: Iterator[Batch], into: Volume) -> None:
-        """Time and record steps."""
+        """Time and record steps over batches in a session."""
         options = {
             "precision": self._precision,
             "memory_format": self._job.memory_format,
@@ -250,7 +250,7 @@ class VolumePrediction:
             predictor.finish(writer)
 
     def _figures(self, shares: list[RankInference]) -> InferenceRecord:
-        """Summarize all ranks. Raises WorkerFailedError if not every voxel was written once."""
+        """Return the sums over all ranks. Raises WorkerFailedError if not every voxel was written exactly once."""
         voxels = sum(share.voxels for share in shares)
         if voxels != math.prod(self._shape):
             raise WorkerFailedError(f"{voxels:,} voxels were written of {math.prod(self._shape):,}")

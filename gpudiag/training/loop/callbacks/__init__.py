@@ -1,1 +1,1 @@
-"""Sessions that a trainer's callbacks drive: `keras`, `lightning`, `transformers`; each imports only its library."""
+"""Sessions for trainers with callbacks: `keras`, `lightning`, `transformers`. Each module imports only its library."""

@@ -1,4 +1,4 @@
-"""A session driven by a trainer's callbacks: opened when training begins, closed when the measurement is complete."""
+"""Open a session when a trainer begins training, and close it when the measurement is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudiag.training.loop.session import Session
 
 
 class DrivenSession:
-    """The part that the callbacks of all trainers share. `stop` ends training when everything is measured."""
+    """The session of a trainer's callback. With `stop`, training ends when everything is measured."""
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, stop: bool | None, options: dict[str, Any]) -> None:
         self._run_dir = run_dir
@@ -19,16 +19,16 @@ class DrivenSession:
         self._session: Session | None = None
 
     def open(self, **known: Any) -> None:
-        """Open the session when training begins; the user's options precede the trainer's values.
+        """Open the session. The user's options take precedence over `known`, the trainer's values.
 
         Raises:
-            UsageError: as `gpudiag.profile`.
+            UsageError: for the reasons of `gpudiag.profile`.
         """
-        # Once everything is measured the session is closed, and the trainer goes on without it.
+        # With stop=True, `Session.step` returns False when everything is measured, also if the trainer goes on.
         self._session = Session(self._run_dir, stop=True, **{**known, **self._options}).__enter__()
 
     def step(self) -> bool:
-        """End a step and begin the next. Return True when the trainer is to end here."""
+        """End a step and begin the next. Return whether the trainer should stop training."""
         if self._session is None or self._session.step():
             return False
         self.close()
@@ -40,7 +40,7 @@ class DrivenSession:
             self._session.pause()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the session, and keep its measurements; `error` ended the training."""
+        """Close the session, and keep its measurements. `error` is the exception that ended the training, if any."""
         if self._session is not None:
             session, self._session = self._session, None
             session.__exit__(None if error is None else type(error), error, None)

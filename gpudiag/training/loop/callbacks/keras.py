@@ -1,4 +1,4 @@
-"""`gpudiag.KerasCallback`: measures `model.fit`."""
+"""Define `gpudiag.KerasCallback`, which measures `model.fit`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
 
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
-    A step goes from the start of one batch to the start of the next. Keras takes the batch within it, which
-    TensorFlow's own events show. The last step of an epoch, with whatever follows it, is excluded. With
+    A step lasts from the start of one batch to the start of the next. Keras fetches the batch within the step, and
+    TensorFlow's traces show this. The last step of an epoch is excluded, with the code that follows it. With
     `steps_per_execution` each execution counts as one step. The time to fetch a batch is unknown in unprofiled steps.
 
-    Arguments are those of `gpudiag.profile`. `run_dir` may be omitted under
-    `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
+    The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
+    training ends by default when everything is measured (`stop`).
 
     Raises:
-        UsageError: as `gpudiag.profile`, when training begins.
+        UsageError: when training begins, for the reasons of `gpudiag.profile`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`gpudiag.LightningCallback`: measures `Trainer.fit` of Lightning."""
+"""Define `gpudiag.LightningCallback`, which measures `Trainer.fit` of Lightning."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gpudiag.training.loop.callbacks.driven import DrivenSession
 if TYPE_CHECKING:
     Callback = object
 else:
-    # The same library under two names, which programs must not mix: take the one in use.
+    # The library has two package names, which a program must not mix. Import the one that the program uses.
     _name = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
     Callback = importlib.import_module(_name).Callback
 
 
 class LightningCallback(Callback):
-    """Measure the steps of `Trainer.fit`, as `gpudiag.profile` does those of a loop.
+    """Measure the steps of `Trainer.fit`, as `gpudiag.profile` measures the steps of a loop.
 
         trainer = Trainer(callbacks=[gpudiag.LightningCallback("run-dir", batch_size=64)], ...)
 
-    A step ends with the batch that updates the model: with `accumulate_grad_batches` it has several. Fetching and
-    logging belong to the step that follows. Steps that contain validation, a checkpoint or the end of an epoch are
+    A step ends with the batch that updates the model; with `accumulate_grad_batches` it has several batches. Fetching
+    and logging belong to the next step. Steps that contain validation, a checkpoint or the end of an epoch are
     excluded.
 
-    Arguments are those of `gpudiag.profile`. `run_dir` may be omitted under
-    `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
+    The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
+    training ends by default when everything is measured (`stop`).
 
     Raises:
-        UsageError: as `gpudiag.profile`, when training begins.
+        UsageError: when training begins, for the reasons of `gpudiag.profile`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`gpudiag.TransformersCallback`: measures the `Trainer` of Hugging Face's Transformers."""
+"""Define `gpudiag.TransformersCallback`, which measures the `Trainer` of Hugging Face's Transformers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ else:
 
 
 class TransformersCallback(TrainerCallback):
-    """Measure the steps of `Trainer.train`, as `gpudiag.profile` does those of a loop.
+    """Measure the steps of `Trainer.train`, as `gpudiag.profile` measures the steps of a loop.
 
         trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
 
-    A step ends with each update of the model: with `gradient_accumulation_steps` it has several batches. Fetching and
+    A step ends with each update of the model; with `gradient_accumulation_steps` it has several batches. Fetching and
     logging belong to the next step. Steps that contain evaluation, a checkpoint or the end of an epoch are excluded. If
     an exception occurs, the run keeps its measurements and is marked as not finished.
 
-    Arguments are those of `gpudiag.profile`; the batch size per process is the trainer's. `run_dir` may be omitted
-    under `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.
+    The arguments are those of `gpudiag.profile`; the default batch size per process is the trainer's. Under `gpudiag
+    profile module:function`, `run_dir` may be omitted, and training ends by default when everything is measured
+    (`stop`).
 
     Raises:
-        UsageError: as `gpudiag.profile`, when training begins.
+        UsageError: when training begins, for the reasons of `gpudiag.profile`.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The models in plain PyTorch: `workload` is their interface, `gradients` describes one without training."""
+"""The models in plain PyTorch. `workload` is their interface. `gradients` computes a model's sizes without training."""

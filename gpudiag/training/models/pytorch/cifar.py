@@ -5,9 +5,9 @@
   32, 658,586 with 44, 853,018 with 56 and 1,727,962 with 110. tf_cnn_benchmarks logs 271,164 (466,492; 661,820;
   857,148; 1,736,124) for the same networks: it also counts running means and variances, an eleventh class and its step
   counter.
-- `densenetN-cifar`: DenseNets of growth rate 12 without bottlenecks (G. Huang et al., 2017), 1,019,722 and 6,979,642
-  parameters. tf_cnn_benchmarks counts 364,772 and 2,259,652: its transitions narrow their input to 24 channels, the
-  paper's keep all.
+- `densenetN-cifar`: DenseNets of growth rate 12 without bottlenecks (G. Huang et al., 2017). Parameters: 1,019,722 with
+  40 layers, 6,979,642 with 100. tf_cnn_benchmarks counts 364,772 and 2,259,652, because its transitions narrow their
+  input to 24 channels, while the paper's transitions keep all channels.
 - `cnn-cifar`, 1,250,858 parameters: the convolutional network of Keras's CIFAR-10 example.
 - `alexnet-cifar`, 1,756,426 parameters: tf_cnn_benchmarks' AlexNet, from TensorFlow's CIFAR-10 tutorial.
   tf_cnn_benchmarks logs 1,756,620: it also counts an eleventh class and its step counter.
@@ -77,7 +77,7 @@ class ResNetCifar(nn.Module):
 
 
 class ResNetCifarTraining(CifarWorkload):
-    """ResNet with `depth` = 6n + 2 layers: small kernels and little data, so that host launches dominate."""
+    """ResNet with `depth` = 6n + 2 layers. Its kernels are small, so host launches dominate the step time."""
 
     def model(self) -> nn.Module:
         """Build the network of this depth."""
@@ -85,7 +85,7 @@ class ResNetCifarTraining(CifarWorkload):
 
 
 class DenseLayer(nn.Module):
-    """Append GROWTH channels, computed from all channels before them in the stage."""
+    """Append GROWTH channels, which are computed from all earlier channels of the stage."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class DenseNetCifar(nn.Module):
 
 
 class DenseNetCifarTraining(CifarWorkload):
-    """DenseNet with `depth` = 3n + 4 layers: memory-bound, as each layer reads all channels of its stage."""
+    """DenseNet with `depth` = 3n + 4 layers. It is memory-bound, because each layer reads all channels of its stage."""
 
     def model(self) -> nn.Module:
         """Build the network of this depth."""
@@ -132,7 +132,7 @@ class DenseNetCifarTraining(CifarWorkload):
 
 
 class CnnCifar(CifarWorkload):
-    """Four convolutions: so little compute that a step is mostly launches and input."""
+    """Four convolutions with so little compute that a step is mostly launches and input."""
 
     def model(self) -> nn.Module:
         """Build two pairs of convolutions, the second of each without padding, and two fully connected layers."""
@@ -162,11 +162,11 @@ class CnnCifar(CifarWorkload):
 
 
 class AlexNetCifar(CifarWorkload):
-    """AlexNet for CIFAR-10: few kernels and 7 MB of gradients; tf_cnn_benchmarks' network that scaled worst."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. It scaled worst of tf_cnn_benchmarks' networks."""
 
     def model(self) -> nn.Module:
-        """Build 5 layers with weights; images shrink from 32 x 32 to 8 x 8 before the fully connected ones."""
-        # Over nine channels; PyTorch divides `alpha` by their number, TensorFlow does not.
+        """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""
+        # Normalise over nine channels. PyTorch divides `alpha` by their number, TensorFlow does not.
         norm1, norm2 = (nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0) for _ in range(2))
         return nn.Sequential(
             nn.Conv2d(3, 64, 5, padding=2),

@@ -1,7 +1,7 @@
 """`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
 
-124,475,904 parameters: The count is GPT-2's 124,439,808, plus 47 rows of the embedding: its 50,257 tokens are rounded
-up to 50,304 as usual, because matrix sizes divisible by 64 are faster.
+The model has 124,475,904 parameters: GPT-2's 124,439,808, and 47 further rows of the embedding. The 50,257 tokens are
+rounded up to 50,304 as usual, because matrix sizes divisible by 64 are faster.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # GPT-2 starts layers that add to the residual stream with smaller weights.
+                # GPT-2 initialises the layers whose output is added to the residual stream with smaller weights.
                 residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
 

@@ -1,14 +1,14 @@
 """The ImageNet networks: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
 - `alexnet`, 61,100,840 parameters: the one-column AlexNet of A. Krizhevsky, "One weird trick for parallelizing CNNs"
-  (2014), as in torchvision. tf_cnn_benchmarks' has 61,842,345: 384 channels in the fourth convolution instead of 256,
-  and 1,001 classes.
+  (2014), as in torchvision. tf_cnn_benchmarks' AlexNet has 61,842,345: 384 channels in the fourth convolution instead
+  of 256, and 1,001 classes.
 - `vgg16`, 138,357,544 parameters: configuration D of K. Simonyan and A. Zisserman, "Very Deep Convolutional Networks"
   (2014). Nine tenths of its 553 MB of gradients (fp32) are in the fully connected layers.
 - `resnet50`, 25,557,032 parameters: ResNet-50 v1.5 (stride in the 3x3 convolution).
 - `inception3`, 23,834,568 parameters: C. Szegedy et al., "Rethinking the Inception Architecture" (2015), without the
-  auxiliary head. Keras counts 23,851,784: no scales in its normalisations (17,216 fewer), but running means and
-  variances (34,432 more).
+  auxiliary head. Keras counts 23,851,784: its normalisations have no scales (17,216 fewer), but it also counts running
+  means and variances (34,432 more).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpudiag.training.models.pytorch.workload import ImageWorkload, initialise_c
 
 HIDDEN = 4096
 ALEXNET_POOLED, VGG_POOLED = 6, 7
-#: Convolutions and channels of each VGG stage, which ends with pooling.
+#: (convolutions, channels) of each VGG stage. Every stage ends with pooling.
 VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-#: Blocks of each ResNet stage, and channels of their 3x3 convolution; the block returns EXPANSION times as many.
+#: (blocks, channels of their 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as many channels.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
@@ -65,7 +65,7 @@ class AlexNetModel(nn.Module):
 
 
 class AlexNet(ImageWorkload):
-    """AlexNet: the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
+    """AlexNet, which has the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> nn.Module:
         """Build the network, 8 layers with weights."""
@@ -110,9 +110,9 @@ class VggModel(nn.Module):
 
 
 class Vgg16(ImageWorkload):
-    """VGG-16: bandwidth-heavy, many bytes of gradients for its step time."""
+    """VGG-16, which needs much bandwidth, because it has many bytes of gradients for its step time."""
 
-    #: A CPU process trains on smaller images; the last feature map is enlarged to the same 7x7.
+    #: Pixels along each side on a CPU. The last feature map is enlarged to 7x7, so the layers are the same.
     cpu_side = 64
 
     def model(self) -> nn.Module:
@@ -177,7 +177,7 @@ class ResNet(nn.Module):
 
 
 class ResNet50(ImageWorkload):
-    """ResNet-50: compute per byte of gradients is high enough that a healthy machine hides communication."""
+    """ResNet-50, which has enough compute per byte of gradients that a healthy machine hides communication."""
 
     def model(self) -> nn.Module:
         """Build the network, 50 layers."""
@@ -187,7 +187,7 @@ class ResNet50(ImageWorkload):
 def convolution(
     inputs: int, outputs: int, kernel: int | tuple[int, int], *, stride: int = 1, padding: int | tuple[int, int] = 0
 ) -> nn.Module:
-    """Build a convolution, its normalisation and a ReLU."""
+    """Build a convolution without bias, a normalisation and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False),
         nn.BatchNorm2d(outputs, eps=0.001),
@@ -218,12 +218,12 @@ class Branches(nn.Module):
 
 
 def pooled(inputs: int, outputs: int) -> nn.Module:
-    """Build the pooling branch of the blocks that keep the shape."""
+    """Build the pooling branch of `block_35`, `block_17` and `block_8`."""
     return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), convolution(inputs, outputs, 1))
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps: figure 5 of the paper, with one 5x5 convolution kept."""
+    """Build a block for 35x35 maps: figure 5 of the paper, but one branch keeps its 5x5 convolution."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
@@ -326,7 +326,7 @@ class Inception(nn.Module):
 
 
 class Inception3(ImageWorkload):
-    """Inception-v3: many kernels of all shapes, and much compute per byte of gradients."""
+    """Inception-v3, which has many kernels of all shapes, and much compute per byte of gradients."""
 
     side = 299
 

@@ -1,4 +1,4 @@
-"""Networks of fully connected layers only: `mlp`, and `trivial`, which also replaces the model of any workload.
+"""Networks of fully connected layers: `mlp`, and `trivial`, which can also replace the model of another workload.
 
 - `mlp`, 8000-4000-2000-500-300-1: 41,157,101 parameters, 165 MB of gradients in fp32.
 - `trivial`: one weight per input value, 150,529 parameters on 224x224 images. Training this model takes almost no time,
@@ -22,7 +22,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class Mlp(Workload):
-    """A regression with ReLU between the layers: cheap to compute for its size, so that communication dominates."""
+    """A regression with ReLU between the layers. It has little compute for its size, so communication dominates."""
 
     def model(self) -> nn.Module:
         """Build the layers in order."""
@@ -57,7 +57,7 @@ class Trivial(Workload):
     """Loss and optimizer of the trivial model."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG002  # targets are only copied
-        """Return the mean of the output, which no number of steps makes overflow."""
+        """Return the mean of the output, which does not overflow in any number of steps."""
         return output.float().mean()
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -66,7 +66,7 @@ class Trivial(Workload):
 
 
 class TrivialImages(Trivial, ImageWorkload):
-    """Images of the usual size, and hardly any compute."""
+    """The trivial model on images of the usual size."""
 
     def model(self) -> nn.Module:
         """Build one weight per pixel and colour."""
@@ -74,7 +74,7 @@ class TrivialImages(Trivial, ImageWorkload):
 
 
 class InputOnly(Trivial):
-    """The samples of another workload, copied and prepared as usual, for the trivial model."""
+    """The trivial model on the samples of another workload, which are copied and prepared as usual."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(on_gpu=workload.on_gpu)
@@ -83,7 +83,7 @@ class InputOnly(Trivial):
         self._workload = workload
 
     def model(self) -> nn.Module:
-        """Build one weight per value of a sample."""
+        """Build one weight per value of a prepared sample."""
         inputs, _ = self.samples(1, torch.Generator().manual_seed(0))
         return TrivialModel(self.prepare(inputs).numel())
 
@@ -92,5 +92,5 @@ class InputOnly(Trivial):
         return self._workload.samples(count, generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Prepare samples in the way of the other workload."""
+        """Prepare samples as the other workload does."""
         return self._workload.prepare(inputs)

@@ -1,8 +1,8 @@
 """`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
 
-The network of the neurofire library on the CREMI data sets: 12, 60, 300 and 1500 channels, two 3x3x3 convolutions with
-ELU on each level, pooling by 1x3x3 because such volumes are coarse along z, nearest-neighbour upsampling, and a sigmoid
-over three outputs. O. Cicek et al., "3D U-Net" (2016) is the general design.
+This is the neurofire library's network for the CREMI data sets. It has 12, 60, 300 and 1500 channels, two 3x3x3
+convolutions with ELU on each level, pooling by 1x3x3 because the volumes are coarse along z, nearest-neighbour
+upsampling, and a sigmoid over three outputs. The general design is O. Cicek et al., "3D U-Net" (2016).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from gpudiag.training.models.pytorch.workload import Workload
 
-#: Training volume, z, y, x in voxels.
+#: Size of a training volume in voxels along z, y, x.
 SHAPE = (40, 432, 432)
 #: A CPU process trains the same model on a smaller volume.
 CPU_SHAPE = (4, 54, 54)
@@ -39,7 +39,10 @@ class TwoConvolutions(nn.Sequential):
 
 
 class UNet3d(nn.Module):
-    """Down by pooling, up by repeating voxels, with skip connections; `features`: channels by level, deepest last."""
+    """U-Net with skip connections, which pools downwards and repeats voxels upwards.
+
+    `features` are the channels of each level, the deepest last.
+    """
 
     def __init__(self, features: Sequence[int] = FEATURES) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class UNet3d(nn.Module):
         self.last = nn.Conv3d(inputs, OUTPUTS, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, 1, z, y, x] to float[n, 3, z, y, x] in 0..1; y and x: divisible by 3 per pooling level."""
+        """Map float[n, 1, z, y, x] to float[n, 3, z, y, x] in 0..1. y and x are divisible by 3 ** (levels - 1)."""
         skips: list[Tensor] = []
         for level, convolutions in enumerate(self.down):
             x = convolutions(x if level == 0 else functional.max_pool3d(x, POOLING))
@@ -68,10 +71,10 @@ class UNet3d(nn.Module):
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the Sørensen-Dice coefficient of each channel, -1 (equal) to 0 (disjoint), summed over channels.
+    """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint).
 
-    Per channel, over samples and voxels: -2 sum(p t) / (sum(p^2) + sum(t^2)). Computed in single precision, because
-    sums over millions of voxels do not fit half precision.
+    The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels. The sums are in
+    single precision, because sums over millions of voxels overflow half precision.
     """
     p = output.float().transpose(0, 1).flatten(1)
     t = target.float().transpose(0, 1).flatten(1)
@@ -81,9 +84,9 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 class UNet3dTraining(Workload):
-    """3D U-Net: few large convolutions on one volume per step, much memory, gradients of medium size."""
+    """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: The pool is small, because a volume with its target has 30 MB.
+    #: Distinct samples in memory. They are few, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 class Workload(ABC):
     """A model to train on random samples, sized for a GPU (`on_gpu`) or for a CPU process."""
 
-    #: Distinct samples in memory, from which batches are collated.
+    #: Number of distinct samples in memory, from which batches are collated.
     pool = 512
-    #: Memory format of inputs and weights for `nhwc`.
+    #: PyTorch's memory format of inputs and weights for the option `nhwc`.
     channels_last: torch.memory_format = torch.channels_last
 
     def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
-        #: Number of layers, for a model with several depths.
+        #: Number of layers, if the model exists in several depths.
         self.depth = depth
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Workload(ABC):
 
     @abstractmethod
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make `count` inputs and their targets, stacked along the first dimension, as they would come from disk."""
+        """Make `count` inputs and their targets, stacked along the first dimension, in the form read from disk."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
@@ -46,11 +46,11 @@ class Workload(ABC):
 
 
 class ImageWorkload(Workload):
-    """RGB images as bytes, with a class each."""
+    """Training on RGB images of bytes. Each image has a class."""
 
-    #: Pixels along each side.
+    #: Number of pixels along each side.
     side = 224
-    #: Pixels along each side on a CPU; None for the same.
+    #: Number of pixels along each side on a CPU; None for `side`.
     cpu_side: int | None = None
     classes = 1000
 
@@ -66,14 +66,14 @@ class ImageWorkload(Workload):
 
 
 class CifarWorkload(ImageWorkload):
-    """Images of CIFAR-10's shape: 32x32 in ten classes."""
+    """Training on images of CIFAR-10's shape: 32x32 pixels in ten classes."""
 
     side = 32
     classes = 10
 
 
 def initialise_convolutions(model: nn.Module) -> None:
-    """Initialise all convolutions as K. He et al. (2015) do."""
+    """Initialise all convolutions by the method of K. He et al. (2015)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,1 +1,1 @@
-"""The models in plain Keras under TensorFlow; `workload` is their interface."""
+"""The models in plain Keras under TensorFlow. `workload` is their interface."""

@@ -1,4 +1,4 @@
-"""The CIFAR-10 networks in Keras, with the parameters of the PyTorch workloads of these names."""
+"""The CIFAR-10 networks in Keras, with the same numbers of parameters as the PyTorch workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DENSENET_STAGES = 3
 
 
 def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
-    """Apply two 3x3 convolutions and a shortcut without parameters: every other pixel, the new channels zero."""
+    """Apply two 3x3 convolutions and a shortcut, which narrows by taking every other pixel and adding zero channels."""
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:
@@ -29,7 +29,7 @@ def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
 
 
 class KerasResNetCifarTraining(KerasCifarWorkload):
-    """ResNet with `depth` = 6n + 2 layers: small kernels and little data, so that host launches dominate."""
+    """ResNet with `depth` = 6n + 2 layers. Its kernels are small, so host launches dominate the step time."""
 
     def model(self) -> Any:
         """Build a convolution, three stages of n blocks, and a fully connected layer."""
@@ -43,7 +43,7 @@ class KerasResNetCifarTraining(KerasCifarWorkload):
 
 
 def normalised(x: Any) -> Any:
-    """Apply normalisation and ReLU."""
+    """Apply batch normalisation and ReLU."""
     return layers.ReLU()(layers.BatchNormalization(axis=channel_axis(), momentum=0.9, epsilon=1e-5)(x))
 
 
@@ -53,7 +53,7 @@ def convolution(x: Any, width: int, side: int) -> Any:
 
 
 class KerasDenseNetCifarTraining(KerasCifarWorkload):
-    """DenseNet with `depth` = 3n + 4 layers: memory-bound, as each layer reads all channels of its stage."""
+    """DenseNet with `depth` = 3n + 4 layers. It is memory-bound, because each layer reads all channels of its stage."""
 
     def model(self) -> Any:
         """Build a convolution, three stages of n dense layers with transitions, and a fully connected layer."""
@@ -72,7 +72,7 @@ class KerasDenseNetCifarTraining(KerasCifarWorkload):
 
 
 class KerasCnnCifar(KerasCifarWorkload):
-    """Four convolutions: so little compute that a step is mostly launches and input."""
+    """Four convolutions with so little compute that a step is mostly launches and input."""
 
     def model(self) -> Any:
         """Build two pairs of convolutions, the second of each without padding, and two fully connected layers."""
@@ -100,10 +100,10 @@ class KerasCnnCifar(KerasCifarWorkload):
 
 
 class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Normalisation over nine channels, in float32; TensorFlow only has it for channels last."""
+    """Normalise over nine channels, in float32. TensorFlow supports this for channels last only."""
 
     def call(self, inputs: Any) -> Any:
-        """Normalise; shape and type are kept."""
+        """Normalise, keeping shape and type."""
         x = tf.transpose(inputs, (0, 2, 3, 1)) if channels_first() else inputs
         x = tf.nn.local_response_normalization(
             tf.cast(x, tf.float32), depth_radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75
@@ -113,10 +113,10 @@ class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras h
 
 
 class KerasAlexNetCifar(KerasCifarWorkload):
-    """AlexNet for CIFAR-10: few kernels and 7 MB of gradients; tf_cnn_benchmarks' network that scaled worst."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. It scaled worst of tf_cnn_benchmarks' networks."""
 
     def model(self) -> Any:
-        """Build 5 layers with weights; images shrink from 32 x 32 to 8 x 8 before the fully connected ones."""
+        """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""
         return keras.Sequential(
             [
                 layers.Input(self.image_shape()),

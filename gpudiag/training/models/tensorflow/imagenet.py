@@ -1,9 +1,9 @@
 """The ImageNet networks in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
-They have the parameters of the PyTorch workloads, but for `inception3`: Keras counts 23,851,784 parameters and trains
-23,817,352 of them (the others are running means and variances); the PyTorch model trains 17,216 scales more.
-`keras.applications.ResNet50` is v1 with biases in its convolutions (25,583,592 trained parameters), so v1.5 is built
-here.
+They have as many parameters as the PyTorch workloads, except `inception3`. For it Keras counts 23,851,784 parameters,
+of which 23,817,352 are trained, and the others are running means and variances. The PyTorch model also trains 17,216
+scales. ResNet-50 v1.5 is built here, because `keras.applications.ResNet50` is v1 with biases in its convolutions
+(25,583,592 trained parameters).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from keras import layers
 from gpudiag.training.models.tensorflow.workload import KerasImageWorkload, channel_axis
 
 HIDDEN = 4096
-#: Blocks of each ResNet stage, and channels of their 3x3 convolution; the block returns EXPANSION times as many.
+#: (blocks, channels of their 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as many channels.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
 
 class KerasAlexNet(KerasImageWorkload):
-    """AlexNet: the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
+    """AlexNet, which has the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> Any:
         """Build the network, 8 layers with weights."""
@@ -49,9 +49,9 @@ class KerasAlexNet(KerasImageWorkload):
 
 
 class KerasVgg16(KerasImageWorkload):
-    """VGG-16: bandwidth-heavy, many bytes of gradients for its step time."""
+    """VGG-16, which needs much bandwidth, because it has many bytes of gradients for its step time."""
 
-    #: On CPUs the same layers see smaller images; the last feature map is enlarged to the same 7x7.
+    #: Pixels along each side on a CPU. The last feature map is enlarged to 7x7, so the layers are the same.
     cpu_side = 64
 
     def model(self) -> Any:
@@ -67,7 +67,7 @@ class KerasVgg16(KerasImageWorkload):
 
 
 def normalised_convolution(x: Any, width: int, side: int, *, stride: int = 1) -> Any:
-    """Apply a convolution without bias and its normalisation."""
+    """Apply a convolution without bias, and batch normalisation."""
     x = layers.Conv2D(width, side, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
     return layers.BatchNormalization(axis=channel_axis(), momentum=0.9, epsilon=1e-5)(x)
 
@@ -82,7 +82,7 @@ def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
 
 
 class KerasResNet50(KerasImageWorkload):
-    """ResNet-50 v1.5: enough compute per byte of gradients that a healthy machine hides communication."""
+    """ResNet-50 v1.5, which has enough compute per byte of gradients that a healthy machine hides communication."""
 
     def model(self) -> Any:
         """Build the stem, four stages of bottlenecks, and the classifier."""
@@ -97,7 +97,7 @@ class KerasResNet50(KerasImageWorkload):
 
 
 class KerasInception3(KerasImageWorkload):
-    """Inception-v3: many kernels of all shapes, and much compute per byte of gradients."""
+    """Inception-v3, which has many kernels of all shapes, and much compute per byte of gradients."""
 
     side = 299
 

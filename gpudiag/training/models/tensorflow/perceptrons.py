@@ -1,4 +1,4 @@
-"""Networks of fully connected layers in Keras: `mlp`, and `trivial`, which also replaces the model of any workload."""
+"""Networks of fully connected layers in Keras: `mlp`, and `trivial`, which can replace another workload's model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class KerasMlp(KerasWorkload):
-    """A regression with ReLU between the layers: cheap to compute for its size, so that communication dominates."""
+    """A regression with ReLU between the layers. It has little compute for its size, so communication dominates."""
 
     def model(self) -> Any:
         """Build the layers in order."""
@@ -34,7 +34,7 @@ class KerasMlp(KerasWorkload):
 
 
 def weighted_sum(shape: tuple[int, ...]) -> Any:
-    """Build a weighted sum of each sample's values: float[n, *shape] to float[n, 1]."""
+    """Build a model that maps float[n, *shape] to float[n, 1], a weighted sum of each sample's values."""
     return keras.Sequential([layers.Input(shape), layers.Reshape((math.prod(shape),)), layers.Dense(1)])
 
 
@@ -51,7 +51,7 @@ class KerasTrivial(KerasWorkload):
 
 
 class KerasTrivialImages(KerasTrivial, KerasImageWorkload):
-    """Images of the usual size, and hardly any compute."""
+    """The trivial model on images of the usual size."""
 
     def model(self) -> Any:
         """Build one weight per pixel and colour."""
@@ -59,7 +59,7 @@ class KerasTrivialImages(KerasTrivial, KerasImageWorkload):
 
 
 class KerasInputOnly(KerasTrivial):
-    """The samples of another workload, copied and prepared as usual, for the trivial model."""
+    """The trivial model on the samples of another workload, which are copied and prepared as usual."""
 
     def __init__(self, workload: KerasWorkload) -> None:
         super().__init__(on_gpu=workload.on_gpu)
@@ -67,7 +67,7 @@ class KerasInputOnly(KerasTrivial):
         self._workload = workload
 
     def model(self) -> Any:
-        """Build one weight per value of a sample."""
+        """Build one weight per value of a prepared sample."""
         inputs, _ = self.samples(1, np.random.default_rng(0))
         return weighted_sum(tuple(int(size) for size in self.prepare(tf.constant(inputs)).shape[1:]))
 
@@ -76,5 +76,5 @@ class KerasInputOnly(KerasTrivial):
         return self._workload.samples(count, generator)
 
     def prepare(self, inputs: Any) -> Any:
-        """Prepare samples in the way of the other workload, and cast them to the compute type."""
+        """Prepare samples as the other workload does, and cast them to the compute type."""
         return tf.cast(self._workload.prepare(inputs), keras.mixed_precision.dtype_policy().compute_dtype)

@@ -1,8 +1,8 @@
 """`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
 
-The network of the neurofire library on the CREMI data sets, as of the PyTorch workload: 12, 60, 300 and 1500 channels,
-two 3x3x3 convolutions with ELU on each level, pooling by 1x3x3, nearest-neighbour upsampling, a sigmoid over three
-outputs.
+This is the network of the PyTorch workload, from the neurofire library for the CREMI data sets. It has 12, 60, 300 and
+1500 channels, two 3x3x3 convolutions with ELU on each level, pooling by 1x3x3, nearest-neighbour upsampling, and a
+sigmoid over three outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keras import layers
 
 from gpudiag.training.models.tensorflow.workload import KerasWorkload, Samples, channel_axis, channels_first
 
-#: Training volume, z, y, x in voxels.
+#: Size of a training volume in voxels along z, y, x.
 SHAPE = (40, 432, 432)
 #: A CPU device trains the same model on a smaller volume.
 CPU_SHAPE = (4, 54, 54)
@@ -34,13 +34,13 @@ def two_convolutions(x: Any, width: int) -> Any:
 
 
 class KerasUNet3dTraining(KerasWorkload):
-    """3D U-Net: few large convolutions on one volume per step, much memory, gradients of medium size."""
+    """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Small, because a volume with its target has 30 MB.
+    #: Distinct samples in memory. They are few, because a volume with its target has 30 MB.
     pool = 8
 
     def model(self) -> Any:
-        """Build the network: down by pooling, up by repeating voxels, with skip connections."""
+        """Build a U-Net with skip connections, which pools downwards and repeats voxels upwards."""
         inputs = layers.Input((1, *self._shape) if channels_first() else (*self._shape, 1))
         x = inputs
         skips: list[Any] = []
@@ -64,7 +64,7 @@ class KerasUNet3dTraining(KerasWorkload):
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Return the Sørensen-Dice coefficient of each channel, -1 (equal) to 0 (disjoint), summed over channels."""
+        """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint)."""
         p = tf.cast(output, tf.float32)
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)

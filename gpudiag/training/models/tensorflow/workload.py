@@ -16,12 +16,12 @@ Samples = tuple[NDArray[Any], NDArray[Any]]
 class KerasWorkload(ABC):
     """A model to train on random samples, sized for GPUs (`on_gpu`) or for CPU devices."""
 
-    #: Distinct samples in memory, from which batches are collated.
+    #: Number of distinct samples in memory, from which batches are collated.
     pool = 512
 
     def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
-        #: Layers, of a model that has several depths.
+        #: Number of layers, if the model exists in several depths.
         self.depth = depth
 
     @abstractmethod
@@ -30,7 +30,7 @@ class KerasWorkload(ABC):
 
     @abstractmethod
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make `count` inputs and their targets along the first dimension, channels last, as they come from disk."""
+        """Make `count` inputs and targets along the first dimension, channels last, in the form read from disk."""
 
     def prepare(self, inputs: Any) -> Any:
         """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
@@ -47,11 +47,11 @@ class KerasWorkload(ABC):
 
 
 class KerasImageWorkload(KerasWorkload):
-    """RGB images as bytes, with a class each."""
+    """Training on RGB images of bytes. Each image has a class."""
 
     #: Number of pixels along each side.
     side = 224
-    #: Pixels along each side on a CPU; None for the same.
+    #: Number of pixels along each side on a CPU; None for `side`.
     cpu_side: int | None = None
     classes = 1000
 
@@ -75,14 +75,14 @@ class KerasImageWorkload(KerasWorkload):
 
 
 class KerasCifarWorkload(KerasImageWorkload):
-    """Images of CIFAR-10's shape: 32x32 in ten classes."""
+    """Training on images of CIFAR-10's shape: 32x32 pixels in ten classes."""
 
     side = 32
     classes = 10
 
 
 def channels_first() -> bool:
-    """Return whether the layout is `nchw`; Keras keeps it for all models of the process."""
+    """Return whether the memory format is `nchw`. Keras has one setting for all models of the process."""
     return bool(keras.config.image_data_format() == "channels_first")
 
 

@@ -36,19 +36,19 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    It is faster if GPUs have no peer access to each other: each gradient is copied once to the host and once back,
-    while a ring copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in float32. NaN and
-    infinities are preserved. If a process dies, the others get an error in the next bucket instead of waiting.
+    The hook is fast if GPUs have no peer access to each other. It copies each gradient once to the host and once back,
+    while a ring of n processes copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in
+    float32. NaN and infinities are preserved. If a process dies, the next bucket of the others raises an error.
 
     Args:
         device: the GPU of this process, or the CPU.
-        wire: precision in which gradients are transported: `fp32`, `bf16` or `fp16`; None for their own.
-        group: the processes, by default the default group. All must make the hook at the same point.
+        wire: precision in which gradients are transported: `fp32`, `bf16` or `fp16`; None for their own precision.
+        group: the process group, by default the default group. All its processes must make the hook at the same point.
         **tuning: other arguments of `SharedHostAllReduce`.
 
     Raises:
         UsageError: the processes are not on one node, or the precision is unknown.
-        HardwareMissingError: memory cannot be shared or pinned. Both are raised in every process.
+        HardwareMissingError: memory cannot be shared or pinned. Both errors are raised in every process.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads these function attributes of a hook.
+        # DDP reads these attributes, which functions have.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,
@@ -89,16 +89,16 @@ class CpuReduceHook:
         self._communication.check()
 
     def close(self) -> None:
-        """Finish all reductions and release the memory. May be called again."""
+        """Finish all reductions and release the memory. The method may be called again."""
         self._communication.close()
 
 
-# DDP compares a hook's annotations with its own types, which are imported in training processes only.
+# DDP compares a hook's annotations with its own types. Here annotations are text, because DDP is imported late.
 CpuReduceHook.__call__.__annotations__.clear()
 
 
 class CpuReduce(BucketedStrategy):
-    """Each gradient is copied to the host once and back once; the GPUs' own links are not used."""
+    """Copy each gradient to the host once and back once, without using links between GPUs."""
 
     name = "cpu-reduce"
     summary = "DistributedDataParallel through shared host memory: the CPUs of the node sum each bucket, in chunks."
@@ -109,7 +109,7 @@ class CpuReduce(BucketedStrategy):
     through_host = True
     rounding_pays = True
     launched_ahead = True
-    #: The group broadcasts initial parameters, and buffers such as batch norm's.
+    #: The default group only broadcasts initial parameters, and buffers such as batch norm's.
     backend = None
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
@@ -170,11 +170,11 @@ class CpuReduce(BucketedStrategy):
         else:
             link = now.paths.host_memory() / 2 / max(1, now.devices)
             reason = f"{link:.3g} GB/s of host memory per process"
-        # Each byte of every rank is read once, and each sum is written once.
+        # GB/s of gradients per rank that the CPUs sum: they read each byte of every rank once, and write each sum once.
         adding = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
         slowest = min(link, adding)
         hops = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
-        # The first chunk is copied both ways before copies overlap.
+        # The copies of the first chunk to the host and back do not overlap with other copies.
         points = {
             size: hops + 2 * min(size, _CHUNK) / (link * 1e6) + size / (slowest * 1e6)
             for size in (1 << 10, _CHUNK, 1 << 30)

@@ -1,4 +1,4 @@
-"""One process per device: `nccl` and `gloo`, which are DistributedDataParallel, and `independent`."""
+"""Strategies with one process per device: `nccl` and `gloo` (DistributedDataParallel), and `independent`."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from gpudiag.model.job import CommunicationOptions
     from gpudiag.prediction.situation import Situation
 
-#: Set by tools such as Nsight Systems in the programs that they watch.
+#: Variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Passes over host memory per byte and rank of gloo's all-reduce over sockets: copy into the kernel, copy out of it,
-#: add.
+#: Bytes read and written in host memory per byte and rank, in gloo's all-reduce over sockets: copy into the kernel,
+#: copy out of it, add.
 _GLOO_PASSES = 6
 
 
 def distributed_data_parallel(candidate: Candidate, *arguments: str) -> str:
-    """Return the line that wraps a user's model, with further arguments as they are written."""
+    """Return the line of code that wraps a user's model. `arguments` are further arguments as source text."""
     if candidate.bucket_mb is not None:
         arguments = (*arguments, f"bucket_cap_mb={candidate.bucket_mb:g}")
     return f"model = torch.nn.parallel.DistributedDataParallel({', '.join(('model', *arguments))})"
 
 
 class BucketedStrategy(PytorchStrategy):
-    """DistributedDataParallel: gradients are all-reduced in buckets while backward still runs.
+    """DistributedDataParallel, which all-reduces gradients in buckets while backward still runs.
 
-    A bucket's communication can only be named from a communication hook, which costs a Python call and a division
-    kernel per bucket. So the hook is only registered to compress gradients, or when a profiler records or a tool
-    listens to NVTX. It is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
+    Only a communication hook can put the communication of a bucket into a range. A hook costs a Python call and a
+    division kernel per bucket. Therefore it is only registered to compress gradients, when a profiler records, or when
+    a tool listens to NVTX. The hook is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
@@ -93,13 +93,13 @@ class BucketedStrategy(PytorchStrategy):
         return averaged
 
     def release(self) -> None:
-        """Release the model, which the hook would keep alive."""
+        """Release the model, because the hook would keep it alive."""
         self._wrapped = None
 
     def _attach(self) -> None:
         assert self._wrapped is not None  # noqa: S101  # asked after wrap
         self._hooked = True
-        # DDP compares a hook's annotations with its own types, which are not imported here; a lambda has none.
+        # DDP compares a hook's annotations with its own types, but annotations are text here. A lambda has none.
         self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108
 
     def _communicate_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -112,7 +112,7 @@ class BucketedStrategy(PytorchStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return PyTorch's own lines, with its hook if gradients are compressed."""
+        """Return lines of plain PyTorch, with its compression hook if gradients are compressed."""
         compression = (
             "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
             f"model.register_comm_hook(None, default_hooks.{candidate.compress}_compress_hook)",
@@ -125,7 +125,7 @@ class BucketedStrategy(PytorchStrategy):
 
 
 class Nccl(BucketedStrategy):
-    """All-reduce over the GPUs' own links, if there are any."""
+    """All-reduce between GPUs, over their own links if there are any."""
 
     name = "nccl"
     summary = "DistributedDataParallel over NCCL: each gradient bucket is all-reduced between the GPUs."
@@ -139,7 +139,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name NCCL with or without peer access; compressed gradients are only shorter messages."""
+        """Name NCCL with or without peer access. Compressed gradients use the same transport with shorter messages."""
         return nccl_transport(p2p=p2p)
 
     @classmethod
@@ -158,7 +158,7 @@ class Nccl(BucketedStrategy):
 
 
 class Gloo(BucketedStrategy):
-    """Works everywhere; from GPUs, gloo copies each bucket to the host, reduces it there and copies it back."""
+    """All-reduce on every machine. For GPUs, gloo copies each bucket to the host, reduces it and copies it back."""
 
     name = "gloo"
     summary = "DistributedDataParallel over gloo: each gradient bucket is all-reduced between the hosts' CPUs."
@@ -169,7 +169,7 @@ class Gloo(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name gloo from GPU memory or from host memory."""
+        """Name gloo's all-reduce of GPU memory or of host memory."""
         return "gloo-device" if on_gpu else "gloo"
 
     @classmethod
@@ -193,10 +193,10 @@ class Gloo(BucketedStrategy):
 
 
 class Independent(PytorchStrategy):
-    """Each process trains alone; the difference to a different strategy's step is the cost of its communication.
+    """Let each process train alone. Other strategies' steps are longer by the cost of their communication.
 
-    The processes still share a process group, over which nothing is sent, so that they enter each phase together and
-    their traces say which rank they are.
+    The processes still join a process group, although they send nothing over it. Therefore they enter each phase
+    together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT
@@ -215,5 +215,5 @@ class Independent(PytorchStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return a comment: nothing needs to be written."""
+        """Return a comment, because this strategy needs no code."""
         return ("# no communication: the processes train different models",)

@@ -19,26 +19,27 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.prediction.situation import Situation
 
-#: A module of a container with fewer parameters is gathered together with its container.
+#: Minimum number of parameters of a shard. A smaller module is gathered together with its container.
 _LEAST_PARAMETERS = 100_000
-#: Passes over GPU memory per byte of parameters: two copies out of gathered buffers, one into and one out of the
-#: scattered buffer.
+#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of the buffer that is
+#: scattered.
 _PASSES = 4
-#: ms of host work: per shard, for hooks that gather, free and scatter it, and per trained tensor, to launch the rest of
-#: a step. If the host is slower than the device, FSDP's hooks determine the step time. From `mlp` on 4 and ResNet-50 on
-#: 2 H200s (17.1 and 66.8 ms; two hosts, PyTorch 2.11); two other hosts took 0.78 and 1.2 times as long.
+#: Host work in ms: per shard, for hooks that gather, free and scatter it; and per trained tensor, to launch the rest of
+#: a step. If the host is slower than the device, this work determines the step time. The values fit `mlp` on 4 H200s
+#: (17.1 ms) and ResNet-50 on 2 H200s (66.8 ms) of two hosts with PyTorch 2.11. Two other hosts took 0.78 and 1.2 times
+#: as long.
 _SHARD_MS, _LAUNCH_STEP_MS = 3.1, 0.14
-#: Bytes of a tensor that counts as a shard if the shards are unknown.
+#: Minimum bytes of a tensor that counts as a shard if the shards are unknown.
 _SHARD_BYTES = 400_000
 
 
 class Fsdp(PytorchStrategy):
-    """Each process keeps 1/n of everything; parameters are all-gathered before use, gradients reduce-scattered after.
+    """Keep 1/n of everything in each process; all-gather parameters before use, and reduce-scatter gradients after.
 
     The modules of `nn.Sequential` and `nn.ModuleList` (blocks, stages) are sharded one by one, so that gathering one
-    overlaps with computing another. Per step three times the parameters are sent, twice in all-reduce, for n times less
-    memory. `--compress` is FSDP's `reduce_dtype`. In traces communication has FSDP's own ranges (`FSDP::all_gather`,
-    `FSDP::post_backward_reduce`).
+    overlaps with computing another. Per step each process sends about three times the parameters' bytes. All-reduce
+    sends twice the parameters' bytes, but needs n times the memory. `--compress` sets FSDP's `reduce_dtype`. In traces
+    communication has FSDP's own ranges (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
     """
 
     name = "fsdp"
@@ -60,7 +61,7 @@ class Fsdp(PytorchStrategy):
         policy = MixedPrecisionPolicy(reduce_dtype=dtype)
         mesh = init_device_mesh(self.device.type, (torch.distributed.get_world_size(),))
         for parameter in model.parameters():
-            # FSDP supports only contiguous weights; channels-last inputs stay channels-last.
+            # FSDP supports only contiguous weights. Inputs may be channels-last.
             parameter.data = parameter.data.contiguous()
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)
@@ -75,7 +76,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Keep whole gradients, and reduce them with the last batch."""
+        """Accumulate unsharded gradients. The last batch of the step reduces them."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield
@@ -88,7 +89,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce; gathers and scatters move half of its bytes each."""
+        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half of its bytes."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
@@ -110,7 +111,7 @@ class Fsdp(PytorchStrategy):
         stalled = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
         slower = NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
         bucket_copy = _PASSES * now.on_device_ms(total)
-        # Each device only updates its own shard.
+        # Each device updates only its own shard.
         exposed = stalled + slower + bucket_copy - now.compute.update_ms * (count - 1) / count
         blocks = now.model.blocks or sum(size >= _SHARD_BYTES for size in now.model.sizes)
         host = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
@@ -124,7 +125,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return PyTorch's own lines."""
+        """Return lines of plain PyTorch."""
         return (
             "from torch.distributed.fsdp import fully_shard",
             "for block in model.children():",
@@ -134,7 +135,7 @@ class Fsdp(PytorchStrategy):
 
 
 def shards_of(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules in containers of the model that are large enough for a shard of their own."""
+    """Return the outermost modules in the model's containers that have enough parameters for a shard."""
     from torch import nn
 
     containers = (nn.Sequential, nn.ModuleList)
@@ -149,10 +150,11 @@ def shards_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequence[float]) -> float:
-    """Return how much longer a pass over shards takes because each must be gathered first, in ms.
+    """Return how many ms longer a pass over shards takes because each shard must be gathered first.
 
-    While one shard computes, the next one is gathered, and none further. Its gradients are scattered over the same
-    links afterwards, behind other transfers. All arguments are in ms by shard, in the order of the pass.
+    While a shard computes, the next shard is gathered, but no further shard. Afterwards the gradients of the computed
+    shard are scattered over the same links, behind other transfers. The arguments are in ms per shard, in the order of
+    the pass.
 
     >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered while the first computes
     4.0

@@ -1,4 +1,4 @@
-"""A process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
+"""Strategies in which one process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate, Compress
     from gpudiag.prediction.situation import Situation
 
-#: µs of host work per tensor of a module: per step (a thread per device launches backward, and the update runs once),
-#: and per device, to which the module is copied and whose forward the interpreter launches in sequence. A step takes
-#: this long if its devices are not slower. The values are from ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two
-#: hosts, PyTorch 2.11); `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
+#: Host work in µs per tensor of the model: once per step (backward, which one thread per device launches, and the
+#: update), and per device (copying the model, and launching forward, one device after the other). A step takes at
+#: least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 (110.7 ms) of two hosts with PyTorch 2.11.
+#: They predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
 class DataParallel(PytorchStrategy):
-    """Each step the first GPU scatters the batch, copies its parameters to the others, and sums their gradients.
+    """In each step scatter the batch from the first GPU, copy its parameters to the others, and sum their gradients.
 
     One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
-    overlaps with compute. The strategy is supported because much code still uses it, and as the baseline of earlier
-    figures.
+    overlaps with compute. The strategy is supported because much code still uses it, and because older publications
+    compare with it.
     """
 
     name = "data-parallel"
@@ -46,13 +46,13 @@ class DataParallel(PytorchStrategy):
         self.check_model(model)
         wrapped: Any = nn.DataParallel(model, device_ids=list(range(self.devices)))
         wrapped.scatter = _in_range(wrapped.scatter)
-        wrapped.replicate = _in_range(wrapped.replicate)  # backward through it sums the gradients
+        wrapped.replicate = _in_range(wrapped.replicate)  # its backward sums the gradients
         wrapped.parallel_apply = _without_autotuning(wrapped.parallel_apply)
         data_parallel: nn.Module = wrapped
         return data_parallel
 
     def exchange(self, model: nn.Module) -> None:
-        """Check the gradients, which backward has summed."""
+        """Check the gradients. Backward has summed them."""
         self.check_gradients(model)
 
     @classmethod
@@ -76,17 +76,17 @@ class DataParallel(PytorchStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return PyTorch's own line."""
+        """Return the line of plain PyTorch."""
         return ("model = torch.nn.DataParallel(model)",)
 
 
 class Copies(PytorchStrategy):
-    """Each device has a replica; gradients are copied to the first device, summed there, and copied back to all.
+    """Keep a replica on each device; copy gradients to the first device, sum them there, and copy the sums back.
 
-    TensorFlow 1's benchmarks called this replicated variables without NCCL: every replica updates itself, and the
-    driver stages the framework's copies through host memory if devices have no peer access. Unlike in `data-parallel`,
-    parameters are not copied. Nothing overlaps, and the first device's link carries all traffic: the strategy exists to
-    compare with published figures.
+    TensorFlow 1's benchmarks called this replicated variables without NCCL. Every replica updates itself, so, unlike in
+    `data-parallel`, parameters are not copied. If devices have no peer access, the driver stages the copies through
+    host memory. Nothing overlaps, and the first device's link carries all traffic. The strategy exists to compare with
+    published figures.
     """
 
     name = "copies"
@@ -96,7 +96,7 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device; replicas take equal shares of a batch, and the first device has all
+        """Make a replica on each device. Each replica takes an equal share of a batch. The first device gets all
         outputs."""
         import torch
 
@@ -106,7 +106,7 @@ class Copies(PytorchStrategy):
         return _replicated(model, (self.device, *others))
 
     def exchange(self, model: nn.Module) -> None:
-        """Sum the gradients, each of its share of the mean, on the first device; copy the sums back."""
+        """Sum the replicas' gradients on the first device, because the loss is a mean over all; copy the sums back."""
         import torch
 
         self.check_gradients(model)
@@ -124,7 +124,7 @@ class Copies(PytorchStrategy):
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Return none, because this strategy is never the fastest and its cost on GPUs is unknown."""
+        """Return no candidate, because this strategy is never the fastest and its cost on GPUs is unknown."""
         return ()
 
 
@@ -140,8 +140,8 @@ def _in_range(function: Callable[..., Any]) -> Callable[..., Any]:
 def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Run forward on every device without `cudnn.benchmark`.
 
-    Each step has new threads, and PyTorch stores cuDNN's chosen algorithms per thread, so every step would repeat
-    cuDNN's trials (VGG-16 on 4 x H200: 844 ms per step).
+    DataParallel starts new threads in each step, and PyTorch stores cuDNN's chosen algorithms per thread. With
+    `cudnn.benchmark` every step would repeat cuDNN's trials (844 ms per step for VGG-16 on 4 H200s).
     """
 
     @wraps(forward)
@@ -172,7 +172,8 @@ def _replicated(model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:
             self.replicas = nn.ModuleList([model, *(copy.deepcopy(model).to(device) for device in devices[1:])])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # One thread launches for all devices, because autocast is per thread; the devices run concurrently.
+            # One thread launches the kernels of all devices, because autocast is per thread. The devices run
+            # concurrently.
             shares = zip(self.replicas, x.chunk(len(devices)), devices, strict=True)
             outputs = [replica(share.to(device, non_blocking=True)) for replica, share, device in shares]
             return torch.cat([output.to(devices[0], non_blocking=True) for output in outputs])

@@ -22,26 +22,27 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.prediction.situation import Situation
 
-#: Variables begin at multiples of this many bytes.
+#: Alignment of variables in bytes.
 _ALIGNMENT = 256
 _PAGE = 4096
-#: Passes over host memory per byte of parameters in PyTorch's update with momentum and weight decay: gradient + decay x
-#: parameter into new memory (two reads, and a write after zeroing and fetching), momentum scaled (2) and added to (3),
-#: parameter (3).
+#: Bytes read or written in host memory per byte of parameters, in PyTorch's update with momentum and weight decay. New
+#: memory for gradient + decay x parameter: 5 (two reads; zero, fetch and write the result). Scaling the momentum: 2.
+#: Adding to the momentum: 3. Updating the parameter: 3.
 _UPDATE_PASSES = 13
-#: Passes per byte to add a gradient to a sum (two read, one written), and to divide the sum.
+#: Bytes read or written per byte to add a gradient to a sum (two reads, one write), and to divide the sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
-#: GB/s of host memory per thread of PyTorch's operators while other processes wait: cores of servers sustain 3 to 15
-#: (`paths`); VGG-16's largest variable got 4.4 to 5.6 on 16 threads of two hosts.
+#: GB/s of host memory per thread of PyTorch's operators while other processes wait. Cores of servers sustain 3 to 15
+#: GB/s (`prediction.paths`). For VGG-16's largest variable 16 threads of two hosts had 4.4 to 5.6 GB/s each.
 _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Gradients are copied to shared memory during backward; there each process sums and updates the variables it owns.
+    """Copy gradients to shared memory during backward. There each process sums and updates the variables it owns.
 
-    Whole variables are spread over the processes by size; the optimizer's state is in host memory only. Then every
-    process copies all parameters to its device. Per step and device each gradient is copied to the host once, and each
-    parameter back once; the update runs at the speed of host memory, after the last gradient has arrived.
+    Whole variables are spread over the processes by size. The optimizer's state is in host memory only. After the
+    update every process copies all parameters to its device. Per step and device each gradient is copied to the host
+    once, and each parameter back once. The update begins after the last gradient has arrived, and runs at the speed of
+    host memory.
     """
 
     name = "ps-cpu"
@@ -69,7 +70,7 @@ class PsCpu(PytorchStrategy):
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         owner = owners([parameter.numel() for parameter in self._parameters], self._world)
         self._owned = [index for index, rank in enumerate(owner) if rank == self._rank]
-        # In the order of owners, so that each process's variables are contiguous.
+        # Variables are placed in the order of their owners, so that each process's variables are contiguous.
         offsets, end = {}, 0
         for index in sorted(range(len(owner)), key=owner.__getitem__):
             offsets[index] = end
@@ -90,7 +91,10 @@ class PsCpu(PytorchStrategy):
         return model
 
     def _share_memory(self, offsets: dict[int, int], area: int) -> None:
-        """Share an area of gradients per rank and one of master parameters; `offsets` are by parameter."""
+        """Share an area of gradients per rank, and an area of master parameters.
+
+        `area` is the size of each area in bytes. `offsets` has the offset of each parameter within an area.
+        """
         import torch
 
         from gpudiag.training.strategies.shared_host.segment import Pinned, Segment
@@ -114,7 +118,7 @@ class PsCpu(PytorchStrategy):
         self._masters = views(self._world)
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this process's variables in host memory, then fetches all."""
+        """Make an optimizer that updates this process's variables in host memory, and then fetches all parameters."""
         from torch import nn
 
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
@@ -176,7 +180,8 @@ class PsCpu(PytorchStrategy):
             self._barrier()
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 parameter.copy_(master, non_blocking=True)
-            # Masters stay unchanged until all ranks have sent new gradients, in stream order after these copies.
+            # These copies need no barrier: masters change only after all ranks have sent new gradients, which follow
+            # the copies in stream order.
 
     def _barrier(self) -> None:
         from torch import distributed as dist
@@ -188,15 +193,14 @@ class PsCpu(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying gradients to the host during backward, of updates there, and of copies back."""
+        """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back."""
         sizes, wire = now.model.sizes, candidate.wire
         owners = [HOST] * len(sizes)
         pushed = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
         push = transfers.exposed_after(pushed, now.compute.backward_ms)
         pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # Each process updates its variables with its threads, and all processes wait for the one with the most
-        # variables.
+        # All processes wait for the process with the most bytes of variables, which it updates with its threads.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()

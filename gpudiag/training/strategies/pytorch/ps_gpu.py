@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs; each variable has one home GPU, which sums and updates it."""
+"""`ps-gpu`: a parameter server on the GPUs. Each variable has a home GPU, which sums its gradients and updates it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class PsGpu(PytorchStrategy):
-    """Gradients of a variable are summed on its home GPU, which updates it and broadcasts it.
+    """Sum the gradients of each variable on its home GPU, which updates the variable and broadcasts it.
 
-    Whole variables are spread over the GPUs by size, or all are on one GPU (`--ps-device`), whose links then carry all
-    communication. Variables of one home are sent together. Communication does not overlap with backward. CPU processes
-    use gloo.
+    Whole variables are spread over the GPUs by size. With `--ps-device` all variables are on one GPU, whose links then
+    carry all communication. Variables with the same home are sent together. Communication does not overlap with
+    backward. CPU processes use gloo.
     """
 
     name = "ps-gpu"
@@ -41,7 +41,7 @@ class PsGpu(PytorchStrategy):
     backend = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Put the parameters and gradients of each home into one tensor each; all ranks start with rank 0's."""
+        """Broadcast rank 0's model. Put each home's parameters into one tensor, and their gradients into another."""
         from torch import distributed as dist
 
         from gpudiag.training.strategies.central_optimizer import owners
@@ -56,7 +56,7 @@ class PsGpu(PytorchStrategy):
         fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         for tensor in (*fixed, *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        #: Home rank, all its parameters in one tensor, and their gradients in another.
+        #: (home rank, its parameters in one tensor, their gradients in another) for each home and type.
         self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._owned: list[nn.Parameter] = []
         for rank in range(self._world):
@@ -96,7 +96,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
-        """Refuse a missing `--ps-device`, and the options that all strategies refuse."""
+        """Refuse a `--ps-device` that does not exist, and the options that all strategies refuse."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
                 f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
@@ -105,12 +105,12 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Return two candidates: variables spread over all devices, or all on the first."""
+        """Return two candidates: variables spread over all devices, and all variables on the first device."""
         return Candidate(strategy=cls.name), Candidate(strategy=cls.name, ps_device=0)
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Refuse CPU processes, for which this strategy is possible but never useful."""
+        """Return why a candidate is not recommended, which includes all jobs on CPUs."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)
@@ -124,7 +124,7 @@ class PsGpu(PytorchStrategy):
         total = now.model.total_bytes
         spread = candidate.ps_device is None
         exchange = now.rooted_ms(total, spread=spread)
-        # Gradients are added to zeros in the memory that is sent.
+        # Backward adds gradients to zeros in the tensor that is sent.
         bucket_copy = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
@@ -136,13 +136,13 @@ class PsGpu(PytorchStrategy):
 
 
 def _flattened_by_type(parameters: list[nn.Parameter]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Flatten parameters and their gradients, separately by type."""
+    """Flatten the parameters of each type into one tensor, and their gradients into another."""
     types = dict.fromkeys(parameter.dtype for parameter in parameters)
     return [_flatten([parameter for parameter in parameters if parameter.dtype == dtype]) for dtype in types]
 
 
 def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put parameters and their gradients into one tensor each, keeping memory formats."""
+    """Put parameters into one flat tensor and their gradients into another, keeping memory formats."""
     import torch
 
     total = sum(parameter.numel() for parameter in parameters)

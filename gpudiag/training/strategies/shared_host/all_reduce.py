@@ -1,15 +1,16 @@
 """All-reduce between the ranks of one node through shared host memory; their CPUs compute the sums.
 
-A tensor is cut into chunks. Each chunk passes through four stages, different chunks being in different stages at once:
+A tensor is cut into chunks. Each chunk passes through four stages, and different chunks are in different stages at the
+same time:
 
-    1. the device copies its chunk into one of its slots in shared memory          (all devices at once)
-    2. when it has arrived from every rank, the CPU threads of rank r sum the r-th share of it, in float32
-    3. when every rank's share is summed, the result is complete in a result slot
-    4. the device copies the result back over its own gradients                     (all devices at once)
+    1. each device copies its values of the chunk into one of its slots in shared memory
+    2. when the chunk has arrived from every rank, the CPU threads of rank r sum its r-th share in float32
+    3. when every rank has summed its share, the result is complete in a result slot
+    4. each device copies the result over its own gradients
 
-A slot is reused as soon as every rank is done with its content, so the memory is small and stays in the processor's
-cache. Per rank and byte of gradients one byte is copied to the host and one back, for any number of ranks; a ring
-without peer access copies 2(n-1)/n each way.
+A slot is reused as soon as every rank has read its content. Therefore the memory is small and stays in the processor's
+cache. For each byte of gradients a rank copies one byte to the host and one back, for any number of ranks. A ring of n
+ranks without peer access copies 2(n-1)/n bytes each way.
 """
 
 from __future__ import annotations
@@ -38,40 +39,40 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 CHUNK_BYTES = 4 << 20
 SLOTS = 8
 LANES = 2
-#: Least chunks of a tensor, so that its copies both ways and its sums overlap.
+#: Minimum number of chunks of a tensor, so that its copies in both directions and its sums overlap.
 PIECES = 8
 
-#: Below this size the overhead of a chunk outweighs the overlap.
+#: Minimum bytes of a chunk. In smaller chunks the overhead outweighs the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Most adding threads per rank; with more, memory is the limit. Half precision must be widened and rounded, which is
-#: twice the work per byte.
+#: Maximum number of summing threads per rank. With more threads, memory is the limit. Half precision is widened and
+#: rounded, which is twice the work per byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
 class SharedHostAllReduce:
-    """Sums or means over the ranks of a process group on one node; every rank makes one at the same point.
+    """Sum or average tensors over the ranks of a process group on one node.
 
-    Every rank must reduce tensors of the same shapes and types in the same order. Results are bit-identical on all
-    ranks. NaN and infinities are preserved.
+    All ranks must make the object at the same point, and must reduce tensors of the same shapes and types in the same
+    order. Results are bit-identical on all ranks. NaN and infinities are preserved.
 
     Args:
-        group: the ranks, by default the default group; only used to set up.
+        group: the process group, by default the default group. It is used only during construction.
         device: the device of the tensors.
-        wire: precision in which values are transported, by default their own. Sums are in float32, or float64 if the
-            tensors are.
+        wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
+            float64 for float64 tensors.
         mean: divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
-        pieces: least chunks of a tensor, unless they would be shorter than 256 KiB.
-        threads: CPU threads per rank that add; by default up to 4 of this rank's share of the machine, 8 for half
-            precision.
+        pieces: minimum number of chunks of a tensor, unless they would be smaller than 256 KiB.
+        threads: number of summing CPU threads per rank; by default up to 4 of this rank's share of the machine, or up
+            to 8 for half precision.
         engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native if there is a C
             compiler.
-        timeout_s: how long to wait for a rank that makes no progress.
+        timeout_s: maximum seconds to wait for a rank that makes no progress.
 
     Raises:
         UsageError: the ranks are not on one node or cannot share memory.
-        HardwareMissingError: there is too little memory, or it cannot be pinned. Both are raised on all ranks.
+        HardwareMissingError: there is too little memory, or it cannot be pinned. Both errors are raised on all ranks.
     """
 
     def __init__(
@@ -117,23 +118,23 @@ class SharedHostAllReduce:
         self._reducer = make_reducer(self._control, engine=engine, threads=threads, cpus=near, mismatch=self._mismatch)
         self.engine = self._reducer.name
         self._peers = PeerWatch(self._control, pids, timeout_s, self._give_up)
-        # A process that ends without closing must not leave its streams waiting.
+        # If the process ends without calling `close`, its streams must not wait forever.
         self._at_exit = weakref.finalize(self, _finish, self._reducer, self._control)
 
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
-        """Start to reduce `tensor` in place; the future's value is the tensor.
+        """Start to reduce `tensor` in place. The future's value is the tensor.
 
-        On a GPU the future completes at once for the host; its value is ready in stream order after `wait()`, as with
-        NCCL. The tensor must not be used before that.
+        On a GPU the host need not wait for the future. As with NCCL, work that is enqueued after `wait()` sees the
+        result. The tensor must not be used before.
 
         Args:
-            tensor: contiguous, of one of the float types, on the device.
-            key: names the transport buffer, if its precision differs; the last result of a key must have been waited
-                for.
+            tensor: a contiguous tensor of a float type on the device.
+            key: name of the buffer in the precision of transport, if it differs from the tensor's. Before a key is used
+                again, its last result must have been waited for.
 
         Raises:
             WorkerFailedError: another rank has died, left, or makes no progress.
-            UsageError: sparse, complex or integer tensors.
+            UsageError: the tensor is sparse, complex or of integers.
         """
         self.check()
         if tensor.layout != torch.strided or tensor.dtype not in KINDS:
@@ -170,20 +171,20 @@ class SharedHostAllReduce:
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Reduce `tensor` in place and wait for it, on a GPU in stream order. Raises what `start` raises."""
+        """Reduce `tensor` in place and wait for it, on a GPU in stream order. Raises the errors of `start`."""
         result = self.start(tensor).wait()
         self.check()
         return result
 
     def check(self) -> None:
-        """Raise WorkerFailedError if the all-reduce has failed; its results since are NaN."""
+        """Raise WorkerFailedError if the all-reduce is closed or has failed. Results after a failure are NaN."""
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
         if self._closed:
             raise WorkerFailedError("this all-reduce has been closed", "Close it after the last step.")
 
     def close(self) -> None:
-        """Finish what is under way and release everything. May be called again."""
+        """Finish all reductions and release everything. The method may be called again."""
         if self._closed:
             return
         self._closed = True
@@ -227,7 +228,7 @@ class SharedHostAllReduce:
                 mover = CudaMover(self._control, self.device, native=engine != "torch")
             else:
                 mover = CpuMover(self._control)
-        except Exception as error:  # noqa: BLE001  # the other ranks must learn of it
+        except Exception as error:  # noqa: BLE001  # the other ranks must receive the error
             problem = error
         failed = next((reason for reason in self._gather(problem and str(problem)) if reason), None)
         if problem is not None:
@@ -240,7 +241,7 @@ class SharedHostAllReduce:
         return mover
 
     def _await_room(self, count: int) -> None:
-        """Wait until every rank has read the pieces that the next `count` pieces overwrite."""
+        """Wait until every rank has read the entries of the ring that the next `count` entries overwrite."""
         while not self._control.is_ready(self._number + count - at.RING):
             self.check()
             time.sleep(1e-4)
@@ -252,7 +253,7 @@ class SharedHostAllReduce:
         )
 
     def _give_up(self, what: str, hint: str) -> None:
-        """Fail: results become NaN, the device's streams continue, and the next call raises."""
+        """Set results to NaN, let the device's streams continue, and make the next call raise this error."""
         with self._lock:
             if self._failure is not None or self._closed:
                 return

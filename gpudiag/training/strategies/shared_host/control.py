@@ -1,4 +1,4 @@
-"""A rank's view of the shared memory: counters, pieces and slots."""
+"""Access the shared memory from one rank: counters, descriptions of chunks, and slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 
 
 class Control:
-    """Reads and writes the counters of `layout`: aligned 32-bit words, so reads and writes are atomic."""
+    """Read and write the counters of `layout`. They are aligned 32-bit words, so each access is atomic."""
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
         self.layout = layout
@@ -21,7 +21,7 @@ class Control:
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
 
     def get(self, counter: int, rank: int | None = None) -> int:
-        """Return a counter, by default of this rank."""
+        """Return a counter of a rank, by default of this rank."""
         page = self.layout.control(self.rank if rank is None else rank)
         return int(self._words[(page + counter) // 4])
 
@@ -30,11 +30,11 @@ class Control:
         self._words[(self.layout.control(self.rank) + counter) // 4] = value % at.WRAP
 
     def lane(self, counter: int, number: int) -> int:
-        """Return the offset of the counter of chunk `number`'s lane."""
+        """Return the offset of a per-lane counter for the lane of chunk `number`."""
         return counter + number % self.layout.lanes * at.LINE
 
     def put_piece(self, number: int, count: int, kind: int, divisor: int) -> None:
-        """Describe this rank's chunk `number`: `count` elements of a type, to be summed and divided."""
+        """Write the description of this rank's chunk `number`: `count` elements of a type, and the divisor of sums."""
         word = (self.layout.ring(self.rank) + number % at.RING * at.PIECE) // 4
         self._words[word : word + 3] = (count, kind, divisor)
 
@@ -45,7 +45,7 @@ class Control:
         return int(count), int(kind), int(divisor)
 
     def slot(self, rank: int, number: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Return the slot of a rank's chunk as a tensor, or the result's slot for `rank == world`."""
+        """Return the slot of a rank's chunk as a tensor. `rank == world` gives the result's slot."""
         begin = self.layout.slot(rank, number)
         return self._bytes[begin : begin + self.layout.chunk_bytes].view(dtype)
 
@@ -59,7 +59,7 @@ class Control:
         )
 
     def unlike(self, number: int) -> int | None:
-        """Return a rank whose chunk differs from this rank's in size or type."""
+        """Return a rank whose chunk differs from this rank's in size, type or divisor; None if there is none."""
         piece = self.piece(self.rank, number)
         return next((rank for rank in range(self.layout.world) if self.piece(rank, number) != piece), None)
 

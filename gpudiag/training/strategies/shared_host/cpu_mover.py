@@ -1,4 +1,4 @@
-"""Copy chunks between a process's own and shared memory in a thread, to train on CPUs."""
+"""Copy chunks between a process's tensors and shared memory in a thread, for training on CPUs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 
+#: Number of polling rounds before the thread sleeps.
 _ROUNDS_AWAKE = 50
-#: Sleeps, because threads that train need the same processors and the interpreter's lock.
+#: The thread sleeps because threads that train need the same processors and the interpreter's lock.
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 
 
 class CpuMover:
-    """Does in one thread what a GPU's streams do, in the same order of counters."""
+    """Copy chunks in one thread, with the same protocol of counters as the streams of a GPU."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -32,21 +33,21 @@ class CpuMover:
         self._thread.start()
 
     def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
-        """Queue a tensor. The future is done when the result is in it."""
+        """Queue a tensor. The future is done when the tensor contains the result."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._queue.put((chunked, future))
         return future
 
     def drain(self) -> None:
-        """Wait until everything queued is done or has failed."""
+        """Wait until all queued tensors are done or have failed. No more may be queued."""
         self._queue.put(None)
         self._thread.join()
 
     def close(self) -> None:
-        """Do nothing: no memory is pinned."""
+        """Do nothing, because no memory is pinned."""
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Fail all tensors in progress: their futures raise this error."""
+        """Make the futures of all tensors in progress raise this error."""
         self._problem = problem
 
     def _loop(self) -> None:

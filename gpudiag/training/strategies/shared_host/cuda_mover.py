@@ -1,7 +1,7 @@
 """Copy chunks between a GPU and shared host memory without a host thread.
 
-The GPU's streams wait for the counters that CPU threads advance, and advance their own (`cuStreamWaitValue32`,
-`cuStreamWriteValue32`), so all chunks of a bucket are enqueued at once.
+The GPU's streams wait for counters that CPU threads advance (`cuStreamWaitValue32`), and advance other counters
+(`cuStreamWriteValue32`). Therefore all chunks of a bucket can be enqueued at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _AT_LEAST = 0
 
 
 class CudaMover:
-    """Copies chunks of one GPU; each direction has `lanes` streams, and both directions run concurrently.
+    """Copy chunks of one GPU. Each direction has `lanes` streams, and both directions run concurrently.
 
     Args:
-        control: the shared memory, seen from this rank.
+        control: this rank's access to the shared memory.
         device: the GPU.
-        native: enqueue through compiled code if there is a C compiler.
+        native: enqueue by compiled code if there is a C compiler.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory, or cannot wait for host memory in a stream.
@@ -44,7 +44,7 @@ class CudaMover:
         self._pinned = Pinned(control.address, control.layout.total_bytes, device)
         with torch.cuda.device(device):
             lanes = range(control.layout.lanes)
-            # High priority, so that kernels that change precision do not wait for backward's kernels.
+            # The streams have high priority, so that kernels that convert precision do not wait for backward's kernels.
             make: Any = torch.cuda.Stream
             self._pack, self._unpack = (make(device, priority=-1) for _ in range(2))
             self._out, self._in = ([make(device, priority=-1) for _ in lanes] for _ in range(2))
@@ -52,20 +52,20 @@ class CudaMover:
             self._queues = self._native_queues()
 
     def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue all chunks of a tensor. The future is done at once for the host; its value waits on the GPU."""
+        """Enqueue all chunks of a tensor. The host need not wait for the future; the GPU waits for its value."""
         packed = chunked.packed
         with torch.cuda.device(self._device):
             source = torch.cuda.current_stream(self._device)
             if chunked.wire is not None:
                 self._pack.wait_stream(source)
-                # The current stream has waited for the last result in this buffer.
+                # The buffer is free, because the current stream has waited for the last result in it.
                 with torch.cuda.stream(self._pack):
                     chunked.wire.copy_(chunked.tensor)
                 source = self._pack
             packed_already = source.record_event()
             for stream in self._out:
                 stream.wait_event(packed_already)
-            # Incoming copies wait for sums, which contain the outgoing chunks.
+            # Copies from the host need no event, because they wait for sums, which need the copies to the host.
             self._enqueue(packed, chunked)
             for stream in self._in:
                 self._unpack.wait_stream(stream)
@@ -93,7 +93,7 @@ class CudaMover:
         self._enqueue_from_python(packed.data_ptr(), size, chunked)
 
     def _enqueue_from_python(self, data: int, size: int, chunked: ChunkedTensor) -> None:
-        """Enqueue like `gpudiag_queue` of reduce.c, at about 3 us per call."""
+        """Do the same as `gpudiag_queue` of reduce.c, but with about 3 us per call of the driver."""
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
         page = self._pinned.on_device + layout.control(control.rank)
@@ -131,19 +131,19 @@ class CudaMover:
         return queues
 
     def drain(self) -> None:
-        """Wait until everything enqueued is done."""
+        """Wait until all enqueued copies are done."""
         for stream in (*self._out, *self._in, self._unpack):
             stream.synchronize()
 
     def close(self) -> None:
-        """Unpin the memory, once no copy uses it."""
+        """Unpin the memory. No copy may use it any more."""
         self._pinned.close()
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Do nothing: the streams continue once READY is set."""
+        """Do nothing, because the streams continue when READY is set."""
 
     def _try_waiting(self) -> None:
-        """Check that streams of this GPU can wait for and write this memory, with a counter that is not yet used."""
+        """Check that streams of this GPU can wait for this memory and write to it, with a counter not used yet."""
         driver, stream = self._driver, self._in[0].cuda_stream
         counter = self._pinned.on_device + self._control.layout.control(self._control.rank) + at.FETCHED
         hint = "Use nccl: this driver or device lacks stream memory operations."

@@ -1,4 +1,4 @@
-"""Layout of the memory that the ranks of an all-reduce share, and the chunks in which tensors pass through it."""
+"""Define the layout of the memory that the ranks of an all-reduce share, and cut tensors into chunks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 
-#: Bytes per counter, so that no two counters share a cache line (x86 fetches lines in pairs).
+#: Bytes per counter, so that no two counters share a cache line. x86 fetches lines in pairs.
 LINE = 128
 
-#: Pieces that a rank may have submitted before its peers have reduced them.
+#: Entries of a rank's ring buffer: maximum number of chunks that it may submit before its peers have reduced them.
 RING = 4096
 
-#: Bytes of one entry in the ring buffer: element count, kind, divisor, unused.
+#: Bytes of an entry in the ring buffer, which describes a chunk: element count, kind, divisor, unused word.
 PIECE = 16
 
-#: Largest number of concurrent copies per direction and GPU.
+#: Maximum number of concurrent copies per direction and GPU.
 MOST_LANES = 8
 
-# Offsets within a rank's control page, which must equal those in reduce.c.
+# Offsets within a rank's control page. They must equal the offsets in reduce.c.
 ARRIVED = 0
-"""Number of the last chunk that this rank's device has sent, plus one, by lane. Written by the device."""
+"""By lane: number of the last chunk that this rank's device has sent, plus one. Written by the device."""
 FETCHED = 1024
-"""Number of the last result that this rank's device has fetched, plus one, by lane. Written by the device."""
+"""By lane: number of the last result that this rank's device has fetched, plus one. Written by the device."""
 REDUCED = 2048
 """Number of chunks of which this rank's threads have summed their share."""
 READY = 2176
-"""Number of chunks that every rank has summed, as this rank sees it. This rank's device waits for it."""
+"""Number of chunks that every rank has summed, as far as this rank knows. This rank's device waits for it."""
 STATE = 2304
-"""State of this rank: one of those below."""
+"""State of this rank: ACTIVE, LEFT or FAILED."""
 SUBMITTED = 2432
 """Number of chunks that this rank has enqueued on its device."""
 
@@ -44,17 +44,17 @@ WRAP = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The shared memory of one all-reduce: a control page and a ring of pieces per rank, and the slots.
+    """The shared memory of one all-reduce: a control page and a ring buffer per rank, and the slots.
 
-    Chunk k of every rank passes through slot k mod `slots`. Each rank has as many slots for what it sends, and all
-    ranks share as many for results. So the memory does not grow with the model, and much of it stays in the processor's
-    cache.
+    Chunk k of every rank passes through slot k mod `slots`. Each rank has `slots` slots for its chunks, and all ranks
+    share `slots` slots for results. Therefore the memory does not grow with the model, and much of it stays in the
+    processor's cache.
 
     Attributes:
-        world: ranks.
+        world: number of ranks.
         chunk_bytes: bytes of a slot; a multiple of the page size.
-        slots: slots per rank; a power of two.
-        lanes: concurrent copies per direction and device; divides `slots`.
+        slots: number of slots per rank; a power of two.
+        lanes: concurrent copies per direction and device; a power of two, at most `slots`.
     """
 
     world: int
@@ -81,7 +81,7 @@ class Layout:
         return self.world * PAGE
 
     def ring(self, rank: int) -> int:
-        """Return the offset of a rank's ring of pieces."""
+        """Return the offset of a rank's ring buffer."""
         return self.pieces + rank * RING * PIECE
 
     @property
@@ -90,21 +90,21 @@ class Layout:
         return self.ring(self.world)
 
     def slot(self, rank: int, number: int) -> int:
-        """Return the offset of the slot of a rank's chunk; of its result for `rank == world`."""
+        """Return the offset of the slot of a rank's chunk. `rank == world` gives the result's slot."""
         return self.staging + (rank * self.slots + number % self.slots) * self.chunk_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Return the size of the shared memory."""
+        """Return the size of the shared memory in bytes."""
         return self.slot(self.world + 1, 0)
 
 
 def reached(value: int, wanted: int) -> bool:
-    """Return whether counter `value` is at or past `wanted`; both may have wrapped."""
+    """Return whether counter `value` is at or past `wanted`. Both may have wrapped."""
     return (value - wanted) % WRAP < WRAP // 2
 
 
-#: Chunks begin at multiples of this many elements, so that no two threads write one cache line.
+#: Chunks begin at multiples of this number of elements, so that no two threads write to the same cache line.
 ALIGNMENT = 32
 
 
@@ -113,10 +113,10 @@ class ChunkedTensor:
     """A tensor to reduce in place, cut into chunks.
 
     Attributes:
-        tensor: one-dimensional and contiguous.
+        tensor: a contiguous tensor with one dimension.
         wire: a buffer of the same length in the precision of transport; None to transport the tensor itself.
         first: number of the first chunk.
-        length: elements of a chunk; the last one may be shorter.
+        length: number of elements of a chunk. The last chunk may be shorter.
     """
 
     tensor: torch.Tensor
@@ -126,7 +126,7 @@ class ChunkedTensor:
 
     @property
     def packed(self) -> torch.Tensor:
-        """Return the tensor in its transported format."""
+        """Return the tensor that is transported: `wire`, or `tensor` if there is none."""
         return self.tensor if self.wire is None else self.wire
 
     @property
@@ -140,10 +140,10 @@ class ChunkedTensor:
 
 
 def chunk_length(count: int, most: int, least: int, few: int) -> int:
-    """Return the elements per chunk of a tensor of `count`: at most `most`, and a multiple of `ALIGNMENT`.
+    """Return the number of elements per chunk of a tensor with `count` elements.
 
-    A tensor is cut into at least `few` chunks, unless they would be shorter than `least`, so that its copies both ways
-    and its sums overlap.
+    It is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that copies in
+    both directions and sums overlap, unless the chunks would be shorter than `least`.
     """
     chunks = max(-(-count // most), min(few, count // least), 1)
     return min(most, -(-count // (chunks * ALIGNMENT)) * ALIGNMENT)

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
-#: The same value as in reduce.c.
+#: Maximum number of summing threads. reduce.c has the same value.
 MOST_THREADS = 64
 
 _SOURCE = Path(__file__).with_name("reduce.c")
@@ -24,7 +24,7 @@ _COMPILE_S = 60
 
 
 class Engine(ctypes.Structure):
-    """`struct engine` of reduce.c, without its private counters."""
+    """The public fields of `struct engine` in reduce.c."""
 
     _fields_ = (
         ("control", ctypes.c_void_p),
@@ -44,7 +44,7 @@ class Engine(ctypes.Structure):
 
 
 class Queues(ctypes.Structure):
-    """`struct queues` of reduce.c."""
+    """The fields of `struct queues` in reduce.c."""
 
     _fields_ = (
         ("wait", ctypes.c_void_p),
@@ -63,7 +63,7 @@ class Queues(ctypes.Structure):
     )
 
 
-#: The driver's functions in the first fields of `Queues`.
+#: Names of the driver's functions that the first fields of `Queues` point to.
 DRIVER_FUNCTIONS = {
     "wait": "cuStreamWaitValue32_v2",
     "write": "cuStreamWriteValue32_v2",
@@ -73,7 +73,7 @@ DRIVER_FUNCTIONS = {
 
 
 def new_queues() -> Queues | None:
-    """Make queues with the driver's functions in them; None if there is no such driver."""
+    """Make `Queues` that point to the driver's functions; None if the driver does not have them."""
     queues = Queues()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -86,13 +86,13 @@ def new_queues() -> Queues | None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled loops; None if there is no compiler or it fails."""
+    """Return the compiled reduce.c; None if there is no compiler or it fails."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S, check=True).stdout
-        # Code compiled for this processor may not run on another one that shares the home directory.
+        # The name depends on the processor, because another machine with the same home directory may have another one.
         inputs = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode())
         name = f"reduce-{hashlib.sha256(b'|'.join(inputs)).hexdigest()[:24]}.so"
         cache = _private_cache()
@@ -109,7 +109,7 @@ def _compile(compiler: str, target: Path) -> Path:
     with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part") as output:
         command = [compiler, *_FLAGS, str(_SOURCE), "-o", output.name]
         subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=True)
-        os.link(output.name, compiled := f"{output.name}.so")  # the other ranks compile at the same time
+        os.link(output.name, compiled := f"{output.name}.so")  # unique, because all ranks compile at the same time
         Path(compiled).replace(target)
     return target
 
@@ -131,14 +131,14 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
-    """Make an empty engine, and the memory that it is in, which must outlive it."""
+    """Make an empty engine. Also return the memory that contains it, which must outlive it."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
     begin = -(-ctypes.addressof(memory) // LINE) * LINE
     return Engine.from_address(begin), memory
 
 
 def _private_cache() -> Path | None:
-    """Return a directory to which only this user can write, because its content is run; None if there is none."""
+    """Return a directory to which only this user can write, because its files are executed; None if there is none."""
     try:
         folder = cache_home(os.environ) / "gpudiag" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def _private_cache() -> Path | None:
 
 
 def _processor() -> str:
-    """Return model and features of the processor."""
+    """Return a text that identifies the model and the features of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

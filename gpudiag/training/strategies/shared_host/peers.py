@@ -1,4 +1,4 @@
-"""Notice when another rank of an all-reduce has died, has left, or makes no progress."""
+"""Detect that another rank of an all-reduce has died, has left, or makes no progress."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 
-#: Interval at which counters are read; the kernel reports a death at once.
+#: Seconds between two reads of the counters. The end of a process is reported at once.
 _POLL_S = 0.2
 
 
 class PeerWatch:
-    """A thread that waits for the end of any other rank's process, and polls the counters.
+    """Watch the other ranks in a thread: wait for the end of their processes, and poll their counters.
 
     Args:
-        control: the shared memory, seen from this rank.
-        pids: the process of each rank.
-        timeout_s: how long chunks may be under way without progress.
+        control: this rank's access to the shared memory.
+        pids: process id of each rank.
+        timeout_s: maximum seconds without progress while chunks are submitted.
         give_up: called once, from the thread, with the problem and a hint.
     """
 
@@ -36,8 +36,7 @@ class PeerWatch:
         self._handles: dict[int, int] = {}
         self._wake, self._bell = os.pipe()
         for rank, pid in self._others.items():
-            # Kernels before 5.3 and some sandboxes have no process handles; then only counters and process ids are
-            # checked.
+            # Kernels before 5.3 and some sandboxes have no process handles. Then process ids are polled.
             with contextlib.suppress(OSError, AttributeError):
                 self._handles[os.pidfd_open(pid)] = rank
         self._thread = threading.Thread(target=self._loop, name="gpudiag-peers", daemon=True)
@@ -79,7 +78,7 @@ class PeerWatch:
                 os.close(descriptor)
 
     def _ended(self, handles: list[int]) -> tuple[str, str] | None:
-        """Return the problem of the first rank whose process has ended, by its handle or by its pid."""
+        """Return the problem of the first rank whose process has ended before it left; None if there is none."""
         ranks = [self._handles[handle] for handle in handles] + ([] if self._handles else self._gone())
         return next(filter(None, (self._end_of(rank) for rank in ranks)), None)
 
@@ -95,7 +94,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return the problem if this rank's process ended before it announced that it leaves."""
+        """Return the problem of a rank whose process has ended; None if the rank had left before."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (

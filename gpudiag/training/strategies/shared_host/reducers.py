@@ -1,4 +1,4 @@
-"""The threads of one rank that sum its share of each chunk: compiled loops, or PyTorch's own operators."""
+"""Sum one rank's share of each chunk in threads, with compiled loops or with PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library, new_engine
 
-#: Element types, as reduce.c numbers them.
+#: Numbers of element types in reduce.c.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
-#: Rounds of spinning before a sleep, 15 to 70 ns each: about a millisecond, or just enough to see that it must wait.
+#: Rounds of spinning, 15 to 70 ns each, before a thread sleeps: if every thread has a processor (about 1 ms in total),
+#: and if threads share processors.
 _SPIN, _SPIN_IN_TURN = 20_000, 300
 
-#: Threads of PyTorch's operators; more only wait for each other.
+#: Maximum number of threads of PyTorch's operators. More threads would wait for each other.
 _TORCH_THREADS = 4
 
 _PCI = Path("/sys/bus/pci/devices")
 
-#: Joining a thread takes as long as its current chunk.
+#: Maximum seconds to join a thread, which first finishes its current chunk.
 _JOIN_S = 10.0
 
 
 class Reducer(Protocol):
-    """Sums one rank's share of each chunk as soon as the chunk has arrived from every rank."""
+    """Sum one rank's share of each chunk as soon as the chunk has arrived from every rank."""
 
     name: str
 
     def submit(self, number: int) -> None:
-        """Announce that `number` chunks have been submitted in all; their pieces are in the ring."""
+        """Announce that `number` chunks have been submitted in total. Their descriptions are in the ring buffer."""
 
     def stop(self) -> None:
         """Stop and join the threads."""
 
 
 class NativeReducer:
-    """The loops of reduce.c: one thread coordinates, the others add. Arguments are those of `make_reducer`."""
+    """Run the loops of reduce.c: one thread coordinates, the others sum. Arguments are those of `make_reducer`."""
 
     name = "native"
 
@@ -67,11 +68,11 @@ class NativeReducer:
         engine.rank, engine.world = control.rank, layout.world
         engine.slots, engine.lanes, engine.ring = layout.slots, layout.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
-        # With fewer processors than threads, a spinning thread keeps another from working.
+        # With fewer processors than threads, a spinning thread would take the processor of a working one.
         roomy = len(cpus) >= layout.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         engine.in_turn = not roomy
-        self._control = control  # keeps alive the memory that the engine points to
+        self._control = control  # keeps the memory alive that the engine points to
         self._engine = ctypes.addressof(engine)
 
         def coordinate() -> None:
@@ -94,9 +95,9 @@ class NativeReducer:
 
 
 class TorchReducer:
-    """The same with PyTorch's operators, in one thread that uses PyTorch's own intra-op threads.
+    """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
 
-    It reacts later, because it polls from Python and must not hold the interpreter's lock.
+    It reacts later than `NativeReducer`, because it polls in Python and must often release the interpreter's lock.
     """
 
     name = "torch"
@@ -117,7 +118,7 @@ class TorchReducer:
 
         self._threads = [_start(run, cpus)]
         set_up.wait()
-        # The number of threads is per thread, but later threads inherit the last value set.
+        # PyTorch's number of threads is set per thread, but new threads inherit the last value that any thread set.
         torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:
@@ -158,7 +159,7 @@ class TorchReducer:
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:
-        """Sum this rank's share of a chunk in float32 (float64), rank after rank, then divide."""
+        """Sum this rank's share of a chunk over the ranks in float32 (or float64 for float64), and divide the sum."""
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
@@ -189,14 +190,14 @@ def make_reducer(
     """Make and start a reducer.
 
     Args:
-        control: the shared memory, seen from this rank.
+        control: this rank's access to the shared memory.
         engine: `native`, `torch`, or `auto` for native if there is a C compiler.
-        threads: adding threads of the native one.
+        threads: number of summing threads of the native reducer.
         cpus: the processors to run on.
-        mismatch: called from a thread with a rank whose chunk differs from this rank's.
+        mismatch: called from a thread with a rank whose chunk differs from this rank's chunk.
 
     Raises:
-        ValueError: `native` without a C compiler.
+        ValueError: `native` is requested, but there is no C compiler.
     """
     loaded = None if engine == "torch" else library()
     if loaded is not None:
@@ -209,7 +210,7 @@ def make_reducer(
 def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
     def run() -> None:
         if cpus:
-            with contextlib.suppress(OSError):  # no longer allowed
+            with contextlib.suppress(OSError):  # these processors may not be allowed any more
                 os.sched_setaffinity(0, cpus)
         loop()
 
@@ -225,7 +226,7 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def processors_near(device: torch.device) -> set[int]:
-    """Return the usable processors of the device's NUMA node, from `local_cpulist` in sysfs; all usable if unknown."""
+    """Return the usable processors of the device's NUMA node; if it is unknown, return all usable processors."""
     allowed = os.sched_getaffinity(0)
     if device.type != "cuda":
         return allowed
@@ -237,7 +238,7 @@ def processors_near(device: torch.device) -> set[int]:
 
 
 def _pci_address(device: torch.device) -> str:
-    """Return the GPU's PCI address as in sysfs (0000:3b:00.0). Raises ValueError if it is unknown."""
+    """Return the GPU's PCI address in the form of sysfs (0000:3b:00.0). Raises ValueError if it is unknown."""
     from cuda.bindings import runtime
 
     error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)
@@ -248,7 +249,7 @@ def _pci_address(device: torch.device) -> str:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Parse Linux's list of processors, for example '0-3,8'. Raises ValueError if it is not one."""
+    """Parse Linux's list of processors, for example '0-3,8'. Raises ValueError for other text."""
     cpus: set[int] = set()
     for interval in filter(None, text.strip().split(",")):
         first, _, last = interval.partition("-")

@@ -1,4 +1,4 @@
-"""Memory that the processes of one node share, pinned for their GPUs; nothing of it outlives the processes."""
+"""Share memory between the processes of one node, and pin it for their GPUs. It does not outlive the processes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 
 
 class Segment:
-    """An anonymous file in memory (`memfd_create`), mapped by every rank.
+    """An anonymous file in memory (`memfd_create`) that every rank maps.
 
-    The memory has no name in any directory: rank 0 creates it, the other ranks open it through `/proc/<pid>/fd`, and
-    the kernel frees it when the last process has closed it or died. It is private to the user, because no one else may
-    open that path, and not bounded by `/dev/shm`, which is small in containers.
+    Rank 0 creates the file, which has no name in any directory. The other ranks open it through `/proc/<pid>/fd`. The
+    kernel frees it when the last process has closed it or died. Other users cannot open it. Its size is not limited by
+    `/dev/shm`, which is small in containers.
 
     Args:
-        size: bytes.
+        size: size of the memory in bytes.
         rank: the rank of this process.
-        gather: gathers an object of every rank into a list; all ranks call it at the same point.
+        gather: returns a list of every rank's argument. All ranks call it at the same point.
 
     Raises:
-        UsageError: on every rank, if the processes are not on one node or cannot see each other.
-        HardwareMissingError: on every rank, if there is not enough memory.
+        UsageError: the processes are not on one node or cannot see each other. Every rank raises it.
+        HardwareMissingError: there is not enough memory. Every rank raises it.
     """
 
     def __init__(self, size: int, rank: int, gather: Callable[[Any], list[Any]]) -> None:
@@ -61,11 +61,11 @@ class Segment:
             raise UsageError(failed, "Start all ranks as one user in one container, or let containers share processes.")
         self._map = mmap.mmap(self._file, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
+            with contextlib.suppress(OSError):  # the kernel may not support huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def _create(self, size: int) -> tuple[int, int, int] | None:
-        """Return process, file and inode; None if the system refuses, which the other ranks must learn."""
+        """Create the file; return (process id, file descriptor, inode), or None if the system refuses."""
         try:
             self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(self._file, size)
@@ -82,14 +82,14 @@ class Segment:
             return
         opened = os.fstat(self._file)
         if (opened.st_ino, opened.st_size) != (inode, self.size):
-            # In another process namespace, the number belongs to another process.
+            # In another process namespace, the process id belongs to another process.
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Allocate these parts, (offset, bytes) each, on the NUMA node of this thread; all ranks call it at once.
+        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must call it together.
 
         Raises:
-            HardwareMissingError: on every rank, if there is no memory for one of them.
+            HardwareMissingError: there is not enough memory. Every rank raises it.
         """
         problem = None
         try:
@@ -108,11 +108,11 @@ class Segment:
 
     @property
     def memory(self) -> mmap.mmap:
-        """Return the mapping, which is valid as long as any buffer refers to it."""
+        """Return the mapping. It is valid as long as any buffer refers to it."""
         return self._map
 
     def close(self) -> None:
-        """Close the file. The mapping ends with the last tensor on it."""
+        """Close the file. The mapping stays valid until the last tensor on it is deleted."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -126,10 +126,10 @@ def _boot_id() -> str:
 
 
 class Pinned:
-    """Memory that is pinned (registered with the driver) for all GPUs of the process; on a CPU nothing is done.
+    """Pin memory (register it with the driver) for all GPUs of the process. On a CPU do nothing.
 
     Raises:
-        HardwareMissingError: the driver refuses.
+        HardwareMissingError: the driver refuses to pin the memory.
     """
 
     def __init__(self, address: int, size: int, device: torch.device) -> None:
@@ -154,7 +154,7 @@ class Pinned:
             self.on_device = int(pointer)
 
     def close(self) -> None:
-        """Unpin, once no copy uses the memory. May be called again."""
+        """Unpin the memory. No copy may use it any more. The method may be called again."""
         if self._address is not None:
             import torch
 
@@ -166,7 +166,7 @@ class Pinned:
 def checked(
     driver: Any, answer: tuple[Any, ...], what: str, device: torch.device, hint: str | None = None
 ) -> tuple[Any, ...]:
-    """Return the results of a driver function without its status.
+    """Check the status of a driver function, and return its other results.
 
     Raises:
         HardwareMissingError: the status is an error.

@@ -7,15 +7,15 @@ from typing import Any
 
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
-#: Servers live as long as the process.
+#: Servers of this process. The references keep them alive until the process ends.
 _servers: list[Any] = []
 
 
 class CentralStorage(TensorflowStrategy):
-    """A copy of each variable, on the CPU; gradients are summed there.
+    """Keep one copy of each variable on the CPU, and sum gradients there.
 
-    TensorFlow keeps it experimental. Keras 3 assigns variables of some layers (moving averages of BatchNormalization)
-    in a way that these variables refuse; building such a model's step raises ValueError.
+    The strategy is experimental in TensorFlow. Its variables refuse the way in which Keras 3 assigns variables of some
+    layers (moving averages of BatchNormalization). For models with these layers, building the step raises ValueError.
     """
 
     name = "central-storage"
@@ -34,14 +34,14 @@ class CentralStorage(TensorflowStrategy):
 
 
 class ParameterServer(TensorflowStrategy):
-    """A server on the CPU holds the variables; each worker fetches them and sends its gradients.
+    """Keep the variables in a server on the CPU. Each worker fetches them and sends its gradients.
 
-    The GPUs of a process belong to one worker, which sums their gradients before it sends them, because TensorFlow
-    cannot divide a process's GPUs between servers. CPU devices are one worker each, and do not wait for each other
+    All GPUs of a process belong to one worker, because TensorFlow cannot divide a process's GPUs between servers. The
+    worker sums their gradients before it sends them. Each CPU device is a worker. Workers do not wait for each other
     within a step.
 
-    TensorFlow's servers would listen on every interface without authentication: gpudiag's launches keep them on the
-    loopback address (`frameworks/tensorflow/loopback.py`). They end with the process.
+    TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes them
+    listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
     """
 
     name = "parameter-server"
@@ -59,7 +59,7 @@ class ParameterServer(TensorflowStrategy):
         cluster = tf.train.ClusterSpec(
             {job: [f"127.0.0.1:{_free_port()}" for _ in range(count)] for job, count in counts.items()}
         )
-        # A worker waits for the server within its ops, so more ops than devices must be able to run.
+        # Ops of a worker wait for the server, so more ops than devices must be able to run at the same time.
         threads = len(devices) + 2
         for job, count in counts.items():
             gpus = {"device_count": {"GPU": 0}} if job == "ps" else {}

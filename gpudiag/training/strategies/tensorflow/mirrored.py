@@ -1,4 +1,4 @@
-"""`tf.distribute` with mirrored variables: five reductions in one process, and `multi-worker`."""
+"""Strategies of `tf.distribute` with mirrored variables: five reductions in one process, and `multi-worker`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
 
 class Mirrored(TensorflowStrategy):
-    """A `MirroredStrategy` in one process; subclasses choose how gradients are reduced across devices."""
+    """A `MirroredStrategy` in one process. Subclasses choose how gradients are reduced across devices."""
 
     @classmethod
     def make(cls, devices: tuple[str, ...]) -> Any:
@@ -25,7 +25,7 @@ class Mirrored(TensorflowStrategy):
 
 
 class NcclMirrored(Mirrored):
-    """Gradients are packed into one buffer and all-reduced by NCCL."""
+    """Copy gradients into one buffer, and all-reduce it with NCCL."""
 
     name = "nccl"
     summary = "MirroredStrategy, one process; all gradients in one NCCL all-reduce."
@@ -42,7 +42,7 @@ class NcclMirrored(Mirrored):
 
 
 class HierarchicalCopy(Mirrored):
-    """Copy gradients to neighbours and sum them level by level, then copy the sums back; designed for a DGX-1."""
+    """Sum gradients in a tree of devices, and copy the sums back. TensorFlow designed it for the DGX-1."""
 
     name = "hierarchical-copy"
     summary = "MirroredStrategy, one process; gradients are copied and summed in a tree of devices."
@@ -50,14 +50,14 @@ class HierarchicalCopy(Mirrored):
 
     @classmethod
     def cross_device_ops(cls, devices: tuple[str, ...]) -> Any:
-        """Make the hierarchical copies."""
+        """Make the reduction in a tree of devices."""
         import tensorflow as tf
 
         return tf.distribute.HierarchicalCopyAllReduce()
 
 
 class CpuReduceMirrored(Mirrored):
-    """Each gradient is copied to host memory, summed there, and copied back to every device."""
+    """Copy each gradient to host memory, sum it there, and copy the sum back to every device."""
 
     name = "cpu-reduce"
     summary = "MirroredStrategy, one process; gradients are summed on the CPU and copied back."
@@ -74,7 +74,7 @@ class CpuReduceMirrored(Mirrored):
 
 
 class OneDevice(Mirrored):
-    """Each gradient is copied to the first device, summed there, and copied back to the others."""
+    """Copy each gradient to the first device, sum it there, and copy the sum back to the others."""
 
     name = "one-device"
     summary = "MirroredStrategy, one process; gradients are summed on the first device and copied back."
@@ -89,7 +89,7 @@ class OneDevice(Mirrored):
 
 
 class IndependentMirrored(Mirrored):
-    """MirroredStrategy without communication; all else is as in the strategies that it is compared with."""
+    """A `MirroredStrategy` without communication, to measure the cost of communication in the other strategies."""
 
     name = INDEPENDENT
     summary = "No communication: each device trains its own model, in one process; a lower bound for the others."
@@ -102,27 +102,27 @@ class IndependentMirrored(Mirrored):
         import tensorflow as tf
 
         class NoCommunication(tf.distribute.CrossDeviceOps):  # type: ignore[misc]  # TensorFlow is untyped
-            """Each device keeps its gradients, losses and metrics, so variables diverge."""
+            """Leave gradients, losses and metrics as they are on each device, so that variables diverge."""
 
             def reduce_implementation(self, _operation: Any, per_replica_value: Any, *_: Any) -> Any:
-                """Return every device's own value."""
+                """Return the values of all devices unchanged."""
                 return per_replica_value
 
             def batch_reduce_implementation(self, _operation: Any, value_destination_pairs: Any, *_: Any) -> list[Any]:
-                """Return every device's own values."""
+                """Return the values of all devices unchanged, for each pair."""
                 return [value for value, _ in value_destination_pairs]
 
             def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-                """Broadcast initial values of variables, as every strategy does."""
+                """Broadcast the initial values of variables."""
                 return tf.distribute.ReductionToOneDevice().broadcast_implementation(tensor, destinations)
 
         return NoCommunication()
 
 
 class MultiWorker(TensorflowStrategy):
-    """MultiWorkerMirroredStrategy: processes find each other through `TF_CONFIG`, which the launcher sets.
+    """A `MultiWorkerMirroredStrategy`. The launcher sets `TF_CONFIG` with the addresses of all processes.
 
-    It must be made before anything else of TensorFlow runs in the process.
+    The strategy must be made before the process runs any TensorFlow op.
     """
 
     name = "multi-worker"

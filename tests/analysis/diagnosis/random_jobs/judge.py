@@ -9,8 +9,8 @@ from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
 #: An amount is right if it is within this share or within this many ms of the truth.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
-#: A cause that costs this share of the step is worth action. Within the margin around that share, both reporting and
-#: omitting the cause are right.
+#: Share of the step from which on a cause is worth action, and its margin. If the cost of a cause is within the margin
+#: of this share, both reporting and omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
 #: Causes are equal if their costs differ by at most this share.
 _TIE = 0.10

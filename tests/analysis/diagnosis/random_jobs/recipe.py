@@ -45,7 +45,7 @@ Kind = Literal[
     "allocation-one",
     "jitter",
 ]
-#: Costs that every job has, which are larger in these jobs.
+#: Kinds of jobs in which a cost that every job has is larger.
 Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
 
 #: A job has at most one fault of each family, because two of them could not be distinguished.
@@ -97,7 +97,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels that take `ms` in total, and the all-reduce after them; None if there is none."""
+    """A layer: `count` kernels that take `ms` in total, and an all-reduce of `exchange_ms` after them (None: none)."""
 
     ms: float
     count: int
@@ -256,7 +256,10 @@ def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
 
 
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
-    """Draw forward layers, and backward layers with an all-reduce each, whose time is relative to the kernels."""
+    """Draw forward layers, and backward layers with an all-reduce each.
+
+    The time of an all-reduce is `communication` times that of the layer's kernels, times a random factor.
+    """
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
     found = []

@@ -218,7 +218,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def _leaving(
         self, arrived: list[tuple[int, Piece] | None], sent: dict[tuple[int, int], list[int]]
     ) -> dict[int, int]:
-        """Return the ranks whose communication is complete, with its end; fill in the messages that they sent."""
+        """Return, by rank, the end of each communication that is complete now. Add and remove messages in `sent`."""
         leaving: dict[int, int] = {}
         for rank, arrival in enumerate(arrived):
             if arrival is None:
@@ -445,7 +445,7 @@ class _Rank:
             self.rows.append(_Row(EventKind.ANNOTATION, Role.OPTIMIZER, "Optimizer.step#Adam.step", begin, self.now))
 
     def _launch_unseen(self, piece: Piece) -> None:
-        """Compute the times of a piece's kernels like `_launch`, but record no events, which is ten times as fast."""
+        """Compute the times of an operation's kernels without recording events, which is ten times as fast."""
         host_ns, ns = self._on_host(piece.launch_ns + 2 * self.job.recording_ns), round(piece.ns * self.pace)
         free = self.free[_COMPUTE_STREAM]
         for _ in range(piece.count):

@@ -1,4 +1,4 @@
-"""Jobs in which `pipeline-bubble` fires, and is silent."""
+"""Provide example jobs in which rule `pipeline-bubble` fires or is silent."""
 
 from __future__ import annotations
 

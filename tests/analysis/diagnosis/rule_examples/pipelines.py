@@ -10,7 +10,7 @@ from tests.analysis.diagnosis.rule_examples.jobs import Job, Piece, all_reduce, 
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 #: Parts of the model per rank of an interleaved schedule.
 CHUNKS = 2
-#: Time of a transfer beside that of the forward pass whose result it is.
+#: Duration of a transfer as a share of the forward pass whose result is sent.
 _TRANSFER_SHARE = 0.04
 _MEGABYTES = 8.0
 
@@ -34,13 +34,13 @@ def pipeline(
 
     Args:
         stages, data: the grid; consecutive ranks are of one stage.
-        microbatches: of each step.
-        forward_ms: time of a forward pass.
+        microbatches: number of microbatches in each step.
+        forward_ms: duration of a forward pass in ms.
         schedule: the order of passes.
-        pace: rank -> factor by which its passes take longer.
-        lengths: index of a replica -> factor of the lengths of its sequences, on all stages.
-        steps: the number of recorded steps.
-        scatter, seed: as in `Job`.
+        pace: factor by which the passes of a rank take longer, by rank.
+        lengths: factor of the lengths of a replica's sequences on all stages, by number of the replica.
+        steps: number of recorded steps.
+        scatter, seed: arguments of `Job`.
     """
     own = {
         rank: _step(

@@ -148,8 +148,10 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Make a rank per count. A rank waits as many times for its copy, which takes 5 ns and starts after a gap of 2
-    ns."""
+    """Make one rank for each of `counts`, which is how often the rank waits for its copy.
+
+    The copy takes 5 ns, and starts after a gap of 2 ns.
+    """
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -184,7 +186,7 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
-    # The amount of synchronization is the part of the time between two nodes (10 ns) without work (1 ns).
+    # Synchronization takes the time between two nodes (10 ns) minus the work between them (1 ns).
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 
@@ -289,6 +291,6 @@ def test_without_communication_removes_all_of_it() -> None:
     assert not scenario.communicates
 
 
-def test_remainder_is_not_negative() -> None:
+def test_subtraction_stops_at_zero() -> None:
     left = remainder(np.array([5.0, 5, 0, -3]), np.array([2.0, 9, 1, 1]))
     assert left.tolist() == [3, 0, 0, -3]

@@ -61,24 +61,26 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 
 
 def layers(
-    calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
+    free: Sequence[float], contended: Sequence[float], *, free_positions: int = 2, contended_positions: int = 1
 ) -> float:
     """Return one key's contention-free duration, for kernels without and with contention.
 
-    `calm_places` and `disturbed_places` are the numbers of positions of these kernels in the step.
+    `free_positions` and `contended_positions` are the numbers of positions that these kernels have in the step.
     """
-    time = np.array([*calm, *disturbed], np.float64)
-    place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
+    time = np.array([*free, *contended], np.float64)
+    position = np.array(
+        [*np.arange(len(free)) % free_positions, *np.arange(len(contended)) % contended_positions], np.int64
+    )
     by_time = np.argsort(time, kind="stable")
     key = np.zeros(len(time), np.int64)
-    of_calm, of_disturbed = by_time[by_time < len(calm)], by_time[by_time >= len(calm)]
+    of_free, of_contended = by_time[by_time < len(free)], by_time[by_time >= len(free)]
     return float(
-        _of_repeated_layers(_DurationsByKey(key, time, of_calm), _DurationsByKey(key, time, of_disturbed), place)[0]
+        _of_repeated_layers(_DurationsByKey(key, time, of_free), _DurationsByKey(key, time, of_contended), position)[0]
     )
 
 
 @pytest.mark.parametrize(
-    ("calm", "disturbed", "places", "found"),
+    ("free", "contended", "positions", "expected"),
     [
         ((100, 100, 100), (150, 150, 150), (2, 1), 100),
         ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
@@ -95,10 +97,10 @@ def layers(
     ],
 )
 def test_repeated_layers_match_if_durations_are_similar(
-    calm: tuple[float, ...], disturbed: tuple[float, ...], places: tuple[int, int], found: float
+    free: tuple[float, ...], contended: tuple[float, ...], positions: tuple[int, int], expected: float
 ) -> None:
-    of = layers(calm, disturbed, calm_places=places[0], disturbed_places=places[1])
-    assert of == pytest.approx(found, nan_ok=True)
+    duration = layers(free, contended, free_positions=positions[0], contended_positions=positions[1])
+    assert duration == pytest.approx(expected, nan_ok=True)
 
 
 def kernels(**columns: Sequence[float]) -> _Kernels:

@@ -15,18 +15,20 @@ from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.step_faults import CallFault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
+#: Number of timed calls, and sizes of the work in each, from which the size of a fault is chosen.
 _TRIALS = 3
 _TRIAL_LINES = 200
 _TRIAL_TENSORS = 8
+#: Elements of each tensor of a checkpoint (1 MB in fp32).
 _TENSOR_ELEMENTS = 1 << 18
-#: Maximum number of tensors in a checkpoint of one GB.
+#: Maximum number of tensors in a checkpoint, which then has one GB.
 _MOST_TENSORS = 1000
-#: As many as are needed, because fewer objects would be in the processor's caches.
+#: Objects of a timed collection. They are too many for the processor's caches, like the objects of the fault.
 _TRIAL_OBJECTS = 500_000
 
 
 def _host_ms(function: Callable[[], object]) -> float:
-    """Return the host time of a call in ms, the fastest of a few."""
+    """Return the host time of a call in ms: the shortest of a few calls."""
     trials = []
     for _ in range(_TRIALS):
         began = time.perf_counter()
@@ -36,12 +38,12 @@ def _host_ms(function: Callable[[], object]) -> float:
 
 
 class Logs(CallFault):
-    """After each update, write as many records of metrics to a file as take `amount_ms`."""
+    """After each update, write records of metrics to a file for `amount_ms`."""
 
     point = "after"
 
     def prepare(self) -> None:
-        """Open the file and measure some records."""
+        """Open the file, and measure how many records take `amount_ms`."""
         self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115 # closed with the fault
         self._lines = _TRIAL_LINES
         if self.affected:
@@ -61,12 +63,12 @@ class Logs(CallFault):
 
 
 class Saves(CallFault):
-    """After each update, `torch.save` of a state dict on the device that takes `amount_ms`."""
+    """After each update, save a state dict of device tensors with `torch.save`, which takes `amount_ms`."""
 
     point = "after"
 
     def prepare(self) -> None:
-        """Measure a small checkpoint."""
+        """Measure a small checkpoint, and make a state dict that takes `amount_ms` to save."""
         self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")
         self._state = self._tensors(_TRIAL_TENSORS if self.affected else 0)
         if self.affected:
@@ -86,13 +88,13 @@ class Saves(CallFault):
 
 
 class Collections(Fault[DdpTrainer]):
-    """Before each update, `gc.collect()` over as many objects as take `amount_ms`.
+    """Before each update, run `gc.collect()` with enough objects that it takes `amount_ms`.
 
-    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than the fault.
+    Existing objects are frozen (`gc.freeze`), because a collection of them might take longer than `amount_ms`.
     """
 
     def prepare(self) -> None:
-        """Measure a collection of many objects."""
+        """Measure a collection, and choose the number of objects."""
         self._heap: list[list[int]] = []
         self._objects = _TRIAL_OBJECTS
         if self.affected:
@@ -101,7 +103,7 @@ class Collections(Fault[DdpTrainer]):
             self._empty()
 
     def switch(self, *, on: bool) -> None:
-        """Fill the heap and collect in each step, or neither."""
+        """Make the objects and collect in each step, or delete the objects."""
         if not self.affected:
             return
         self._empty()

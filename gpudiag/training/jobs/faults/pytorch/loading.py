@@ -14,16 +14,17 @@ from gpudiag.training.jobs.data.batches import Batch, Pool
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: As in real jobs, two workers that begin together finish together, so that batches arrive in pairs. On a CPU one is
-#: used, because pairs would increase the scatter by which recorded and unprofiled steps are compared.
+#: Number of DataLoader workers. As in real jobs, two workers that begin together finish together, so batches arrive in
+#: pairs. On a CPU there is one worker, because pairs would increase the scatter of step times.
 _GPU_WORKERS, _CPU_WORKERS = 2, 1
 #: Batches that each worker prefetches (PyTorch's default).
 _AHEAD = 2
+#: Number of distinct batches.
 _BATCHES = 2
 
 
 class _SlowStorage(Dataset[Batch]):
-    """Samples that take `seconds` to load."""
+    """A data set whose samples take `seconds` each to load."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         self._pool, self._seconds = pool, seconds
@@ -37,7 +38,7 @@ class _SlowStorage(Dataset[Batch]):
 
 
 class TooFewWorkers(Fault[DdpTrainer]):
-    """Load batches with a DataLoader whose workers deliver one per clean step time plus `amount_ms`."""
+    """Load batches with a DataLoader that delivers one batch per (clean step time + `amount_ms`)."""
 
     def prepare(self) -> None:
         """Start the workers."""
@@ -59,7 +60,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Take batches from the workers after discarding the prefetched ones, or from memory."""
+        """Discard the prefetched batches and take further ones from the workers, or take batches from memory."""
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
@@ -78,10 +79,10 @@ class _OtherBatches(Fault[DdpTrainer]):
 
     @abstractmethod
     def batches(self, *, on: bool) -> Iterator[Batch]:
-        """Return the batches of a block of steps."""
+        """Return the batches for the steps until the next switch."""
 
     def switch(self, *, on: bool) -> None:
-        """Start to take batches of this state."""
+        """Start to take the batches with the fault (on) or without it (off)."""
         self.trainer.loader.source = self.batches(on=on)
 
     def rest(self) -> None:
@@ -92,11 +93,11 @@ class _OtherBatches(Fault[DdpTrainer]):
 class DoubleBatches(_OtherBatches):
     """Send inputs in float64 from pageable memory, and convert them to float32 on the device.
 
-    `amount_ms` has no effect.
+    The size of the fault follows from the inputs, not from `amount_ms`.
     """
 
     def prepare(self) -> None:
-        """Convert some batches."""
+        """Convert some batches to float64."""
         usual = self.trainer.loader.usual
         self._doubles = [(inputs.double(), target) for inputs, target in itertools.islice(usual, _BATCHES)]
 
@@ -106,26 +107,26 @@ class DoubleBatches(_OtherBatches):
 
 
 class VaryingLengths(_OtherBatches):
-    """Give a different rank in each step longer sequences (or more images), which take `amount_ms` longer.
+    """In each step give one rank longer sequences (or more images), which take `amount_ms` longer. Ranks take turns.
 
     Without the fault all ranks have short batches, because the cost of a straggler is its excess over its peers.
     """
 
     def prepare(self) -> None:
-        """Make a long and a short batch, and train on both, so that kernels are chosen for their shapes."""
+        """Make a long and a short batch. Train on both, so that autotuning for their shapes is over."""
         self._long = next(self.trainer.loader.usual)
         self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):
             self.trainer.train(batch)
 
     def batches(self, *, on: bool) -> Iterator[Batch]:
-        """Yield a long batch when it is this rank's turn, otherwise short ones."""
+        """Yield a long batch in steps of this rank's turn, and a short batch in others."""
         place = self.trainer.place
         for step in itertools.count(place.rank):
             yield self._long if on and step % place.world_size == 0 else self._short
 
     def _cut(self, batch: Batch, share: float) -> Batch:
-        """Keep a share of each sequence's tokens, or of the images."""
+        """Keep a share of each sequence's tokens, or of the batch's images."""
         axis = 1 if batch[1].dim() > 1 else 0
         length = max(1, round(share * batch[0].shape[axis]))
         inputs, target = (tensor.narrow(axis, 0, length).contiguous() for tensor in batch)

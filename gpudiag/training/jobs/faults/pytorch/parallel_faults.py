@@ -1,4 +1,4 @@
-"""Divided jobs, and their faults: uneven pipeline stages, long sequences, a hot expert."""
+"""Divided jobs of the selftest, and their faults: uneven pipeline stages, long sequences, a hot expert."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
 class DividedJob(Fault[ParallelTrainer]):
-    """A job whose processes divide a model. Each kind says what differs if it is on."""
+    """A job whose processes divide a model. Subclasses define how the job differs between on and off."""
 
     kind: ClassVar[str]
     layers: ClassVar[int] = LAYERS
 
     def prepare(self) -> None:
-        """Build the job."""
+        """Build the job's model and batch."""
         trainer = self.trainer
         self.layout = selftest_layout(self.kind, trainer.place.world_size)
         self.network = divided_gpt(self.layout, trainer.device, layers=self.layers)
@@ -31,17 +31,17 @@ class DividedJob(Fault[ParallelTrainer]):
         self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
 
     def close(self) -> None:
-        """Delete the job."""
+        """Delete the job's model."""
         del self.network
 
     @property
     def share(self) -> float:
-        """The size of a fault as a share of the usual work."""
+        """The size of the fault as a share of the clean step time."""
         return self.amount_ms / self.trainer.clean_ms
 
 
 class PipelineJob(DividedJob):
-    """A pipeline of equal stages (on), or the same with twice as many microbatches of half the size (off)."""
+    """A pipeline of equal stages (on), or the same pipeline with twice as many microbatches of half the size (off)."""
 
     kind = "pipeline"
 
@@ -52,7 +52,7 @@ class PipelineJob(DividedJob):
         self._finer = divided_gpt(finer, self.trainer.device)
 
     def switch(self, *, on: bool) -> None:
-        """Train one of the pipelines."""
+        """Train the pipeline with coarse (on) or fine (off) microbatches."""
         self.trainer.use(self.network if on else self._finer, self.batch)
 
     def close(self) -> None:
@@ -62,13 +62,13 @@ class PipelineJob(DividedJob):
 
 
 class TensorAndDataParallel(DividedJob):
-    """Matrices split over pairs and FSDP2 over the pairs (on), or the same work in each process alone (off).
+    """Tensor parallelism in pairs of processes and FSDP2 over the pairs (on), or the same work without both (off).
 
-    The difference is what communication costs.
+    The difference between on and off is the cost of communication.
     """
 
     kind = "tensor-and-data-parallel"
-    layers = 2  # each is communicated a dozen times per step
+    layers = 2  # few, because each layer communicates a dozen times per step
 
     def prepare(self) -> None:
         """Build both jobs."""
@@ -79,7 +79,7 @@ class TensorAndDataParallel(DividedJob):
         self._alone_batch = self.trainer.tokens(self._alone)
 
     def switch(self, *, on: bool) -> None:
-        """Train one of the jobs."""
+        """Train the divided job (on), or one model per process (off)."""
         if on:
             self.trainer.use(self.network, self.batch)
         else:
@@ -92,9 +92,9 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """Layers of one pipeline stage take longer (on), or layers of all stages take equally long (off).
+    """Let the layers of one pipeline stage take longer (on), or layers of all stages take equally long (off).
 
-    The sum over all stages is the same, as if a layer had been moved to the slow stage.
+    The sum over all stages is the same in both cases, as if work had been moved to the slow stage.
     """
 
     kind = "uneven-stages"
@@ -109,23 +109,23 @@ class UnevenStages(DividedJob):
 
 
 class LongSequences(DividedJob):
-    """The sequences of one replica are longer."""
+    """Give one replica longer sequences."""
 
     kind = "long-sequences"
 
     def switch(self, *, on: bool) -> None:
-        """Take long or usual sequences."""
+        """Train on long or usual sequences."""
         factor = 1.0 + self.share if on and self.affected else 1.0
         self.trainer.use(self.network, self.trainer.tokens(self.network, factor))
 
 
 class HotExpert(DividedJob):
-    """A share of all tokens goes to one expert; the others are assigned in turn."""
+    """Assign a share of all tokens to one expert. The other tokens are assigned to all experts in turn."""
 
     kind = "hot-expert"
 
     def switch(self, *, on: bool) -> None:
-        """Set the assignment."""
+        """Set the share of tokens of the hot expert in all layers."""
         for part in self.network.parts:
             for module in part.modules():
                 if isinstance(module, ExpertLayer):

@@ -1,4 +1,4 @@
-"""The training loop of the selftest's divided jobs, whose layers take a fixed time without a CPU core."""
+"""The training loop of the selftest's divided jobs. Each layer takes a fixed time, in which it needs no CPU core."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session.position import current_position
 from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
-#: Layers of the whole model, and tokens per sequence. Its real work is negligible.
+#: Layers of the whole model, and tokens per sequence. The model's real work is negligible.
 LAYERS, TOKENS = 4, 64
+<<<<<<< HEAD
 #: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
 LAYER_MS = 16.0
+=======
+#: Artificial duration in ms of a layer's forward for a sequence of `TOKENS`. Backward takes twice as long.
+LAYER_MS = 8.0
+>>>>>>> w3
 MS_PER_TOKEN = LAYER_MS / TOKENS
 
 
@@ -34,9 +39,9 @@ class ParallelTrainer(Trainer):
     """A process of the divided jobs.
 
     Attributes:
-        alone: the default job, in which each process trains a model of its own.
-        network: the job that is trained now.
-        batch: its tokens and targets, which stay on the device.
+        alone: the default job, in which each process trains a separate model.
+        network: the current job.
+        batch: tokens and targets of the current job, which stay on the device.
     """
 
     time_all_first: ClassVar[bool] = True
@@ -66,7 +71,7 @@ class ParallelTrainer(Trainer):
         self.strategy = "fsdp" if network.sharded else self._backend
 
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Make a batch for this process, of sequences `factor` times as long as usual."""
+        """Make a batch for this process. Its sequences are `factor` times as long as usual."""
         layers = sum(len(part.blocks) for part in network.parts)
         shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)
@@ -82,15 +87,15 @@ class ParallelTrainer(Trainer):
         return gather_objects(value, self._control)
 
     def close(self) -> None:
-        """Delete the models, then destroy the process group: see `PytorchStrategy.close`."""
+        """Delete the models, and then destroy the process group. `PytorchStrategy.close` explains the order."""
         del self.alone, self.network, self.model
         gc.collect()
         dist.destroy_process_group()
 
 
 def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = LAYERS) -> ParallelGpt:
-    """Make this process's part of a small GPT whose layers take `LAYER_MS`."""
-    # With a larger vocabulary the last stage would have more operations than the others.
+    """Make this process's part of a small GPT whose layers take `LAYER_MS` each."""
+    # A small vocabulary, because otherwise the last stage would have many more operations than the others.
     sizes = GptSizes(vocabulary=32, context=4 * TOKENS, width=32, layers=layers, heads=4)
     network = ParallelGpt(
         layout,
@@ -105,7 +110,7 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 
 def _set_durations(network: ParallelGpt) -> None:
-    """Set the duration of each layer; experts have half of it."""
+    """Set the duration of each layer. If a layer has experts, they take half of it."""
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):

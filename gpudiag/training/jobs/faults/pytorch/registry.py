@@ -45,7 +45,7 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
 
 
 def run(plan: SelftestPlan, started: Launched) -> None:
-    """Run this process's share of one launch."""
+    """Run the faults of one launch in this process."""
     if plan.workload == PARALLEL_WORKLOAD:
         run_faults(plan, started, ParallelTrainer, PARALLEL_KINDS)
     else:

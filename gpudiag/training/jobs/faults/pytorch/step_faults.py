@@ -15,19 +15,19 @@ from torch.utils.hooks import RemovableHandle
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Sides of square matrices: 0.2 ms on a fast GPU in bf16, about 1 ms on one CPU core.
+#: Sides of square matrices. One product takes 0.2 ms on a fast GPU in bf16, and about 1 ms on one CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
+# Repeats and sizes of the timed operations, from which the size of a fault is chosen.
 _PRODUCTS = 20
-#: Repeats and sizes of the copies whose speed determines the size of the fault.
 _REPEATS = 5
 _TRIAL_BYTES = 64 << 20
 _TRIAL_COPIES = 50
-#: Floats of a small tensor, such as a scalar or a row per sample.
+#: Number of floats of a small tensor.
 _SMALL_ELEMENTS = 64
 _TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
 _TRIAL_PARAMETERS, _UPDATES = 50, 3
 _TRIAL_MESSAGE_BYTES = 32 << 20
-#: Limit on extra bytes per byte of gradients; the extra data of one bucket is in memory at a time.
+#: Maximum extra bytes per byte of gradients. The extra data of one bucket must fit into memory.
 _MOST_EXTRA = 200.0
 
 
@@ -35,7 +35,7 @@ class CallFault(Fault[DdpTrainer]):
     """A fault that calls a function at one point of each step."""
 
     point: ClassVar[Literal["extra", "before_update", "after"]]
-    #: Called instead on ranks and in steps without the fault.
+    #: Function that is called instead on ranks and in steps without the fault.
     without_fault: Callable[[], None] | None = None
 
     @abstractmethod
@@ -52,12 +52,12 @@ class CallFault(Fault[DdpTrainer]):
 
 
 class ExtraCompute(CallFault):
-    """Inject as many matrix products before forward as take `amount_ms`."""
+    """Before forward, compute matrix products for `amount_ms`."""
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure one product."""
+        """Measure one product, and choose their number."""
         on_gpu = self.trainer.device.type == "cuda"
         side, dtype = (_GPU_SIDE, torch.bfloat16) if on_gpu else (_CPU_SIDE, torch.float32)
         self._matrix = torch.randn(side, side, device=self.trainer.device, dtype=dtype)
@@ -75,12 +75,12 @@ class ExtraCompute(CallFault):
 
 
 class PageableCopies(CallFault):
-    """A `.to(device)` of pageable memory that takes `amount_ms`."""
+    """Before forward, copy a tensor in pageable memory to the device, which takes `amount_ms`."""
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure a large copy."""
+        """Measure a large copy, and choose the size of the tensor."""
         self._pageable = torch.zeros(_TRIAL_BYTES, dtype=torch.uint8)
         trial_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS)
         self._pageable = torch.zeros(max(1, int(_TRIAL_BYTES * self.amount_ms / trial_ms)), dtype=torch.uint8)
@@ -91,12 +91,12 @@ class PageableCopies(CallFault):
 
 
 class SmallCopies(CallFault):
-    """Inject as many consecutive `.to(device)` of small tensors as take `amount_ms`."""
+    """Before forward, copy small tensors to the device one by one for `amount_ms`."""
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure some small copies."""
+        """Measure some small copies, and choose their number."""
         self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(_TRIAL_COPIES)]
         each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_COPIES
         self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(max(1, round(self.amount_ms / each_ms)))]
@@ -108,15 +108,16 @@ class SmallCopies(CallFault):
 
 
 class TinyKernels(CallFault):
-    """A frozen network of as many small layers as take the host `amount_ms` to launch.
+    """Before forward, run a frozen network of small layers, which the host launches in `amount_ms`.
 
-    Without the fault it is launched as one CUDA graph: the same kernels on the same data, so only launching differs.
+    Without the fault the network is launched as one CUDA graph. Its kernels and data are the same, so only launching
+    differs.
     """
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure the launch of a layer, and capture the graph."""
+        """Measure the launch of a layer, choose the number of layers, and capture the graph."""
         self._input = torch.randn(_TINY_BATCH, _TINY_WIDTH, device=self.trainer.device)
         self._network = self._layers(_TRIAL_LAYERS)
         each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_LAYERS
@@ -124,7 +125,7 @@ class TinyKernels(CallFault):
         self.without_fault = captured(self.with_fault).replay
 
     def with_fault(self) -> None:
-        """Launch layer by layer."""
+        """Launch the network layer by layer."""
         with torch.no_grad():
             self._network(self._input)
 
@@ -134,12 +135,15 @@ class TinyKernels(CallFault):
 
 
 class LoopedOptimizer(CallFault):
-    """Adam with `foreach=False` over as many small parameters as take `amount_ms`; without the fault it is fused."""
+    """After each update, run Adam with `foreach=False` over small parameters for `amount_ms`.
+
+    Without the fault a fused Adam updates the same parameters.
+    """
 
     point = "after"
 
     def prepare(self) -> None:
-        """Measure the update of a parameter."""
+        """Measure the update of a parameter, and choose the number of parameters."""
         trial = torch.optim.Adam(self._parameters(_TRIAL_PARAMETERS), foreach=False)
         each_ms = self.trainer.milliseconds_of(trial.step, repeats=_UPDATES) / _TRIAL_PARAMETERS
         parameters = self._parameters(max(1, round(self.amount_ms / each_ms)))
@@ -162,7 +166,7 @@ class LoopedOptimizer(CallFault):
 
 
 class EmptiedCache(CallFault):
-    """Call `torch.cuda.empty_cache()` after each update; the size of the fault follows from the model's memory."""
+    """After each update, call `torch.cuda.empty_cache()`. The size of the fault follows from the model's memory."""
 
     point = "after"
 
@@ -172,20 +176,21 @@ class EmptiedCache(CallFault):
 
 
 class LayerSyncs(Fault[DdpTrainer]):
-    """Begin and end the forward pass of each innermost module with an `.item()`, like loops that log statistics.
+    """Call `.item()` before and after the forward of each innermost module, like loops that log statistics.
 
-    The value is ready, so the fault consists only of synchronization. With one `.item()` per step the host soon runs
-    ahead again, which costs almost nothing; with one at each layer the device waits for each layer's launches.
+    The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
+    almost nothing, because the host soon runs ahead again. With an `.item()` at each layer, the device waits for the
+    launches of each layer.
     """
 
     def prepare(self) -> None:
-        """Make the value that is read."""
+        """Make the value that `.item()` reads."""
         self._statistic = torch.zeros((), device=self.trainer.device)
         self._handles: list[RemovableHandle] = []
 
     def switch(self, *, on: bool) -> None:
         """Add the hooks, or remove them."""
-        # Two blocks with the fault may follow each other, and their hooks must not add up.
+        # The fault may be switched on twice in sequence. Then the earlier hooks must be removed.
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -201,16 +206,16 @@ class LayerSyncs(Fault[DdpTrainer]):
 class BetweenLayers(Fault[DdpTrainer]):
     """Read the largest value of each block's output immediately, as loops that check for overflow do.
 
-    Without the fault the value is computed but not read, so the fault is only synchronization.
+    Without the fault the value is computed but not read, so the fault consists only of synchronization.
     """
 
     def prepare(self) -> None:
-        """Begin without hooks."""
+        """Set the initial state, without hooks."""
         self._handles: list[RemovableHandle] = []
         self._reading = False
 
     def switch(self, *, on: bool) -> None:
-        """Read, or only compute."""
+        """Compute and read the values (on), or only compute them (off)."""
         if not self._handles:
             blocks = [block for child in self.trainer.model.children() for block in (list(child.children()) or [child])]
             self._handles = [block.register_forward_hook(self._look) for block in blocks]
@@ -229,17 +234,17 @@ class BetweenLayers(Fault[DdpTrainer]):
 
 
 class SlowCommunication(Fault[DdpTrainer]):
-    """Gradient communication takes `amount_ms` longer; without the fault there is none."""
+    """Let gradient communication take `amount_ms` longer (on), or do not communicate (off)."""
 
     def prepare(self) -> None:
-        """Measure a large all-reduce, from which the time of all gradients follows."""
+        """Measure a large all-reduce, and choose the extra bytes per byte of gradients."""
         trial = torch.zeros(_TRIAL_MESSAGE_BYTES, dtype=torch.uint8, device=self.trainer.device)
         trial_ms = self.trainer.milliseconds_of(lambda: dist.all_reduce(trial), repeats=_REPEATS)
         plain_ms = self.trainer.agree(trial_ms) * self.trainer.gradient_bytes / _TRIAL_MESSAGE_BYTES
         self._extra = min(self.amount_ms / plain_ms, _MOST_EXTRA)
 
     def switch(self, *, on: bool) -> None:
-        """Communicate slowly, or not."""
+        """Communicate slowly (on), or do not communicate (off)."""
         self.trainer.communication.extra = self._extra
         self.trainer.communication.mode = "slow" if on else self.trainer.without_communication
 
@@ -250,10 +255,13 @@ class SlowCommunication(Fault[DdpTrainer]):
 
 
 class WholeCommunication(Fault[DdpTrainer]):
-    """Communication as it is, compared with none: for launches with a slow transport, and for the clean job."""
+    """Communicate as PyTorch does (on), or do not communicate (off).
+
+    The difference is the cost of communication in the clean job, or in a launch with a slow transport.
+    """
 
     def switch(self, *, on: bool) -> None:
-        """Communicate as PyTorch does, or not."""
+        """Communicate as PyTorch does (on), or do not communicate (off)."""
         self.trainer.communication.mode = "plain" if on else self.trainer.without_communication
 
     def rest(self) -> None:
@@ -262,7 +270,7 @@ class WholeCommunication(Fault[DdpTrainer]):
 
 
 class SyncBatchNorms(Fault[DdpTrainer]):
-    """`SyncBatchNorm` instead of each batch norm, with the same parameters: statistics are communicated per layer."""
+    """Replace each batch norm by a `SyncBatchNorm` with the same parameters, which communicates its statistics."""
 
     def prepare(self) -> None:
         """Convert the batch norms."""
@@ -275,13 +283,13 @@ class SyncBatchNorms(Fault[DdpTrainer]):
         ]
 
     def switch(self, *, on: bool) -> None:
-        """Insert the synchronized norms, or the usual ones."""
+        """Insert the synchronized batch norms (on), or the usual ones (off)."""
         for parent, name, usual, synchronized in self._norms:
             setattr(parent, name, synchronized if on else usual)
 
 
 def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
-    """Capture what `launch` launches as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
+    """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, which PyTorch requires."""
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -289,7 +297,7 @@ def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDA
             launch()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Other threads of the process (NCCL's watchdog) call CUDA meanwhile.
+    # Other threads of the process (NCCL's watchdog) may call CUDA during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         launch()
     return graph

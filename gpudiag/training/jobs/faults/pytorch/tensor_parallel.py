@@ -1,7 +1,7 @@
-"""Tensor and data parallelism over a mesh of both: M. Shoeybi et al., "Megatron-LM", 2019, section 3.
+"""A job with tensor and data parallelism, after M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 
-Each rank has some columns of the first matrix of a feed-forward layer and the same rows of the second. A layer's result
-is summed over the ranks of a group in forward, and the gradient of its input in backward.
+Each rank has some columns of the first matrix of a feed-forward layer, and the corresponding rows of the second matrix.
+The ranks of a tensor group sum a layer's result in forward, and the gradient of its input in backward.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudiag.training.jobs.data.batches import Batch
 from gpudiag.training.jobs.faults.pytorch.variants import JobVariant
 
-#: Layers, width and tokens on a GPU and on a CPU process.
+#: (layers, width, tokens) in a GPU process and in a CPU process.
 _GPU_SIZES, _CPU_SIZES = (8, 2048, 8192), (4, 128, 512)
-#: Ranks over which each layer is split.
+#: Number of ranks over which each layer is split.
 _GROUP_SIZE = 2
 
 
 class TensorGroup:
-    """The ranks over which layers are split; if `happens` is False, each rank uses only its results."""
+    """The ranks over which layers are split. If `happens` is False, each rank uses only its own results."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.happens = True
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks, in place."""
+        """Sum a tensor over the ranks, in place."""
         if self.happens:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
 
 class _SummedGradient(torch.autograd.Function):
-    """Identity in forward; in backward the ranks' gradients are summed. Megatron's f."""
+    """Identity in forward, and sum of the ranks' gradients in backward: Megatron's f."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
@@ -53,7 +53,7 @@ class _SummedGradient(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """Sum of the ranks' results in forward; identity in backward. Megatron's g."""
+    """Sum of the ranks' results in forward, and identity in backward: Megatron's g."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:  # noqa: ARG004  # autograd's
@@ -65,7 +65,7 @@ class _Summed(torch.autograd.Function):
 
 
 class SplitFeedForward(nn.Module):
-    """A rank's `1 / ranks` of the hidden units of a feed-forward layer, behind a layer norm."""
+    """A layer norm, and a feed-forward layer of which this rank has `1 / ranks` of the hidden units."""
 
     def __init__(self, width: int, ranks: int, tensor_group: TensorGroup) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SplitFeedForward(nn.Module):
 
 
 class TensorParallel(JobVariant):
-    """A stack of feed-forward layers, each split over two ranks, with DDP over the pairs if there are several."""
+    """Feed-forward layers, each split over a pair of ranks. If there are several pairs, DDP trains over the pairs."""
 
     def prepare(self) -> None:
         """Build the network."""
@@ -97,7 +97,7 @@ class TensorParallel(JobVariant):
         self._tensor_group = TensorGroup(mesh["tensor"].get_group())
         # The ranks of a pair have the same tokens.
         generator = torch.Generator().manual_seed(trainer.place.rank // _GROUP_SIZE)
-        # On the device, like the output of an embedding, because copying them each step would be another fault.
+        # The tokens stay on the device, like the output of an embedding. Copying them in each step would be a fault.
         self._tokens = torch.randn(tokens, width, generator=generator).to(trainer.device)
         stack = nn.Sequential(*(SplitFeedForward(width, _GROUP_SIZE, self._tensor_group) for _ in range(layers)))
         self._network: nn.Module = stack.to(trainer.device)

@@ -1,4 +1,4 @@
-"""A plain DDP training loop with points at which faults act; it uses no mark of gpudiag."""
+"""A plain DDP training loop with points at which faults act. It contains no ranges of gpudiag."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class CommunicationHook:
-    """DDP's communication hook, in one of four ways.
+    """DDP's communication hook, with four modes.
 
-    `plain`: PyTorch's own all-reduce of each bucket. `slow`: the same behind an all-reduce of `extra` other bytes per
-    byte, as if the link were that much slower. `alone`: the trainer steps under `no_sync()`, so no bucket is filled and
-    each rank trains for itself. `meeting`: likewise, but ranks wait for each other after backward.
+    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` other
+    bytes per byte, as if the link were slower by this factor. `alone`: the trainer steps under `no_sync()`, so ranks do
+    not communicate. `meeting`: like `alone`, but ranks wait for each other after backward.
 
-    On a CPU all other bytes are sent with the last bucket, after backward: gloo's threads would take the core from
-    backward, on one rank more than on another, and the fault would be as much slow compute as slow communication.
+    On a CPU the other bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
+    would take the core from backward, differently on each rank, and the fault would also be slow compute.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CommunicationHook:
 
     @property
     def happens(self) -> bool:
-        """Return whether ranks communicate."""
+        """Return whether ranks communicate gradients."""
         return self.mode not in {"alone", "meeting"}
 
     def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -60,7 +60,7 @@ class CommunicationHook:
         other = dist.all_reduce(self._other[:size], group=group, async_op=True)
         plain = allreduce_hook(group, bucket)
         if buffer.is_cuda:
-            return plain  # on the same stream, so it is done after the other
+            return plain  # both are on the same stream, so `other` is done before
         both = torch.futures.collect_all([other.get_future(), plain])
         return both.then(lambda done: done.value()[1].value())
 
@@ -70,19 +70,18 @@ class CommunicationHook:
 
 
 class DdpTrainer(Trainer):
-    """A process of the job. Its collectives use a gloo group, so that they do not appear on a NCCL stream.
+    """A process of the job. `gather` uses a gloo group, so that its collectives do not appear on a NCCL stream.
 
     Attributes:
-        communication: how gradients are communicated.
+        communication: the hook that communicates gradients.
         gradient_bytes: bytes of all gradients.
-        workload: what is trained; `ddp` is the wrapped model, `optimizer` and `arithmetic` are its own.
-        without_communication: the mode in which communication costs nothing. GPUs of a clean job are balanced, so each
-            GPU trains alone for the baseline. CPU processes on shared cores are never balanced, so they still
-            wait for each other. The diagnosis counts communication with its bucket copies as recoverable, but no wait
-            for a straggler.
-        before_update: called between backward and the update; None for nothing.
-        after: called when the update has been launched; None for nothing.
-        other_step: trains on a batch instead of DDP; None for DDP.
+        workload: the workload. `ddp` is its wrapped model; `optimizer` and `arithmetic` belong to it.
+        without_communication: mode of the baseline, in which communication costs nothing. On GPUs it is `alone`. On
+            CPUs it is `meeting`: processes on shared cores are never balanced, and the diagnosis does not count waits
+            for stragglers as communication.
+        before_update: function that is called between backward and the update, or None.
+        after: function that is called when the update has been launched, or None.
+        other_step: function that trains on a batch instead of DDP, or None.
     """
 
     time_all_first: ClassVar[bool] = True
@@ -104,7 +103,7 @@ class DdpTrainer(Trainer):
         self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        # DDP compares a hook's annotations with its types, but annotations are text here; a lambda has none.
+        # DDP compares a hook's annotations with its types, but annotations are text here. A lambda has none.
         self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
@@ -147,7 +146,7 @@ class DdpTrainer(Trainer):
         return x, target.to(self.device, non_blocking=True)
 
     def backward(self, model: nn.Module, inputs: Tensor, target: Tensor, *, communicating: bool = True) -> None:
-        """Run forward and backward of a batch on the device; DDP models only communicate if `communicating`."""
+        """Run forward and backward of a batch on the device. A DDP model communicates only if `communicating`."""
         context = model.no_sync() if isinstance(model, DistributedDataParallel) and not communicating else nullcontext()
         with context:
             with self.arithmetic.forward():
@@ -164,7 +163,7 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """Launch a kernel that sleeps for at least this long, as no GPU's clock is above 2 GHz."""
+        """Launch a kernel that sleeps for at least this time. It counts cycles, and no GPU's clock exceeds 2 GHz."""
         sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 
@@ -173,7 +172,7 @@ class DdpTrainer(Trainer):
         return gather_objects(value, self._control)
 
     def close(self) -> None:
-        """Delete the model, then destroy the process group: see `PytorchStrategy.close`."""
+        """Delete the model, and then destroy the process group. `PytorchStrategy.close` explains the order."""
         del self.ddp
         gc.collect()
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """Job variants that replace the clean job: efficient jobs, which must raise no alarm, and jobs that shard the model.
 
-While a variant is on, it communicates; while it is off, it does not. The difference is the cost of communication.
+A variant communicates while it is on, and does not while it is off. The difference is the cost of communication.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRAPH_WARM_UP = 3
 
 
 class JobVariant(Fault[DdpTrainer]):
-    """A job that replaces the clean job, with its communication (on) or without (off)."""
+    """A job that replaces the clean job, with communication (on) or without communication (off)."""
 
     def switch(self, *, on: bool) -> None:
         """Train this job."""
@@ -37,14 +37,14 @@ class JobVariant(Fault[DdpTrainer]):
 
     @abstractmethod
     def enter(self, *, on: bool) -> None:
-        """Make the trainer train this job, if it does not already."""
+        """Make the trainer train this job. The method may be called while it trains this job."""
 
     def leave(self) -> None:
         """Make the trainer train the clean job."""
         self.trainer.other_step = None
 
     def rest(self) -> None:
-        """Train the clean job, with its communication."""
+        """Train the clean job, with communication."""
         self.leave()
         self.trainer.communication.mode = "plain"
 
@@ -53,7 +53,7 @@ class SideStreamCopies(JobVariant):
     """Copy each batch on a side stream during the previous step."""
 
     def prepare(self) -> None:
-        """Start the side stream's copies."""
+        """Make the iterator that copies on a side stream."""
         self._prefetched: Iterator[Batch] = iter(DevicePrefetch(self.trainer.loader.usual, self.trainer.device))
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
@@ -97,7 +97,7 @@ class WrappedBlocks(JobVariant):
 
     @abstractmethod
     def wrap(self, block: nn.Module) -> nn.Module:
-        """Wrap a block."""
+        """Return a wrapper of a block."""
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
         """Insert the wrapped blocks."""
@@ -111,7 +111,7 @@ class WrappedBlocks(JobVariant):
 
 
 class Compiled(WrappedBlocks):
-    """`torch.compile` of each block; equal blocks are compiled once, in the first step."""
+    """Compile each block with `torch.compile`. Equal blocks are compiled once, in the first step."""
 
     def prepare(self) -> None:
         """Wrap the blocks and train the first step."""
@@ -121,7 +121,7 @@ class Compiled(WrappedBlocks):
         self.leave()
 
     def wrap(self, block: nn.Module) -> nn.Module:
-        """Compile a block when it is first called."""
+        """Return a module that compiles the block when it is first called."""
         return cast("nn.Module", torch.compile(block))
 
 
@@ -138,15 +138,15 @@ class CheckpointedBlock(nn.Module):
 
 
 class Checkpointing(WrappedBlocks):
-    """Activation checkpointing of each block."""
+    """Use activation checkpointing in each block."""
 
     def wrap(self, block: nn.Module) -> nn.Module:
-        """Checkpoint a block."""
+        """Return the block with activation checkpointing."""
         return CheckpointedBlock(block)
 
 
 class Graphed(JobVariant):
-    """Run forward and backward as one CUDA graph, and average the gradients, in one buffer, by one all-reduce.
+    """Run forward and backward as one CUDA graph, and average all gradients with one all-reduce of one buffer.
 
     The job trains a copy of the model, because DDP's hooks would tie the gradients to the stream of their creation.
     """
@@ -184,14 +184,14 @@ class Graphed(JobVariant):
 
 
 class Sharded(JobVariant):
-    """Train a copy of the model under FSDP2; without communication, train the plain model."""
+    """Train a copy of the model under FSDP2 (on), or the plain model (off)."""
 
     def prepare(self) -> None:
         """Copy the model and shard the copy."""
         trainer = self.trainer
         self._model = copy.deepcopy(trainer.model)
         for parameter in self._model.parameters():
-            # FSDP supports only contiguous weights; inputs stay in channels-last format.
+            # FSDP supports only contiguous weights. Inputs may be channels-last.
             parameter.data = parameter.data.contiguous()
         mesh = init_device_mesh(trainer.device.type, (trainer.place.world_size,))
         for shard in [*shards_of(self._model), self._model]:

@@ -1,4 +1,4 @@
-"""TensorFlow's faults, and the job that injects them."""
+"""TensorFlow's faults by kind, and the job that injects them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.tensorflow.trainer import DistributedTrainer
 from gpudiag.training.loop.launched import Launched
 
-#: Sides of square matrices: 0.2 ms on a fast GPU, about 1 ms on one CPU core.
+#: Sides of square matrices. One product takes 0.2 ms on a fast GPU, and about 1 ms on one CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
+#: Number of timed products, from which the size of the fault is chosen.
 _PRODUCTS = 20
 
 
 class TensorflowExtraCompute(Fault[DistributedTrainer]):
-    """Inject as many matrix products before each step as take `amount_ms`."""
+    """Before each step, compute matrix products for `amount_ms`."""
 
     def prepare(self) -> None:
-        """Measure some products."""
+        """Measure some products, and choose their number."""
         trainer = self.trainer
         with tf.device(trainer.device):
             side = _GPU_SIDE if trainer.device.startswith("GPU:") else _CPU_SIDE
@@ -42,9 +43,9 @@ class TensorflowExtraCompute(Fault[DistributedTrainer]):
 
 
 class StepSyncs(Fault[DistributedTrainer]):
-    """The loss is read after each step, as in loops that log it, and the device is synchronized.
+    """Read the loss after each step, as in loops that log it, and synchronize the device.
 
-    On a CPU functions are synchronous, so it costs almost nothing there, which the diagnosis must find too.
+    On a CPU functions are synchronous, so the fault costs almost nothing. The diagnosis must find this too.
     """
 
     def switch(self, *, on: bool) -> None:
@@ -57,14 +58,14 @@ class StepSyncs(Fault[DistributedTrainer]):
 
 
 class TensorflowWholeCommunication(Fault[DistributedTrainer]):
-    """The clean job (on) compared with one without communication (off), which gives the cost of communication."""
+    """Train the clean job (on), or the same job without communication (off)."""
 
     def prepare(self) -> None:
         """Build the step without communication."""
         self._communication = self.trainer.communication_switch()
 
     def switch(self, *, on: bool) -> None:
-        """Communicate, or only wait for each other."""
+        """Communicate gradients (on), or let processes only wait for each other (off)."""
         self._communication(on)
 
     def rest(self) -> None:
@@ -82,5 +83,5 @@ KINDS: dict[str, type[Fault[DistributedTrainer]]] = {
 
 
 def run(plan: SelftestPlan, started: Launched) -> None:
-    """Run this process's share of one launch."""
+    """Run the faults of one launch in this process."""
     run_faults(plan, started, DistributedTrainer, KINDS)

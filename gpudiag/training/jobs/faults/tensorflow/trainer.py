@@ -1,4 +1,4 @@
-"""A plain training loop under tf.distribute with points at which faults act."""
+"""A plain training loop under `tf.distribute` with points at which faults act."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from gpudiag.training.models.registry import load_keras_workload
 from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.strategies.registry import tensorflow_strategy
 
-#: One process per device, so that a single device can be late.
+#: A strategy with one process per device, so that a single device can be late.
 _STRATEGY = "multi-worker"
-#: Longer than the time between two calls of `gather`; the launcher handles dead processes.
+#: Timeout of `gather` in seconds, longer than the time between two calls. The launcher handles dead processes.
 _TIMEOUT_S = 120.0
-#: Session number of the job's store, which none of its sessions has.
+#: Session number of the job's store. No session of the job has this number.
 _SESSION = 1_000_000
 
 
 class StoreGather:
-    """Gathers values through the launcher's store, without a collective; all processes gather in the same order."""
+    """Gather values through the launcher's store, without a collective. All processes gather in the same order."""
 
     def __init__(self, place: ClusterPosition) -> None:
         self._rank, self._size = place.rank, place.world_size
@@ -45,7 +45,7 @@ class StoreGather:
         """Return every process's JSON value, by rank, on every process.
 
         Raises:
-            WorkerFailedError: a process has not called it in time.
+            WorkerFailedError: a process has not called this method in time.
         """
         if self._store is None:
             return [value]
@@ -66,7 +66,7 @@ class DistributedTrainer(Trainer):
     """A process of the job.
 
     Attributes:
-        after: called with the loss of each step; None for nothing.
+        after: function that is called with the loss of each step, or None.
     """
 
     def __init__(self, plan: SelftestPlan) -> None:
@@ -124,10 +124,10 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a switch: on, gradients are communicated as usual; off, the processes only wait for each other."""
+        """Return a function that switches communication. If it is off, the processes only wait for each other."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
-            self.step()  # builds the graph
+            self.step()  # this builds the graph
 
         def switch(on: bool) -> None:
             self._step = self._plain_step if on else waiting
@@ -137,7 +137,7 @@ class DistributedTrainer(Trainer):
 
 
 def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
-    """All-reduce one number over all devices after backward, and return each device's gradients."""
+    """Return each device's gradients unchanged, after an all-reduce of one number over all devices."""
     pairs = list(pairs)
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
@@ -148,8 +148,8 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
 def _pin_to_own_cores() -> None:
     """Pin each process of this machine to its share of the cores, before TensorFlow starts its threads.
 
-    Processes that share cores run faster while another process is late, so a straggler costs less than its delay, which
-    no trace shows.
+    If processes shared cores, they would run faster while another process is late. Then a straggler would cost less
+    than its delay, and no trace would show this.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
