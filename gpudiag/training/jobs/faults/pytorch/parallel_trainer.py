@@ -25,13 +25,8 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 #: Layers of the whole model, and tokens per sequence. The model's real work is negligible.
 LAYERS, TOKENS = 4, 64
-<<<<<<< HEAD
-#: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
-LAYER_MS = 16.0
-=======
 #: Artificial duration in ms of a layer's forward for a sequence of `TOKENS`. Backward takes twice as long.
-LAYER_MS = 8.0
->>>>>>> w3
+LAYER_MS = 16.0
 MS_PER_TOKEN = LAYER_MS / TOKENS
 
 
