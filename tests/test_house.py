@@ -25,7 +25,7 @@ BUDGET = {
     "app": 5_570,
     "commands": 2_880,
     "machine": 2_890,
-    "model": 5_510,
+    "model": 5_525,
     "prediction": 820,
     "report": 8_450,
     "trace": 6_130,

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpudiag.analysis.parallelism.backward import backward_passes
 from gpudiag.analysis.parallelism.rank_grid import RankGrid
-from gpudiag.analysis.parallelism.schedule import NamedPass, Schedule, named_passes
+from gpudiag.analysis.parallelism.schedule import NamedPass, PipelineSchedule, named_passes
 from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract
 from gpudiag.model.event import POINT_TO_POINT
 from gpudiag.model.parallelism import Pass, PassOfStage
@@ -32,7 +32,7 @@ _SHORT = 0.1
 
 
 def passes_of_step(
-    timeline: Timeline, attribution: Attribution, grid: RankGrid, schedule: Schedule
+    timeline: Timeline, attribution: Attribution, grid: RankGrid, schedule: PipelineSchedule
 ) -> tuple[PassOfStage, ...]:
     """Return the passes of the step whose length is the median, on one rank of each stage.
 

@@ -28,7 +28,7 @@ _ACTION = re.compile(r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)|(?P<
 _BACKWARD_KINDS = frozenset("BIW")
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class PipelineSchedule(msgspec.Struct, frozen=True):
     """The schedule of a step: number of microbatches, and of parts of the model per rank."""
 
     microbatches: int
@@ -45,13 +45,13 @@ class NamedPass(msgspec.Struct, frozen=True):
     end: int
 
 
-def schedule_of(timeline: Timeline, grid: RankGrid | None) -> Schedule | None:
+def schedule_of(timeline: Timeline, grid: RankGrid | None) -> PipelineSchedule | None:
     """Return the schedule; None without a pipeline, or if nothing shows its microbatches."""
     if grid is None or grid.stages < 2:  # one stage is no pipeline
         return None
     named = [passes for track in timeline.tracks if (passes := named_passes(timeline, track))]
     if named:
-        return Schedule(
+        return PipelineSchedule(
             microbatches=max(each.microbatch for passes in named for each in passes) + 1,
             chunks=max(len({each.stage for each in passes}) for passes in named),
         )
@@ -62,8 +62,8 @@ def schedule_of(timeline: Timeline, grid: RankGrid | None) -> Schedule | None:
     microbatches = most - fewest
     chunks = most // (2 * microbatches) if microbatches else 0
     if grid.stages > 2 and chunks and fewest == (2 * chunks - 1) * microbatches:  # some rank is no end
-        return Schedule(microbatches, chunks)
-    return Schedule(fewest)
+        return PipelineSchedule(microbatches, chunks)
+    return PipelineSchedule(fewest)
 
 
 def named_passes(timeline: Timeline, track: DeviceTrack) -> list[NamedPass]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpudiag.analysis.parallelism.rank_grid import find_grid
-from gpudiag.analysis.parallelism.schedule import Schedule, schedule_of
+from gpudiag.analysis.parallelism.schedule import PipelineSchedule, schedule_of
 from gpudiag.app.analyze import analyze
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.rule_examples.pipelines import CHUNKS, pipeline
@@ -19,14 +19,14 @@ from tests.analysis.diagnosis.rule_examples.pipelines import CHUNKS, pipeline
 @pytest.mark.parametrize(
     ("grid", "schedule", "expected"),
     [
-        ({"stages": 2, "data": 2, "microbatches": 4}, "1f1b", Schedule(4)),
-        ({"stages": 4, "data": 1, "microbatches": 8}, "1f1b", Schedule(8)),
-        ({"stages": 5, "data": 1, "microbatches": 10}, "gpipe", Schedule(10)),
-        ({"stages": 3, "data": 2, "microbatches": 3}, "interleaved", Schedule(3, CHUNKS)),
-        ({"stages": 6, "data": 1, "microbatches": 12}, "interleaved", Schedule(12, CHUNKS)),
+        ({"stages": 2, "data": 2, "microbatches": 4}, "1f1b", PipelineSchedule(4)),
+        ({"stages": 4, "data": 1, "microbatches": 8}, "1f1b", PipelineSchedule(8)),
+        ({"stages": 5, "data": 1, "microbatches": 10}, "gpipe", PipelineSchedule(10)),
+        ({"stages": 3, "data": 2, "microbatches": 3}, "interleaved", PipelineSchedule(3, CHUNKS)),
+        ({"stages": 6, "data": 1, "microbatches": 12}, "interleaved", PipelineSchedule(12, CHUNKS)),
     ],
 )
-def test_messages_show_microbatches_and_chunks(grid: dict[str, Any], schedule: Any, expected: Schedule) -> None:
+def test_messages_show_microbatches_and_chunks(grid: dict[str, Any], schedule: Any, expected: PipelineSchedule) -> None:
     timeline = case_of(pipeline(**grid, schedule=schedule, steps=4).traces()).timeline
     assert schedule_of(timeline, find_grid(timeline)) == expected
 

@@ -19,7 +19,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.parallelism.rank_grid import find_grid
-from gpudiag.analysis.parallelism.schedule import Schedule, schedule_of
+from gpudiag.analysis.parallelism.schedule import PipelineSchedule, schedule_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.parallelism import theoretical_bubble_percent
 from gpudiag.units import milliseconds
@@ -37,7 +37,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     stages: int
-    schedule: Schedule
+    schedule: PipelineSchedule
     ms: float
     step_ms: float
     longest_idle_ms: float
@@ -138,7 +138,7 @@ class PipelineBubble:
             advice=(
                 (
                     f"Train {2 * count} microbatches of half the size instead of {count}: the bubble becomes "
-                    f"{_share(stages, Schedule(2 * count, schedule.chunks))} instead of {_share(stages, schedule)} of "
+                    f"{_share(stages, PipelineSchedule(2 * count, schedule.chunks))} instead of {_share(stages, schedule)} of "
                     "the step."
                 ),
                 (
@@ -150,5 +150,5 @@ class PipelineBubble:
         )
 
 
-def _share(stages: int, schedule: Schedule) -> str:
+def _share(stages: int, schedule: PipelineSchedule) -> str:
     return f"{theoretical_bubble_percent(stages, schedule.microbatches, schedule.chunks):.0f} %"
