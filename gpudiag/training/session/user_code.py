@@ -13,7 +13,7 @@ from types import FrameType
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
 #: gpudiag's own directory as Python imports it, and with links resolved. Some interpreters import it through a link.
-_PACKAGE = (Path(__file__).parents[2], Path(__file__).resolve().parents[2])
+_PACKAGE = (str(Path(__file__).parents[2]), str(Path(__file__).resolve().parents[2]))
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
 #: Packages that never drive a training loop.

@@ -116,6 +116,7 @@ class PipelineBubble:
         if percent < LEAST_BUBBLE_PERCENT:
             return
         stages, schedule, count = bubble.stages, bubble.schedule, bubble.schedule.microbatches
+        finer = PipelineSchedule(2 * count, schedule.chunks)
         yield Finding(
             code=cls.code,
             severity=severity_of(percent),
@@ -138,8 +139,7 @@ class PipelineBubble:
             advice=(
                 (
                     f"Train {2 * count} microbatches of half the size instead of {count}: the bubble becomes "
-                    f"{_share(stages, PipelineSchedule(2 * count, schedule.chunks))} instead of {_share(stages, schedule)} of "
-                    "the step."
+                    f"{_share(stages, finer)} instead of {_share(stages, schedule)} of the step."
                 ),
                 (
                     f"Interleave: {2 * schedule.chunks} parts of the model per stage have the same effect, for more "
