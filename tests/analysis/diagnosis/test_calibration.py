@@ -43,6 +43,7 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.diagnosis.simulation.host_time import untraced_from_ns
 from gpudiag.analysis.diagnosis.simulation.imbalance import Excess
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if, fit_step_time
+from gpudiag.analysis.parallelism.schedule import PipelineSchedule
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import EMPTY, Intervals
 from gpudiag.model import timeline as model_of_timeline
@@ -635,7 +636,8 @@ def work_elsewhere(at: float) -> object:
 
 def bubble_finding(ms: float, idle_ms: float) -> list[Finding]:
     """Return the finding on two stages and nine microbatches, whose bubble takes a tenth in theory."""
-    bubble = pipeline_bubble.Bubble(stages=2, microbatches=9, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms)
+    schedule = PipelineSchedule(microbatches=9)
+    bubble = pipeline_bubble.Bubble(stages=2, schedule=schedule, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms)
     case: Any = Of(what_if=Of(now_ms=100.0), timeline=Of(ranks_present=(0, 1)))
     with mock.patch.object(pipeline_bubble, "bubble_of", return_value=bubble):
         return pipeline_bubble.PipelineBubble.findings(case, [])
