@@ -12,7 +12,7 @@ At each instant, the first bucket of this list that applies gets the time:
 An idle stretch is called a gap. It ends with an op. If the op had been launched before the gap began, the host is not
 the cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
 other. Otherwise the device waited for the host. The cause is then the activity of the launching thread before the
-launch. While this thread has no trace, it is the activity of the training thread:
+launch. At times when this thread recorded nothing, it is the activity of the training thread:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
@@ -56,7 +56,7 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: The host runs ahead of the device again once it launched an op this long before the device could start it.
+#: The host runs ahead of the device again as soon as it launched an op this long before the device could start the op.
 _AHEAD_NS = 20 * NS_PER_US
 #: No launch takes this long. A host that is blocked for longer waits for the device, not for its launch.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
@@ -65,10 +65,10 @@ QUEUE_GAP_NS = 20 * NS_PER_US
 
 
 class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Disjoint parts of the idle time by cause.
+    """Idle time by cause: the disjoint sets `input`, `sync`, `launch` and `idle`.
 
-    Two further sets are parts of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input` has
-    times between a step's start and its first op in which the host recorded nothing.
+    Two further sets are subsets of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input`
+    has times between a step's start and its first op in which the host recorded nothing.
     """
 
     input: Intervals
@@ -251,7 +251,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
     copy = subtract(within(track.ops.intervals(OpClass.COPY)), compute_or_communication)
     idle = split_idle(track, complement(union(compute_or_communication, copy), begin, end))
     on_host = within(track.host_communication)
-    # A short gap between queued ops is the device's, whatever the host does in it.
+    # The device causes short gaps between queued ops, regardless of the host's activity in them.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
     between_queued = Intervals(idle.queued.start[short], idle.queued.end[short])
     host_transfer = subtract(on_host, union(compute_or_communication, idle.input, between_queued))
@@ -281,14 +281,14 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return all other communication, which may overlap: copies and, on CPU tracks, calls that enqueue collectives."""
+    """Return communication other than collectives, as raw intervals: copies and (on CPU tracks) calls that enqueue."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return the waits by the rank waited for, int64[windows] in ns. Of overlapping waits, the lower rank's counts."""
+    """Return awaited rank → waits for it: int64[windows], ns. If waits overlap, the one for the lower rank counts."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

@@ -24,7 +24,7 @@ _NO_WORK = ModuleWork(
 
 
 class _TrackWork(NamedTuple):
-    """Mean work per analysed step of a track: columns float64[modules + 1]; the last element is outside of modules."""
+    """Mean work per analysed step of a track: float64[modules + 1]; the last element is for work outside of modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]

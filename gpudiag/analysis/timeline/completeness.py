@@ -66,9 +66,9 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
-    The analysed windows count, and the step before and the step after them. Those two are not analysed because their
-    bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that follows the
-    start of the last step counts as one step at most, because its end is not known. On a CPU, operators of the training
+    The steps represent the busy time of the analysed windows, of the step before them and of the step after them. The
+    bounds of the latter two are unknown, so each counts at most the largest busy time of an analysed window. Everything
+    after the start of the last step belongs to it, because its end is unknown. On a CPU, operators of the training
     thread and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
@@ -91,10 +91,10 @@ def covered_share(track: DeviceTrack) -> float:
 
 
 def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
-    """Return the recorded device work as raw intervals, and for each whether a recorded step launched it.
+    """Return the recorded device work as raw intervals, and for each interval whether a recorded step launched it.
 
-    Work before the windows whose launch was not captured is left out: it was queued before the recording began. On a
-    CPU, the training thread's operators count, and the collectives, which run on separate threads.
+    Work before the windows is left out if its launch was not captured, because it was queued before the recording
+    began. On a CPU, the work is the training thread's operators and the collectives, which run on separate threads.
     """
     ops, calls = track.ops, track.collectives
     if not track.is_cpu:
@@ -129,7 +129,7 @@ def partial_coverage(tracks: Sequence[DeviceTrack]) -> list[Validity]:
 def _short_window(track: DeviceTrack) -> list[Validity]:
     """Warn if a single unmarked window covers little of the time that the training thread recorded.
 
-    It may hold all device work while most of the recording is loading and setup.
+    The window may contain all device work although most of the recording is loading and setup.
     """
     thread = track.threads.get(track.steps.thread)
     if track.steps.source not in _UNMARKED or len(track.window_steps) != 1 or thread is None or not len(thread.busy):
@@ -170,16 +170,16 @@ def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """Launches of one process, and the amount of their device work that was recorded.
+    """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: calls that put work into a device's queue, of such names as led to device work at least once; those
-            at the capture's edges, whose work may have run after its end, are left out.
-        lost: launches without a device op.
-        missing: the process launched, or reports that it works on a device, and no kernel was recorded.
+        launches: number of calls that put work into a device's queue. Only names of calls that led to device work at
+            least once count. Calls at the capture's edges are left out, because their work may lie outside.
+        lost: number of launches without a device op.
+        missing: the process launched work, or reports that it uses a device, but no kernel was recorded.
         unread: names of accelerators whose activity no reader understands, if nothing else computed.
-        graphs: launched graphs without recorded kernels.
-        absent: what the recording lacks, if nothing in it computes.
+        graphs: number of launched graphs without recorded kernels.
+        absent: kinds of events that the recording lacks, if nothing in it computes.
     """
 
     launches: int

@@ -22,7 +22,7 @@ Columns = NDArray[np.int64]
 
 #: Maximum number of spans per row; beyond it, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
-#: Nesting depth of the host's rows, and of the rows of source lines.
+#: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
@@ -38,7 +38,7 @@ _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME
 
 
 class _NameTable:
-    """Names by number, and the source lines of each process.
+    """Numbered names, and the source lines of each process.
 
     Attributes:
         known: number of each name.
@@ -220,7 +220,7 @@ def _line_track(lines: LineSpans, span: tuple[int, int], names: _NameTable) -> S
 
 
 def _depths(start: Columns, end: Columns) -> Columns:
-    """Count the spans that enclose each span; spans are by start (ties: longer first)."""
+    """Count the spans that enclose each span; spans are sorted by start (ties: longer first)."""
     depths = np.zeros(len(start), np.int64)
     open_ends: list[int] = []
     for index, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
