@@ -1,4 +1,4 @@
-"""Define the result of an analysis: times, findings and their reliability. Its JSON is a contract (`ANALYSIS_SCHEMA`)."""
+"""Define the result of an analysis: times, findings and their reliability. Its JSON is a contract."""
 
 from __future__ import annotations
 
@@ -256,8 +256,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
 
-    Kernels that run at the same time share that time equally. Classes below 1 % are part of `other`. A `bound` of None
-    is unknown.
+    Kernels share equally the time in which several run. Classes below 1 % are part of `other`. `bound` may be unknown.
     """
 
     kernel_class: str = msgspec.field(name="class")
@@ -302,7 +301,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of their first calls, and of work outside of modules per device; or a reason for none."""
+    """Times of modules in order of first calls, and times outside of modules per device; or a reason for none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()

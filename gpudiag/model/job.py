@@ -72,8 +72,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name, or `module:function` of a user-defined one.
-        process_per_device: start a user-defined function once per device, even if the framework's processes usually
-            drive all devices.
+        process_per_device: start a user-defined function once per device, although the framework uses one process.
         strategy: way in which gradients are communicated; not used by a user-defined function.
         devices: number of GPUs, or of CPU processes, on this node.
         batch_size: samples per device and step; with `parallel`, samples per replica of the model and step.

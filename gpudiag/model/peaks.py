@@ -1,14 +1,14 @@
 """Look up published peak rates of GPUs.
 
-Rates are NVIDIA's published dense rates in TFLOP/s: of the CUDA cores in fp32, then of the matrix units with tf32 inputs
-and with bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved.
+Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
+bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Words of the driver's name (longer names first), TFLOP/s in fp32, tf32, and fp16 or (if it has tf32) bf16, and source.
+#: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 or (if tf32 exists) bf16, and source.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),

@@ -1,4 +1,4 @@
-"""Files of run directories, written atomically and read with limits and types; private directories."""
+"""Write files of run directories atomically, read them with limits and types, and check private directories."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Noun = TypeVar("Noun", bound=msgspec.Struct)
 
 
 def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
-    r"""Return a noun as UTF-8 JSON with a newline at its end, as files keep it and `--json` prints it.
+    r"""Return a struct as UTF-8 JSON with a newline at its end, for files and for `--json`.
 
-    NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is in spaces
-    per level; 0 for one line.
+    NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is the number
+    of spaces per level; 0 for one line.
     """
     try:
         text = msgspec.json.encode(noun)
@@ -53,9 +53,9 @@ def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
 
 
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
-    """Write a noun as JSON atomically: into a temporary file beside `path`, which is then renamed.
+    """Write a struct as JSON atomically: into a temporary file beside `path`, which is then renamed.
 
-    `indent` is in spaces per level; 0 for one line, for nouns of mostly long arrays.
+    `indent` is the number of spaces per level; 0 for one line, which suits structs of mostly long arrays.
     """
     write_whole(path, encode_json(noun, indent=indent))
 
@@ -68,9 +68,9 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears at `path` once it is written, with this mode, whatever the user's umask.
+    """Yield a file that appears at `path` after it is written, with this mode regardless of the user's umask.
 
-    `sync` makes it survive a power failure.
+    With `sync`, the file survives a power failure.
 
     Raises:
         OSError: the file cannot be written; the attempt leaves no file, and an existing file is unchanged.
@@ -96,10 +96,10 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named atomically; `-` is standard output.
+    """Write an output file atomically. The path `-` is standard output.
 
     Raises:
-        BrokenPipeError: the reader of standard output has gone.
+        BrokenPipeError: the reader of standard output has exited.
         GpudiagError: the file cannot be written; an existing file is unchanged.
     """
     if str(path) == STANDARD_OUTPUT:
@@ -122,13 +122,13 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def below(directory: Path, relative: str) -> Path:
-    """Return a path inside a directory, of which no part below the directory may be a link.
+    """Return a path inside a directory. No component below the directory may be a link.
 
     A directory may come from an untrusted person, and a link in it could redirect the output. Only the path that the
     user named may contain links.
 
     Raises:
-        UnreadableInputError: a part is a link, or leads upwards.
+        UnreadableInputError: a component is a link, or leads upwards.
     """
     path = directory
     for part in Path(relative).parts:
@@ -142,8 +142,7 @@ def below(directory: Path, relative: str) -> Path:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file of a directory of results atomically. An existing link at this path is replaced rather than
-    followed.
+    """Write a file in a directory of results atomically. An existing link at this path is replaced, not followed.
 
     Raises:
         GpudiagError: the file cannot be written; an existing file is unchanged.
@@ -156,7 +155,7 @@ def write_beside(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a run directory for this process; the lock ends with the process, and leaves no file.
+    """Lock a run directory for this process. The lock ends with the process, and leaves no file.
 
     Raises:
         UsageError: another process holds the lock.
@@ -202,7 +201,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
-    """Read a noun that `write_json` wrote.
+    """Read a struct that `write_json` wrote.
 
     Raises:
         UnreadableInputError: the file is missing, too large, not JSON, has a different schema, or fields of wrong
@@ -227,7 +226,7 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
 
 
 def readable_json(path: Path, noun: type[Noun], schema: str) -> Noun | None:
-    """Read a noun as `read_json` does; None if that fails."""
+    """Read a struct as `read_json` does; return None if this fails."""
     with contextlib.suppress(UnreadableInputError):
         return read_json(path, noun, schema)
     return None
@@ -287,7 +286,7 @@ def is_private(directory: Path) -> bool:
     by others if they are sticky like /tmp, because then no user can replace another user's entries.
 
     Raises:
-        OSError: it cannot be inspected.
+        OSError: the directory cannot be inspected.
     """
     status = directory.lstat()
     if (

@@ -134,8 +134,7 @@ def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Operators that communicate or enqueue communication are left out. The other operators' times do not include waits
-    for communication.
+    Communication, enqueues and input are left out. The other operators' times exclude waits for communication.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)

@@ -192,10 +192,7 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, calls) per step of the names with the most time, averaged over tracks.
-
-    `work_of` yields (rows, durations in ns) of a track's events.
-    """
+    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of a track's events."""
     time_ns: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:

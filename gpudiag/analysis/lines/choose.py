@@ -41,9 +41,8 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
 def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     """Return the user's outermost lines within the loop that do not train and take at least `least_ns` per step.
 
-    These are lines of the loop that neither fetch input, run the forward or backward pass, nor update; and hooks in the
-    backward pass. A function counts as a hook only if the forward pass does not call it, because checkpointing calls
-    functions of the forward pass again.
+    These are lines that neither fetch input, run forward or backward, nor update; and hooks in backward. A function
+    that forward calls is no hook, because checkpointing calls functions of the forward pass again.
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)

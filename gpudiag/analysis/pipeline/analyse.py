@@ -31,8 +31,7 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
     """Return the analysis of a job.
 
     Raises:
-        UnreadableInputError: no step is complete, a stage has no forward computations, or the order of operations is
-            contradictory.
+        UnreadableInputError: no step is complete, a stage has no forward computations, or operations do not match.
     """
     grid = arrange(table)
     if any(not grid.rows_of(FORWARD, stage=stage) for stage in range(grid.stages)):

@@ -145,9 +145,8 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    At least half of the collectives that both captures recorded must fit. To move a clock, at least three quarters must
-    fit, with a small spread. They must also be half of the shorter capture, because an offset under which the captures
-    hardly overlap always fits.
+    At least half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit with
+    small spread, and half of the shorter capture, because an offset under which captures hardly overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:

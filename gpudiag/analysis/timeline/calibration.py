@@ -9,8 +9,7 @@ LEAST_TOLERANCE_NS = 300 * NS_PER_US
 Measured: participants leave at most 70 µs apart on one host; the rest is room for clocks that drift."""
 SAME_CLOCK_NS = 100 * NS_PER_US
 """Offsets up to this are the spread of participants' departures, not a difference between clocks. A larger median
-distance makes the last arrival uncertain. Measured: departures are 0.4 to 13 µs apart in the median and at most 70 µs
-on one host."""
+distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 MATCHED_SHARE = 0.5
 """Two captures are of one run if at least this share of the collectives that both recorded match. Measured: in 18 sound
 recordings 97 to 100 % match, and none in mixtures of two runs or two models."""

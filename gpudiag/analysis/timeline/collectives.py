@@ -32,8 +32,7 @@ from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
-#: Operations that all participants leave together. Some participants of other operations (rooted, point to point) leave
-#: early.
+#: Operations that all participants leave together. Participants of rooted operations and of messages may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 GroupKey = tuple[str, tuple[int, ...]]

@@ -67,9 +67,8 @@ def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
     The steps represent the busy time of the analysed windows, of the step before them and of the step after them. The
-    bounds of the latter two are unknown, so each counts at most the largest busy time of an analysed window. Everything
-    after the start of the last step belongs to it, because its end is unknown. On a CPU, operators of the training
-    thread and collectives replace device work.
+    bounds of the latter two are unknown, so each counts at most the largest busy time of a window. The last step has no
+    known end, so all later work counts as its. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %

@@ -284,8 +284,7 @@ def device_ops(
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: offset from the trace's clock to the common clock, added to every time.
-        communication: host threads' communication spans, on the trace's own clock. Copies launched in a span belong to
-            communication.
+        communication: host threads' communication spans, on the trace's own clock. They include copies launched inside.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)

@@ -131,8 +131,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
     """Return steps from names of launches that recur after a constant number of launches.
 
     Each name votes for the distance between its occurrences (in launches), if it is constant. The distance with most
-    votes is the step's length. Of distances with equal votes, the longest wins, because names that occur twice in a
-    step vote for half of its length.
+    votes is the step's length. If votes are equal, the longest wins, because names that occur twice vote for half.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -214,9 +213,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
     """Return the windows of two steps of a short capture, or None if only one has known bounds.
 
-    If there are two steps, both are used. If there are three, the middle one is used together with the last one if the
-    device still works after the last mark's end, else with the first one. An edge step must contain about as many ops
-    as its neighbour.
+    Of two steps, both are used. Of three steps, the middle one is used together with the last one if the device still
+    works after the last mark's end, else with the first one. An edge step must have about as many ops as its neighbour.
 
     The end of the last step is known if its mark has an end. Each step then begins at its mark, or when the device has
     finished the earlier steps if that is later. The first op does not give the begin, because it may follow a wait for
