@@ -1,4 +1,4 @@
-"""Define the result of an analysis: times, findings and their reliability. Its JSON is a contract."""
+"""Define the result of an analysis, a JSON contract: times, findings and their reliability."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, with advice for recording again. It is not a finding about the job."""
+    """A reason (not a finding about the job) to trust the numbers less, with advice for recording again."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""Define the comparison of the step times of two runs. Its JSON is a contract (`gpudiag/diff/1`).
+"""Define the comparison of the step times of two runs, a JSON contract (`gpudiag/diff/1`).
 
 Every difference is `after - before` in milliseconds per step, positive if the second run takes longer. Differences of
 parts sum to the difference of the whole, up to floating-point rounding.
@@ -42,7 +42,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     `profiled` is the mean length of the device windows in the trace, averaged over the devices. `unprofiled` and
     `corrected` are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both
-    runs. It is None if too few steps are known, and `reason` then says so.
+    runs; None if too few steps are known, which `reason` then says.
     """
 
     kind: StepKind
@@ -55,7 +55,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel, collective or copy: its exclusive contribution to a bucket (see `analysis.Portion`) in both runs."""
+    """The exclusive contributions (see `analysis.Portion`) of a kernel, collective or copy to a bucket in both runs."""
 
     bucket: str
     name: str
@@ -157,7 +157,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """The bucket, ranks and part with most of the difference.
 
     Attributes:
-        bucket: the bucket with most of the difference, over all devices or (if given) over `ranks`.
+        bucket: the bucket with most of the difference, over all devices or over `ranks`.
         ranks: the ranks concerned; empty for all.
         difference_ms: the bucket's change: mean over all devices, or over `ranks`.
         waiting_ms: change of the other ranks' mean wait for `ranks`; None if irrelevant.

@@ -1,4 +1,4 @@
-"""Events recorded by the profiler of one process, as columns.
+"""Define the events that the profiler of one process recorded, as columns.
 
 A trace of one training step has tens of thousands of events, so they are kept as NumPy columns and not as objects.
 Rows are in order of their start.
@@ -319,8 +319,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         source: the file as the user named it, only for messages.
         framework: `pytorch`, `tensorflow`, `jax`, or `unknown`.
         events: the events.
-        origin_ns: absolute time (Unix, ns) of the event clock's zero if known, else 0. It is stored separately so that
-            times in the trace stay small and exact.
+        origin_ns: absolute time (Unix, ns) of the event clock's zero if known, else 0; stored separately so that times
+            in the trace stay small and exact.
         rank: global rank, or None if neither the trace nor its file name states it.
         world_size: number of ranks in the job, or None.
         host: host name if the trace or its file name states it, else "".

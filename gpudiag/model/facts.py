@@ -37,7 +37,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
-    """PCI Express link of a device. An idle link trains down: `generation` is valid only if `under_load`."""
+    """PCI Express link of a device. An idle link is slower, so `generation` is valid only if `under_load`."""
 
     generation: Count | None = None
     width: Count | None = None
@@ -79,7 +79,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpu_affinity: CPU list, e.g. `0-15,32-47`.
-        visible: False if CUDA_VISIBLE_DEVICES hides it from training processes.
+        visible: False if CUDA_VISIBLE_DEVICES hides the GPU from training processes.
     """
 
     index: Ordinal

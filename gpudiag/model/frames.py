@@ -111,7 +111,7 @@ def analysis_frames(analysis: Analysis) -> Frames:
 
 
 def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
-    """Return the tables of a job's grid. They have no rows if the job divides only its batches."""
+    """Return the tables of a job's grid, without rows if the job divides only its batches."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
     roles = dict.fromkeys(map(str, grid.sizes), "Int64")
@@ -206,7 +206,7 @@ def dtype_of(kind: inspect.Type) -> str:
 
 
 def summary(analysis: Analysis) -> str:
-    """Return ranks, step and findings of an analysis in a few lines, as notebooks and debuggers print it."""
+    """Return ranks, step and findings of an analysis in a few lines, for notebooks and debuggers."""
     steps = analysis.steps
     unit = steps.unit.replace("-", " ")
     step_ms = steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms

@@ -50,7 +50,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     ps_device: int | None = None
 
     def given(self) -> dict[str, str]:
-        """Return the options that differ from the defaults, by name, for the record and for messages."""
+        """Return name → value of the options that differ from the defaults, for the record and for messages."""
         given = {}
         for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device"):
             value = getattr(self, name)
@@ -77,7 +77,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         devices: number of GPUs, or of CPU processes, on this node.
         batch_size: samples per device and step; with `parallel`, samples per replica of the model and step.
         loader_workers: number of processes per training process that assemble batches, for `loader` and `zmq`.
-        prefetch: copy each batch to the device during the step before it.
+        prefetch: copy each batch to the device during the previous step.
         model: `whole`; `trivial` for one weight per input value, so that only the input takes time; `none` for fetching
             batches without using them.
         volume: voxels along z, y and x, for workloads that predict a volume.

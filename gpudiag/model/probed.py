@@ -25,7 +25,7 @@ def transport_of(run: RunRecord | None) -> str:
 
 def peer_access_of(run: RunRecord) -> bool:
     """Return False if the run switched peer access off, regardless of the machine."""
-    # The record of a user-defined function has no options, but its command line.
+    # The record of a user-defined function has a command line instead of options.
     return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
 

@@ -94,8 +94,8 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of the operating system per unprofiled step, means over the threads that launch the step's work.
 
-    These threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that lost
-    its core to other processes from a slow host.
+    Launching threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that
+    lost its core to other processes from a slow host.
 
     Attributes:
         involuntary_switches: number of times that a thread was taken off a core while able to run.
@@ -114,12 +114,12 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         input_ms: time of fetching the batch; None if the framework fetches it within the step's work (Keras).
         host_ms: time from having the batch until the step's work is enqueued.
-        lead_ms: time from then until the device has finished the step, by which the host runs ahead. None without a
-            device (CPUs), or if the device's progress is unknown (TensorFlow).
+        lead_ms: time from the end of `host_ms` until the device has finished the step, by which the host runs ahead.
+            None without a device (CPUs), or if the device's progress is unknown (TensorFlow).
         idle_host_ms: `host_ms` of preceding steps that began with an idle device and an empty launch queue, so that no
             thread waited for a full queue. Empty if `lead_ms` is None.
         loader: PyTorch's loaders with forked worker processes; None if there were none.
-        scheduling: one value for all steps; None if the kernel does not report it (not Linux).
+        scheduling: counters of all steps; None if the kernel does not report them (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -274,7 +274,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: class of the optimizer that ends a step.
         optimizers: number of optimizers that step separately, including `optimizer`.
         calls_per_step: number of calls of all optimizers in a step; None if no step ended.
-        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS); each call makes several.
+        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
     """
 
     by: Literal["optimizer", "time"]

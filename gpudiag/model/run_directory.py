@@ -23,12 +23,12 @@ ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
-#: Environment variable; 0 to save no text of source lines.
+#: Environment variable. With the value 0, no text of source lines is saved.
 SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
-#: Larger than any JSON file of a run directory except traces.
+#: Maximum size of a JSON file of a run directory in bytes; traces may be larger.
 MOST_BYTES = 64 * 1024 * 1024
 
 #: A path that means standard output.

@@ -1,9 +1,9 @@
 """Make text from files, devices and untrusted people safe to store and to draw.
 
 Anyone may have written the event names, paths and messages of a trace, the names of processes, or a facts file. A
-terminal obeys escape sequences, and right-to-left overrides change the order in which a line is shown. These characters
-are replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible symbol, in
-file names in messages (`with_escapes`) by Python's escape. Markup is the responsibility of code that draws text.
+terminal obeys escape sequences, and right-to-left overrides change the order in which a line is shown. Characters with
+such effects are replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
+symbol, in file names in messages (`with_escapes`) by Python's escape. Code that draws text must escape markup itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def sanitize(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars with every string, keys included, cleaned by `sanitize_text`."""
+    """Return the same tree of dicts, lists and scalars, with every string and key cleaned by `sanitize_text`."""
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def _visible(character: str) -> str:
 
 
 def with_escapes(text: str) -> str:
-    r"""Return text with escapes for unprintable characters, safe in a message's line, to be copied into a program.
+    r"""Return text on one line, with Python's escapes for unprintable characters, so that users can copy it.
 
     >>> with_escapes("rank0\x1b.json")
     'rank0\\x1b.json'

@@ -58,7 +58,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's wait for another one to arrive at their collective, in nanoseconds as in `StepTrack`."""
+    """The wait of `rank` for the arrival of `on_rank` at a collective, in nanoseconds as in `StepTrack`."""
 
     rank: Ordinal
     on_rank: Ordinal

@@ -186,8 +186,8 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     def before_first_op(self) -> Intervals:
         """Return the times from each step mark to the next framework op on the training thread, as a normal set.
 
-        If fetching input is marked in between, the time begins with the fetch. Earlier time does not belong to the
-        loader, for example after an update that ends a step.
+        If fetching input is marked in between, the time begins with the fetch. Time before the fetch does not belong to
+        the loader, for example after an update that ends a step.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -314,7 +314,7 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
         """Check the conservation law: the buckets of each window sum exactly to its length.
 
         Raises:
-            ArithmeticError: the buckets do not, which is a defect of gpudiag, not of the trace.
+            ArithmeticError: the sum differs, which is a defect of gpudiag, not of the trace.
         """
         if self.buckets_ns.shape != (len(self.bounds) - 1, len(BUCKETS)):
             raise ArithmeticError(f"rank {self.rank}: buckets of shape {self.buckets_ns.shape}")

@@ -25,7 +25,7 @@ class ReaderKilledError(Exception):
 class ForkedReaders(Generic[Result]):
     """Processes forked from this one, so that they need not import anything again.
 
-    On exit the context kills and reaps all processes. Call `results` before, because unread results are lost.
+    Use this class as a context manager. On exit it kills all processes, so call `results` first.
 
     Args:
         workers: maximum number of processes.

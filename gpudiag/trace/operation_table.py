@@ -34,7 +34,7 @@ _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, '
 
 
 class ExtraMissingError(GpudiagError):
-    """An optional dependency is needed that is not installed."""
+    """A required optional dependency is not installed."""
 
     exit_code = 5
     hint = _INSTALL

@@ -102,9 +102,9 @@ def _read_in_processes(
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` is not used, because its thread waits forever for the rest of a message if the sender is
-    killed: this process holds the other end of their pipe. Here each reader has a pipe to which only the reader can
-    write, so the pipe closes when the reader ends.
+    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed: this
+    process holds the writing end of the pipe. With `ForkedReaders`, only one reader can write to each pipe, so the pipe
+    closes when the reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 

@@ -186,6 +186,9 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def count_common(here: StepCalls, there: StepCalls, pairs: dict[int, tuple[Indices, Indices]]) -> tuple[int, int]:
-    """Return the number of significant calls in both steps, from `pairs` by thread, and in the longer step."""
+    """Return (number of common significant calls, number of significant calls of the longer step).
+
+    `pairs` maps threads to the indices of their common calls in both steps.
+    """
     common = sum(int(here.get(thread, NONE).significant[indices].sum()) for thread, (indices, _) in pairs.items())
     return common, max(sum(int(calls.significant.sum()) for calls in step.values()) for step in (here, there))

@@ -46,8 +46,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the printable path, for messages.
         name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether the file was found in a directory or by a pattern rather than named by the user. It is
-            then ignored if it is not a trace.
+        from_directory: whether the file was found in a directory or by a pattern, so that it is ignored if it is not a
+            trace.
         notes: choices made in finding the file.
     """
 
@@ -117,7 +117,7 @@ def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
 
 
 def no_traces(directory: Path) -> NotATraceError:
-    """Return the error for a directory without traces. It names subdirectories with traces."""
+    """Return the error for a directory without traces, which names subdirectories with traces."""
     message = f"no traces in {with_escapes(str(directory))}"
     below = list(islice(_directories_with_traces(directory, _MAX_DEPTH, _SearchBudget()), _MAX_NAMED + 1))
     if not below:
@@ -131,7 +131,7 @@ def no_traces(directory: Path) -> NotATraceError:
 
 
 class _SearchBudget:
-    """Limit of directories and of time for the search for a hint."""
+    """Limit the number of searched directories, and the time of the search for a hint."""
 
     def __init__(self) -> None:
         self.left = _MAX_SEARCHED
@@ -150,7 +150,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
     try:
         below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
-        return  # without this directory the hint is only shorter
+        return  # the hint then lacks this directory
     for path in below:
         if not budget.spend():
             return

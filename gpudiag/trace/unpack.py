@@ -121,7 +121,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
 
 
 def read_whole(path: Path, shown: str, limits: ReadLimits, *, binary: bool = False) -> bytearray:
-    """Return the whole content of a file. Takes the arguments of `read_pieces` and raises the same errors."""
+    """Return the whole content of a file. Take the arguments of `read_pieces`, and raise the same errors."""
     text = bytearray()
     for piece in read_pieces(path, shown, limits, binary=binary):
         text += piece
@@ -169,7 +169,7 @@ class _SizeBound:
         self._max_bytes = min(by_memory, limits.max_bytes)
 
     def check(self, unpacked: int, packed: int) -> None:
-        """Raise TooLargeError if `unpacked` bytes, out of `packed`, are more than any trace should have."""
+        """Raise TooLargeError if `unpacked` bytes, unpacked from `packed` bytes, exceed the limits."""
         if unpacked > self._max_bytes:
             allowed = "the free memory of this machine allows" if self._by_memory else "is allowed for one trace"
             hint = "Close other programs or use a larger machine; else record fewer steps."
@@ -198,7 +198,7 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
 
 
 def not_json(head: bytes, shown: str) -> NotATraceError:
-    """Return the error for a file that does not begin as JSON does. It names the format if this is known."""
+    """Return the error for a file that does not begin as JSON does, which names the format if this is known."""
     from gpudiag.trace.other_formats import other_format
 
     other = other_format(head, shown)

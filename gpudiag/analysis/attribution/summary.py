@@ -184,7 +184,7 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # The slice also has the operators nested in the analysed ones, which begin before the latest end of these.
+            # The slice includes nested operators, because it extends to the latest end of the analysed operators.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 
@@ -192,7 +192,7 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of a track's events."""
+    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of track's events."""
     time_ns: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:

@@ -174,7 +174,7 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     """Return the class of a kernel.
 
     Args:
-        name: the kernel's name, or that of an operator on a CPU.
+        name: the kernel's name; on a CPU, the operator's name.
         operator: name of the innermost operator that launched the kernel; "" if unknown.
         in_optimizer: whether the kernel was launched within an optimizer's update.
 

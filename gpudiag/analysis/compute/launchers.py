@@ -83,7 +83,7 @@ def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.
 
 
 def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[n]: index of the module that each of these rows worked for, or `UNKNOWN`."""
+    """Return int64[n]: index of the module for which each row worked, or `UNKNOWN`."""
     position = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     return np.where(work.row[position] == rows, work.module[position], UNKNOWN) if len(work.row) else rows * 0 + UNKNOWN
 

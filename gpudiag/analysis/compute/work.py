@@ -99,10 +99,10 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
         row: int64[n], row in the trace's event table.
         kernel_class: uint8[n], index into `KERNEL_CLASSES`, or `NO_CLASS` for copies and communication.
         operator: int64[n], row of the operator that launched the op, or `UNKNOWN`.
-        in_update: bool[n], launched within an optimizer's update.
+        in_update: bool[n], whether the op was launched within an optimizer's update.
         matrix: int8[n], 1 if the kernel uses tensor cores, 0 if fp32 units, `UNKNOWN` if its name does not say.
         fused: bool[n], whether the kernel does the work of several operations: fused updates, compiled kernels.
-        batched: bool[n], launched by an operator that multiplies many small matrices, as attention does.
+        batched: bool[n], whether the launching operator multiplies many small matrices, as attention does.
     """
 
     row: NDArray[np.int64]

@@ -39,10 +39,10 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
 
 
 def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
-    """Return the user's outermost lines within the loop that do not train and take at least `least_ns` per step.
+    """Return the user's outermost lines in the loop that do other work than training for at least `least_ns` per step.
 
-    These are lines that neither fetch input, run forward or backward, nor update; and hooks in backward. A function
-    that forward calls is no hook, because checkpointing calls functions of the forward pass again.
+    Training is fetching input, forward, backward and update. Functions called in backward (hooks) are other work, except
+    functions that forward calls too, because checkpointing calls them again.
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)
@@ -67,7 +67,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
 
 
 def path_of(process: ProcessTimes, node: int) -> tuple[tuple[str, int], ...]:
-    """Return (file, line) of each line on the call stack, from the program's outermost line to this one."""
+    """Return (file, line) of each line on the call stack, from the program's outermost line to the node's."""
     tree, codes = process.tree, process.log.codes
     return tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node))
 

@@ -51,7 +51,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def without(self, nodes: NDArray[np.int64]) -> LinesOnTrace:
-        """Return the stretches without those in the given lines."""
+        """Return the stretches that are not in the given lines."""
         if not len(nodes):
             return self
         kept = ~np.isin(self.node, nodes)
@@ -95,7 +95,7 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
     """Return the stretches of the section whose steps fit the marks best; None if none fits.
 
     Args:
-        process: the lines of the process of the trace.
+        process: the lines of the trace's process.
         mark_start: int64[steps], begin of each step mark in ns.
     """
     fits = [

@@ -20,13 +20,13 @@ from gpudiag.analysis.lines.walk import NO_LINE, ROOT, LineTree, Walked, walk
 from gpudiag.model.source_lines.log import LogSection, ProcessLines
 from gpudiag.units import NS_PER_MS
 
-#: Number of first steps that record every line. They are used only if more steps follow.
+#: Number of first steps that record every line, if more steps follow.
 _DISCOVERY_STEPS = 2
 #: Cost in ns of recording one event, which the first steps pay in full.
 _EVENT_NS = {"events": 400, "traced": 700}
 #: Maximum share of a line's time that is subtracted as the cost of recording events, in the first steps.
 _MAX_EVENT_SHARE = 0.6
-#: The same for the later steps, which are reported.
+#: Maximum share of a line's time that is subtracted as the cost of tracing, in the later (reported) steps.
 _MAX_EVENT_SHARE_LATER = 0.95
 #: A line counts as omitted if it has fewer events per later step than this share of its events per first step.
 _OMITTED_SHARE = 0.3

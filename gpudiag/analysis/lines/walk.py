@@ -5,8 +5,8 @@ The time between two events belongs to the line that is current after the first 
 Worked example. Line 3 calls `f` at 0 ns. `f` runs its line 8 from 1 ns and returns at 5 ns. Line 4 follows at 6 ns.
 Line 3 takes 6 ns, of which 4 ns are in line 8 of `f`.
 
-On a GPU, hooks of backward run on autograd's thread while the training thread waits in `backward`. Their lines count as
-called from that line.
+On a GPU, hooks of backward run on autograd's thread while a line of the training thread waits in `backward`. The hooks'
+lines count as called from this line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LineTree:
         return found
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the outermost caller to this one, without the root."""
+        """Return the nodes from the outermost caller to `node`, without the root."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -243,7 +243,7 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event; return False if no line of the training thread is responsible for it."""
+        """Follow an event; return False if events of its thread are ignored at this time."""
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()

@@ -120,7 +120,7 @@ class _Transfers:
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
         """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfers.
 
-        Some recorders write an operation for that chunk too. It transfers nothing and is ignored.
+        Some recorders write operations for the chunk `without` too. These transfer nothing and are ignored.
         """
         found: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
@@ -190,7 +190,7 @@ class _RecordedOrder:
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
         """Let each row follow the last operation of a stream that has ended in (nearly) all steps when the row starts.
 
-        `stream` is in the order of execution. An operation that has ended in fewer steps only happens to be early.
+        `stream` is in the order of execution. If an operation has ended in fewer steps, its early end is chance.
         """
         if not rows or not stream:
             return
@@ -246,7 +246,7 @@ def _sorted(groups: Sequence[OperationGroup], before: Sequence[set[int]]) -> tup
 def transfer_durations(grid: OperationGrid, graph: OperationGraph) -> Times:
     """Return durations without waiting, `[slot, step, data rank]`, ms: a group transfers from its last start on.
 
-    Clocks of workers differ by some microseconds, so a transfer may seem to end before it starts. It then takes 0 ms.
+    Clocks of workers differ by some microseconds. A transfer that seems to end before it starts takes 0 ms.
     """
     durations = grid.durations_ms.copy()
     for group in graph.groups:

@@ -146,7 +146,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     """Pair the collectives that end together under this offset.
 
     At least half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit with
-    small spread, and half of the shorter capture, because an offset under which captures hardly overlap always fits.
+    small spread. They must be half of the shorter capture, because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -260,10 +260,10 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 
 
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair rooted collectives between two matched neighbours, if both ranks recorded the same sequence there.
+    """Pair rooted collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    A capture may lack collectives before the first match and after the last. There, collectives are paired outwards
-    from the match, as long as the signatures agree.
+    Before the first match and after the last one, a capture may lack collectives. In these two ranges, collectives are
+    paired outwards from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

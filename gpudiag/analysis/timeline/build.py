@@ -292,7 +292,7 @@ def _later(spans: Intervals, shift_ns: int) -> Intervals:
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
-    """Cut intervals out of disjoint operators: 0-10 without 4-6 is 0-4 and 6-10, of the same row."""
+    """Cut intervals out of disjoint operators: 4-6 cut out of 0-10 leaves 0-4 and 6-10, both of the same row."""
     left = subtract(Intervals(start, end), cut)
     return rows[np.searchsorted(start, left.start, side="right") - 1], left.start, left.end
 

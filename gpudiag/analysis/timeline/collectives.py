@@ -212,8 +212,8 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
     """Return the offset to add to each track's times, in ns; pairs of clocks with most matches are followed first.
 
-    Some processes may have no chain of collectives to the first one, for example other pipeline stages. They are
-    aligned among themselves: the first process of each connected component keeps its clock.
+    Processes without a chain of collectives to the first one (for example other pipeline stages) are aligned among
+    themselves: the first process of each connected component keeps its clock.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)

@@ -66,9 +66,9 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
-    The steps represent the busy time of the analysed windows, of the step before them and of the step after them. The
-    bounds of the latter two are unknown, so each counts at most the largest busy time of a window. The last step has no
-    known end, so all later work counts as its. On a CPU, training-thread operators and collectives replace device work.
+    The steps represent the busy time of the analysed windows, of the step before and of the step after them. The bounds
+    of these two steps are unknown, so each counts at most the largest busy time of a window. All work after the start of
+    the last step belongs to this step. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -158,7 +158,7 @@ def thin_recording(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> li
 
 
 def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
-    """Return the share of the track's windows inside any event, without marks of steps and modules."""
+    """Return the share of the track's windows that events other than marks of steps and modules cover, 0 to 1."""
     events, ends = trace.events, track.bounds[[0, -1]] - track.shift_ns
     begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
     kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
@@ -172,8 +172,8 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: number of calls that put work into a device's queue. Only names of calls that led to device work at
-            least once count. Calls at the capture's edges are left out, because their work may lie outside.
+        launches: number of calls that put work into a device's queue, if calls of the same name led to device work.
+            Calls at the capture's edges are left out, because their work may lie outside.
         lost: number of launches without a device op.
         missing: the process launched work, or reports that it uses a device, but no kernel was recorded.
         unread: names of accelerators whose activity no reader understands, if nothing else computed.
@@ -222,7 +222,7 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Memsets are launches too, so a process that only sets and copies has lost nothing.
+        # Memsets are launches too, so a process that only sets and copies memory has lost no kernels.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):

@@ -151,7 +151,7 @@ def _awaited(
 ) -> Intervals:
     """Return the training thread's idle time between the last communication range and the update that needs its result.
 
-    A library's thread, which no profiler records, communicates during this time. The update begins when it ends.
+    A library's thread, which no profiler records, communicates during this time. The update begins after it.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -213,7 +213,7 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
 
 
 def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Return the positions of each enqueue inside an operator and of the innermost operator around it."""
+    """Return (enqueue, innermost operator around it) for each enqueue inside an operator, as positions in `rows`."""
     end = events.end_ns[rows]
     reach = np.maximum.accumulate(end)
     enclosed = []
@@ -229,7 +229,7 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses after the enqueue in the operator at `outer` that ended with one of its collectives."""
+    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended."""
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]
@@ -284,7 +284,7 @@ def device_ops(
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: offset from the trace's clock to the common clock, added to every time.
-        communication: host threads' communication spans, on the trace's own clock. They include copies launched inside.
+        communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)

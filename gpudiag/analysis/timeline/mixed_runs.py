@@ -46,9 +46,9 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the events of an earlier trace; traces that know their rank come first.
+    """Leave out traces with the events of an earlier trace; traces that state their rank come first.
 
-    Call this before giving ranks to traces that do not know theirs, because a copy takes no rank.
+    Call this function before ranks are given to the other traces, because a copy takes no rank.
     """
     kept: list[Trace] = []
     alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
 
 
 class _Member(msgspec.Struct, frozen=True):
-    """A track in a process group: the ends and the instances of its collectives of that group, int64[m] each."""
+    """A track in a process group, with the ends (int64[m], ns) and instance numbers of its collectives in the group."""
 
     track: DeviceTrack
     ends: NDArray[np.int64]
@@ -120,7 +120,7 @@ def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: It
     """Warn if the traces cannot be of one run.
 
     Args:
-        traces: of the job.
+        traces: traces of the job.
         tracks: all tracks.
         lossy: ranks whose trace lacks device work, so that too few of their collectives match.
     """
@@ -212,7 +212,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Name ranks whose collectives mostly match no other rank's in their group."""
+    """Name the ranks for which most collectives match no collective of another rank in the group."""
     alone: set[int] = set()
     for members in groups:
         # Too few collectives of a lossy rank match because they were lost.

@@ -91,7 +91,7 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return the step at this window of the first track, on all tracks, without the names."""
+    """Return one step on all tracks, without names. `first_window` is the window of the step on the first track."""
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]

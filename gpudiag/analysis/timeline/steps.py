@@ -44,7 +44,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     """Return steps from ranges around launches: user-defined ranges, or else calls of a root module.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. Of several names, the
-    repeating name with the longest total time is used. Its ranges must contain most launches of their thread.
+    repeating name with the longest total time is used. The chosen ranges must contain most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -200,7 +200,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
     first = np.empty(len(steps), np.int64)
-    first[ops.step[known]] = ops.start[known]  # from the last op to the first: the first op of each step remains
+    first[ops.step[known]] = ops.start[known]  # in reverse order, so that the first op of each step is written last
     # A copy that was launched late but ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
@@ -218,7 +218,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
     The end of the last step is known if its mark has an end. Each step then begins at its mark, or when the device has
     finished the earlier steps if that is later. The first op does not give the begin, because it may follow a wait for
-    data. The begin of the first step is known if the device was idle before it, because it then has no earlier work.
+    data. The begin of the first step is known if the device was idle before: the step then contains no earlier work.
 
     Args:
         ops: the device's work.
@@ -244,7 +244,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
 
 def _idle_before(ops: DeviceOps, begin: int) -> bool:
-    """Return whether the device was idle before `begin` and the op that begins there followed its launch at once."""
+    """Return whether the device was idle before `begin`, and an op that starts at `begin` started at its launch."""
     opening = ops.start == begin
     before = ops.end[ops.start < begin]
     at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())

@@ -72,7 +72,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 class StepCeiling(msgspec.Struct, frozen=True, kw_only=True):
     """The step without communication (`independent`), which no strategy can beat.
 
-    `percent_left` is the share of the recommended strategy's step that exceeds it.
+    `percent_left` is the share of the recommended strategy's step by which it exceeds this step.
     """
 
     step_ms: Milliseconds

@@ -69,7 +69,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gpus: model names of the GPUs that training could use, sorted by index; empty for CPU processes.
-        which: digest of these GPUs' UUIDs. It distinguishes equal machines, even if their hosts have equal names.
+        which: digest of these GPUs' UUIDs, which distinguishes equal machines even if their hosts have equal names.
     """
 
     host: str = ""
@@ -275,7 +275,7 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
     """The fitted cost of one workload and strategy, and its forecasts.
 
     step_ms(n) = compute_ms + transfer_ms * 2 (n - 1) / n + latency_ms * growth(n) for n >= 2 devices. `growth` is n - 1
-    for a ring and log2 n for a tree. Both are fitted, and the forecasts' ranges cover both.
+    for a ring and log2 n for a tree. Ring and tree are fitted, and the forecasts' ranges cover both.
 
     Attributes:
         worst_error: largest relative deviation of a measured point from the fit.

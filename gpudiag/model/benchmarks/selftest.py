@@ -198,7 +198,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selftest(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `gpudiag selftest`. Its JSON is a contract (`gpudiag/selftest/1`). `tolerance` is in words."""
+    """The result of `gpudiag selftest`, a JSON contract (`gpudiag/selftest/1`). `tolerance` is in words."""
 
     schema: str = SELFTEST_SCHEMA
     device: Literal["cuda", "cpu"]

@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps: of the training thread, and of other `threads`. `alone`: without profiler."""
+    """Line events of consecutive steps, of the training thread and of other `threads`; `alone` is without profiler."""
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -118,7 +118,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
 
     Attributes:
         by: `events`: `sys.monitoring`. `traced`: `sys.settrace`, which slows pure Python.
-        call_ns: cost of an event, or of a call of a function that is not recorded, under `sys.settrace`; 0 if unknown.
+        call_ns: cost of an event, or of a call of an unrecorded function, under `sys.settrace`; 0 if unknown.
         unavailable: the reason why nothing was recorded, or recording ended early; "" otherwise.
         directory: the program's working directory.
         stack: (code, line) of the frames around the loop at the begin of the first section, outermost first.

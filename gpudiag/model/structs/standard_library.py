@@ -39,7 +39,7 @@ class ValidationError(DecodeError):
 
 
 class Meta:
-    """Accept the bounds of annotations; they are not checked here."""
+    """Accept the bounds of annotations without checking them."""
 
     def __init__(self, **bounds: Any) -> None:
         self.bounds = bounds

@@ -25,7 +25,7 @@ _DEFAULT = "kineto"
 class Reader(Protocol):
     """Reader of the files of one format.
 
-    A reader may also define two functions. Their defaults suit formats with one rank per file:
+    A reader may also define two functions, if the format may have several ranks per file or unusual sizes in memory:
 
     `assign_ranks(files, world_size)`: set the ranks of all traces that it read; see `gpudiag.trace.ranks`.
     `memory_bytes(path, size)`: estimate the memory that reading a file takes, from its size on disk.

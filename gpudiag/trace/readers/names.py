@@ -96,8 +96,8 @@ _OPTIMIZER = re.compile(
     r"|(?:adam|sgd|lamb(?!da)|adagrad)_?\w*(?:kernel|functor)|wgrad|bprop|Resource(?:Sparse)?Apply",
     re.IGNORECASE,
 )
-#: Backward kernels. They prove no training if the recorded operators show no backward pass, because the forward pass of
-#: a transposed convolution runs kernels of data gradients.
+#: Backward kernels, which prove training only if no operators were recorded, because the forward pass of a transposed
+#: convolution runs kernels of data gradients too.
 _BACKWARD = re.compile(r"dgrad|[Bb]ackward|(?<![a-z])bwd|Bwd")
 Rows = NDArray[np.intp]
 
@@ -238,7 +238,7 @@ def role_of_call(name: str) -> Role:
 def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
     """Return the role column, uint8[n], with `OTHER` for memsets and captured launches that have no device op.
 
-    These calls have no device op although the profiler lost nothing:
+    Memsets and captured launches may have no device op although the profiler lost nothing:
 
         cudaMemsetAsync                          a memset of zero bytes, or one that runs on the device without an op
         cudaStreamBeginCapture ┤ launch launch ├ cudaStreamEndCapture    work captured into a graph, which runs later
@@ -288,9 +288,9 @@ def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
 
 
 def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return thread → (begins, ends) of its graph captures, int64[k] each.
+    """Return thread → (begins, ends) of its graph captures in ns, int64[k] each.
 
-    If a capture began before the recording, it counts from the recording's begin.
+    A capture that began before the recording counts from the recording's begin.
     """
     runtime = table.kind == EventKind.RUNTIME
     python = table.kind == EventKind.PYTHON

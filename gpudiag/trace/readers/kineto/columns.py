@@ -136,7 +136,7 @@ class Columns:
         self._batches: list[_Batch] = []
         self._collectives: dict[int, CollectiveFacts] = {}
         self._syncs: dict[int, SyncFacts] = {}
-        #: Undecoded arguments of operators. They are decoded at the end, and only if there are marks of modules.
+        #: Arguments of operators, which are decoded at the end, and only if there are marks of modules.
         self._operator_arguments: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []

@@ -1,9 +1,9 @@
 """Convert the JSON that torch.profiler writes, of all versions and for all vendors, to a `Trace`.
 
 A trace is decoded piece by piece while it is unpacked, so that neither all text nor all events are in memory at once.
-This makes reading fast, because a megabyte at a time stays in the processor's caches.
+Reading in pieces is fast, because a megabyte at a time stays in the processor's caches.
 
-A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. It is cut at commas between events, and each piece is decoded as a
+A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. The text is cut at commas between events. A piece is decoded as a
 list. The text before the first and after the last event is decoded as a document with the last few events. A wrong cut
 (inside a string, inside an event) is always noticed, because it leaves a quote or a brace open, so that both halves are
 invalid JSON.
@@ -78,7 +78,7 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
 def repaired_pieces(text: bytearray) -> Iterator[bytes]:
     """Yield the text with known defects of profilers repaired, piece by piece.
 
-    A piece ends after a closing brace, because no escape, number or character continues there.
+    A piece ends after a closing brace, so that no escape, number or character is cut.
 
     Raises:
         NotInPiecesError: the next closing brace is too far away.
@@ -210,7 +210,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Co
     try:
         document = decode_whole(text, shown, repairs)
     except DamagedError as damage:
-        # Long text is repaired piece by piece. This fails if the next end of an event is too far away.
+        # Repair long text piece by piece.
         repairs = Repairs()
         repairs.invalid_json = True
         try:

@@ -265,7 +265,7 @@ _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 def repaired(text: bytes) -> bytes:
     """Replace invalid content that profilers are known to write.
 
-    This is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
+    Replaced are nan and inf, control characters, broken UTF-8, invalid escapes, and halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gpudiag.model.event import EventKind
 from gpudiag.units import NS_PER_US
 
-#: Categories of Kineto in lower case. In 2021 they were `Operator`, `Runtime`, `Kernel`, `Memcpy` and `Memset`. Since
-#: 2022 they are `cpu_op` and so on (libkineto, ActivityType.cpp).
+#: Kineto's categories in lower case: in 2021 `Operator`, `Runtime`, `Kernel`, `Memcpy`, `Memset`; since 2022 `cpu_op`
+#: and so on (libkineto, ActivityType.cpp).
 _KINDS = {
     "cpu_op": EventKind.OPERATOR,
     "operator": EventKind.OPERATOR,
@@ -39,7 +39,7 @@ _ACCELERATOR = re.compile(
 )
 #: Accelerators whose kernels have the same category as a GPU's.
 _READ = ("xpu",)
-#: Endings of those of an accelerator's categories that belong to the host.
+#: Endings of categories that contain an accelerator's name but belong to the host.
 _HOST_ENDINGS = ("runtime", "driver", "insight", "counters")
 #: Beginning of operators' names → accelerator, for traces that give the accelerator's events no category.
 _OPERATOR_STARTS = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::": "MLU"}
@@ -121,7 +121,7 @@ def operators_accelerator(name: str) -> str | None:
 
 
 def is_profiler_span(category: str) -> bool:
-    """Return whether the category is that of the profiler's span of its own recording."""
+    """Return whether the profiler gives the category to the span of its own recording."""
     return category.lower() == _PROFILER_SPAN
 
 

@@ -8,7 +8,8 @@
 
 A forward operator has the number of the next node that its thread makes. Of several operators with the same number, the
 last one made the node. A backward operator has the number of the node that it executes, and autograd's number of the
-thread that made the node. The trace numbers this thread differently: it is the thread that made most of these nodes.
+thread that made the node. Elsewhere the trace numbers threads differently: the thread that made most of the nodes with
+one number of autograd is the thread with this number.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ _INPUT = re.compile(
 _BUCKET_COPY = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
 #: Operators that enqueue a collective: eager calls, and functional calls (DTensor's, compiled).
 _ENQUEUE = re.compile(r"c10d::|_?c10d_functional::")
-#: Communication on the host: ranges of gpudiag's strategies and of users, FSDP's hooks, and DataParallel's range around
-#: the threads in which its replicas train. Below: DataParallel's functions in the autograd engine.
+#: Communication on the host: ranges of gpudiag's strategies and of users, FSDP's hooks, and DataParallel (its range
+#: around the threads of its replicas, and its functions in the autograd engine).
 _COMMUNICATION_RANGE = re.compile(
     r"gpudiag\.exchange|FSDP::|RegisterPostBackwardFunction|FullyShardedDataParallel\._|DataParallel\.forward"
 )

@@ -25,9 +25,9 @@ from gpudiag.trace.readers.names import is_training_kernel, role_of_call
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
-#: Call in which a tf.data iterator returns its next element. The training thread waits in it if input is late.
+#: Call in which a tf.data iterator returns its next element, and in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call. They may be innermost events if a low trace level records no nested ones.
+#: Layers of a function call, which may be innermost events if a low trace level records no nested events.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -57,7 +57,7 @@ def host_operation(name: str) -> str | None:
 
 
 def is_function(name: str) -> bool:
-    """Return whether an event is the run of a function. It ends when all work of the function's executors has ended."""
+    """Return whether an event is the run of a function, which ends when all work of its executors has ended."""
     return name == _FUNCTION
 
 

@@ -6,8 +6,8 @@ trace, the training thread runs the device's ops, and waits before an op that ca
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-A function, or a step of workers with a server, ends by waiting for all devices. This time is a wait for communication
-too if a communication ends in it. The rest of the function's time belongs to the executor.
+A function, or a step of workers with a server, ends by waiting for all devices. If a communication ends during this
+wait, it is a wait for communication too. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations

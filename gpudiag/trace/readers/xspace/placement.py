@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from gpudiag.trace.readers.xspace.communication_names import Route, routes_of
 from gpudiag.trace.readers.xspace.planes import ID, KEY, NODE, Plane
 
-#: Number of the replica in an op's name, as `tf.distribute` writes it. Ops of the first replica have none.
+#: Number of the replica in an op's name, as `tf.distribute` writes it. Ops of the first replica have no number.
 _REPLICA = re.compile(r"(?:^|/)(?:replica|update)_(\d{1,4})(?:[_/]|$)")
 _OP = re.compile(r"[^:]+:\w+$")
 _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable. They run on the variable's device: a server's, if there is one.
+#: Ops on a variable, which run on the variable's device: a server's, if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1
@@ -112,7 +112,7 @@ class _OpGroups:
         self._devices_of_run[run].add(device)
 
     def device_of(self, name: str, run: int, fallback: str) -> str:
-        """Return the device of an op. If several devices run ops of this name (workers), the device of `run` counts."""
+        """Return the device of an op. If several devices run ops of this name (workers), return the device of `run`."""
         if self._devices_of_group is None:
             self._devices_of_group = defaultdict(set)
             for member, devices in self._candidates.items():

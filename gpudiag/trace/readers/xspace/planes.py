@@ -41,7 +41,7 @@ _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
 #: Planes that are no unread accelerator: GPUs (which are read), logical devices of the host, and derived planes.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
-#: Instants of TensorFlow's allocator. They are a third of all events and have a dozen stats each that are not read.
+#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
 #: Beginning of the names of lines with CUPTI's overhead, one line per thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
@@ -124,7 +124,7 @@ def device_of(plane: Any) -> int | None:
 
 
 def read_plane(plane: Any) -> Plane:
-    """Return the columns of one plane with undecoded events. Of a GPU only streams are read; other lines repeat these.
+    """Return the columns of one plane with undecoded events. A GPU's lines other than streams only repeat events.
 
     Raises:
         WireError: an event is broken.

@@ -8,11 +8,11 @@ are the next ops of the graph launched:
                                                      end of the wait
 
 So a wait is a pause in the launches for a device, if the last launched work ended in the pause, shortly before
-launching resumed. A pause in which the training thread waited for data is no such wait.
+launching resumed. A pause in which the training thread waited for data does not count.
 
-The executor waits for communication if the last launched work was communication. It also does so in every pause before
-an op that needs tensors from other devices, because the copies of the op's inputs had to end first. After a device's
-last launch in a function, it waits until the other devices' communication has ended, which ends the function.
+A wait is for communication if the last launched work was communication. Every pause before an op that needs tensors
+from other devices is a wait for communication too, because the copies of the op's inputs had to end first. After a
+device's last launch in a function, the function ends when the other devices' communication has ended.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return for each time the next launch, but at most the end of the function. Waiting threads are then awake."""
+    """Return for each time the next launch or the end of the function, when waiting threads are awake again."""
     begin, end = functions(process)
     if not len(begin):
         return time

@@ -71,8 +71,8 @@ def decode_events(events: Sequence[bytes], wanted_stats: Collection[int], bare: 
     Args:
         events: serialized XEvents.
         wanted_stats: metadata ids of stats.
-        bare: metadata ids of events without wanted stats. Their fields are decoded only up to the first stat, because
-            protobuf writes fields in the order of their numbers.
+        bare: metadata ids of events without wanted stats. Fields of such events are decoded only up to the first stat,
+            because protobuf writes fields in the order of their numbers.
 
     Raises:
         WireError: the bytes are invalid.
@@ -224,7 +224,7 @@ def _long_varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple
     """Decode varints of several bytes, as `_varints` does.
 
     Each byte of a varint has seven bits, the lowest first, and the eighth bit is set in all bytes but the last. So in a
-    word of eight bytes, the varint ends at the lowest clear eighth bit. Its groups of seven bits are joined in pairs.
+    word of eight bytes, the varint ends at the lowest clear eighth bit. The groups of seven bits are joined in pairs.
     """
     words: NDArray[np.uint64] = np.ndarray(len(text) - 7, "<u8", text.data, strides=(1,))
     word = words[position]
