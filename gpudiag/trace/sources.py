@@ -150,7 +150,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
     try:
         below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
-        return  # the hint then lacks this directory
+        return  # errors only shorten the hint
     for path in below:
         if not budget.spend():
             return

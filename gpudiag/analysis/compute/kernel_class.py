@@ -185,7 +185,7 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     """
     lowered, launcher = name.lower(), operator.lower()
     found = _by_name(lowered, launcher)
-    # 1×1 convolutions run as matrix products of cuBLAS.
+    # Convolutions with kernels of one pixel run as matrix products of cuBLAS.
     if found == "matmul" and _CONVOLVES.search(launcher):
         return "convolution"
     # An update scales, copies and sums parameters by kernels that other operators use too.

@@ -41,8 +41,8 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
 def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     """Return the user's outermost lines in the loop that do other work than training for at least `least_ns` per step.
 
-    Training is fetching input, forward, backward and update. Functions called in backward (hooks) are other work, except
-    functions that forward calls too, because checkpointing calls them again.
+    Training is fetching input, forward, backward and update. Functions called in backward (hooks) are other work. If
+    forward calls a function too, it is no hook, because checkpointing repeats calls of the forward pass in backward.
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)

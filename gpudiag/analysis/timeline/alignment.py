@@ -6,7 +6,7 @@ up to a constant offset between clocks. Matching by index fails, because the ran
 times, and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
-    rank 1             14.0   20.0   26.0   31.0        rank 1 − rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
+    rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
 
 The offset under which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6).
 If the clocks have a common origin, the smallest of these offsets is the right one.

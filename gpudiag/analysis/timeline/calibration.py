@@ -11,8 +11,8 @@ SAME_CLOCK_NS = 100 * NS_PER_US
 """Offsets up to this are the spread of participants' departures, not a difference between clocks. A larger median
 distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 MATCHED_SHARE = 0.5
-"""Two captures are of one run if at least this share of the collectives that both recorded match. Measured: in 18 sound
-recordings 97 to 100 % match, and none in mixtures of two runs or two models."""
+"""Two captures are of one run if at least this share of the collectives recorded by both has a match. Measured: in 18
+sound recordings 97 to 100 % match, and none in mixtures of two runs or two models."""
 TO_MOVE_A_CLOCK = 0.75
 """A clock is moved only if at least this share of the collectives fits. Measured: as above; this is half-way between
 `MATCHED_SHARE` and the share in sound recordings."""

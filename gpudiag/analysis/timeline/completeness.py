@@ -67,7 +67,7 @@ def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
     The steps represent the busy time of the analysed windows, of the step before and of the step after them. The bounds
-    of these two steps are unknown, so each counts at most the largest busy time of a window. All work after the start of
+    of these two steps are unknown, so each counts at most the largest busy time of a window. Work after the start of
     the last step belongs to this step. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed

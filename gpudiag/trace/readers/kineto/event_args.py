@@ -211,7 +211,7 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the host range around a launch: the innermost one that names the operation, else the innermost one."""
+    """Return the innermost host range around a launch that names the operation; the innermost one if none does."""
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
         return None

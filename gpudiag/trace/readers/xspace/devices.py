@@ -157,7 +157,7 @@ def _delayed_devices(process: Process, overhead: NDArray[np.intp]) -> NDArray[np
     """Return int64[k]: the GPU whose launch each overhead of the profiler delayed; `HOST` if unknown.
 
     CUPTI identifies threads by numbers of the operating system, TensorFlow by different ones. A delayed launch encloses
-    the overhead, so CUPTI's thread is the thread whose launches enclose most of its overhead.
+    the overhead, so each thread of CUPTI is taken for the thread whose launches enclose most of the overhead.
     """
     events = process.trace.events
     device = np.full(len(overhead), HOST, np.int64)
