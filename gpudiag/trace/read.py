@@ -73,7 +73,7 @@ def read_traces(
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """Refuse traces of two frameworks. A trace of an unknown framework fits all frameworks."""
+    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all others."""
     known = [trace for trace in traces if trace.framework != "unknown"]
     for trace in known:
         if trace.framework != known[0].framework:

@@ -233,7 +233,7 @@ class _Follower:
             self._in_backward = self._in_backward or kind == "backward"
 
     def bound_input(self, thread: int, *, begins: bool) -> None:
-        """Note that a range named `input` begins or ends. The lines within it fetch input."""
+        """Note that a range named `input` begins or ends. Lines within the range fetch input."""
         if thread == _TRAINING:
             self._in_input = max(self._in_input + (1 if begins else -1), 0)
             self._note_input()

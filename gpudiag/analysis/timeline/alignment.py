@@ -62,7 +62,7 @@ class Alignment(msgspec.Struct, frozen=True):
     Attributes:
         offset_ns: clock of b minus clock of a.
         residual_ns: median distance between matched ends after the offset is removed.
-        ambiguous: another pairing with a different offset fits about as well.
+        ambiguous: whether another pairing with a different offset fits about as well.
     """
 
     a: NDArray[np.intp]

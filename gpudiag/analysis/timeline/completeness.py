@@ -128,7 +128,7 @@ def partial_coverage(tracks: Sequence[DeviceTrack]) -> list[Validity]:
 def _short_window(track: DeviceTrack) -> list[Validity]:
     """Warn if a single unmarked window covers little of the time that the training thread recorded.
 
-    The window may contain all device work although most of the recording is loading and setup.
+    Such a window may contain all device work although most of the recording is loading and setup.
     """
     thread = track.threads.get(track.steps.thread)
     if track.steps.source not in _UNMARKED or len(track.window_steps) != 1 or thread is None or not len(thread.busy):

@@ -289,7 +289,7 @@ def device_ops(
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)
     launch_end = np.where(known, events.end_ns[calls], 0)
-    # The step is the last mark at or before the launch; none if launched before the first mark or the capture.
+    # An op belongs to the last step that was marked before its launch, or to no step.
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = _CLASS_OF[events.role[rows]]
     thread = np.where(known, events.thread[calls], UNKNOWN)

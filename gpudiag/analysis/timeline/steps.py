@@ -105,9 +105,9 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Return steps that begin where an optimizer step ends, which every training loop has.
+    """Return steps that begin where an optimizer's step ends; every training loop has these.
 
-    The period is correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
+    Steps are correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:

@@ -44,7 +44,7 @@ class WireError(ValueError):
 
 
 class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """n events as columns, and m of their stats.
+    """Columns of n events, and of m stats of these events.
 
     Attributes:
         metadata_id: int64[n], 0 if the event has none.
