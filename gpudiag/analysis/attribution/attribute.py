@@ -137,7 +137,7 @@ class _Gaps(msgspec.Struct, frozen=True):
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     ops = track.ops
-    # The op after a gap is the first one that starts at or after the gap's end, unless the window ends there.
+    # The op after a gap is the first op that starts at or after the gap's end.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
     # While the launch call runs, the op may not have reached the device. Such a gap is the cost of launching.

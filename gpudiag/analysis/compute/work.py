@@ -31,7 +31,7 @@ _COMPILES = re.compile(
     r"|^XlaCompile|^XlaCompilationCache|^LocalClient::Compile|^backend_compile_and_load|^PjRt\w*Client::?Compile"
     r"|^(Lower|lower)_?jaxpr|^trace_to_jaxpr|^XlaJit.*Compile|^GpuCompiler::|FuncGraph\.?from_py_func|^torch\._dynamo"
 )
-#: The outermost range of one compilation. Other ranges are its phases.
+#: The outermost range of one compilation, which contains the ranges of the compilation's phases.
 _ONE_COMPILATION = re.compile(r"^_compile\.compile_inner")
 #: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
 _FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")

@@ -18,7 +18,7 @@ _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceP
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file is a trace, by its name or else by its first bytes. A broken file may be a trace by name."""
+    """Return whether a file is a trace, by its name (even if it is broken) or else by its first bytes."""
     if path.name in _GPUDIAG_FILES or not path.name.lower().endswith(ENDINGS):
         return False
     if "trace" in path.name.lower() or parse_name(path.relative_to(path.parent)).rank is not None:
