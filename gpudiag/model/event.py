@@ -117,10 +117,10 @@ class HostMemory(IntEnum):
 
 def any_of(codes: NDArray[np.integer[Any]], *wanted: int) -> NDArray[np.bool_]:
     """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of the wanted ones."""
-    found = np.zeros(len(codes), np.bool_)
+    is_wanted = np.zeros(len(codes), np.bool_)
     for code in wanted:
-        found |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64
-    return found
+        is_wanted |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64
+    return is_wanted
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True):

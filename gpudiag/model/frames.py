@@ -117,8 +117,8 @@ def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
     roles = dict.fromkeys(map(str, grid.sizes), "Int64")
     rank_columns = {"rank": "int64", **roles, "compute_ms": "float64", "relative": "float64"}
     ranks = [
-        msgspec.structs.asdict(place) | {str(role): index for role, index in place.position.items()}
-        for place in grid.ranks
+        msgspec.structs.asdict(rank) | {str(role): index for role, index in rank.position.items()}
+        for rank in grid.ranks
     ]
     operations = {name: f"{name}_per_step" for role in grid.traffic for name in role.operations}
     traffic = [

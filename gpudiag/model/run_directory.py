@@ -36,28 +36,28 @@ STANDARD_OUTPUT = "-"
 #: The directories that this process has locked.
 _locked: set[Path] = set()
 
-Noun = TypeVar("Noun", bound=msgspec.Struct)
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
+def encode_json(struct: msgspec.Struct, *, indent: int = 2) -> bytes:
     r"""Return a struct as UTF-8 JSON with a newline at its end, for files and for `--json`.
 
     NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is the number
     of spaces per level; 0 for one line.
     """
     try:
-        text = msgspec.json.encode(noun)
+        text = msgspec.json.encode(struct)
     except UnicodeEncodeError:  # a path whose name is not UTF-8
-        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
+        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(struct)))
     return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
 
-def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
+def write_json(path: Path, struct: msgspec.Struct, *, indent: int = 2) -> None:
     """Write a struct as JSON atomically: into a temporary file beside `path`, which is then renamed.
 
     `indent` is the number of spaces per level; 0 for one line, which suits structs of mostly long arrays.
     """
-    write_whole(path, encode_json(noun, indent=indent))
+    write_whole(path, encode_json(struct, indent=indent))
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
@@ -131,9 +131,9 @@ def below(directory: Path, relative: str) -> Path:
         UnreadableInputError: a component is a link, or leads upwards.
     """
     path = directory
-    for part in Path(relative).parts:
-        path = path / part
-        if part == ".." or path.is_symlink() or Path(part).is_absolute():
+    for component in Path(relative).parts:
+        path = path / component
+        if component == ".." or path.is_symlink() or Path(component).is_absolute():
             raise UnreadableInputError(
                 f"{path} leads out of its directory, and nothing is written there",
                 "Links inside of a directory of results are not followed: put the files there, or choose another.",
@@ -200,7 +200,7 @@ def read_bounded(path: Path) -> bytes:
     return data
 
 
-def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
+def read_json(path: Path, struct: type[Struct], schema: str) -> Struct:
     """Read a struct that `write_json` wrote.
 
     Raises:
@@ -220,15 +220,15 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
             "It was written by another version or is another file.",
         )
     try:
-        return msgspec.json.decode(data, type=noun)
+        return msgspec.json.decode(data, type=struct)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableInputError(f"{path}: {error}", "Run the command that wrote it again.") from error
 
 
-def readable_json(path: Path, noun: type[Noun], schema: str) -> Noun | None:
+def readable_json(path: Path, struct: type[Struct], schema: str) -> Struct | None:
     """Read a struct as `read_json` does; return None if this fails."""
     with contextlib.suppress(UnreadableInputError):
-        return read_json(path, noun, schema)
+        return read_json(path, struct, schema)
     return None
 
 

@@ -180,13 +180,13 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
     for name in _TRACE_DIRECTORIES:
-        if name in directories and (found := _search(directories[name], depth - 1)):
-            return found
+        if name in directories and (files := _search(directories[name], depth - 1)):
+            return files
     iterations = {int(match[1]): path for name, path in directories.items() if (match := _ITERATION.fullmatch(name))}
-    if found := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
-        return found
-    if "plugins" in directories and (found := _latest(sorted(_tensorboard_recordings(directories["plugins"])), 0)):
-        return found
+    if files := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
+        return files
+    if "plugins" in directories and (files := _latest(sorted(_tensorboard_recordings(directories["plugins"])), 0)):
+        return files
     ranks = [path for path in directories.values() if parse_name(path / "trace.json").rank is not None]
     return tuple(file for path in ranks for file in _search(path, depth - 1))
 

@@ -143,11 +143,11 @@ def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
         start, end = events.start_ns[on_thread] + track.shift_ns, events.end_ns[on_thread] + track.shift_ns
         host = track.threads.get(thread)
         waits = np.zeros(len(on_thread), np.int64) if host is None else lengths_inside(host.awaited, start, end)
-        own = own_lengths(start, end, end - start - waits)
+        self_ns = own_lengths(start, end, end - start - waits)
         inside = in_analysed_steps(track, start)
         inside &= ~any_of(events.role[on_thread], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
         rows.append(on_thread[inside].astype(np.int64))
-        durations.append(own[inside])
+        durations.append(self_ns[inside])
     return np.concatenate(rows), np.concatenate(durations)
 
 

@@ -184,14 +184,14 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     ('normalization', 'elementwise')
     """
     lowered, launcher = name.lower(), operator.lower()
-    found = _by_name(lowered, launcher)
+    by_name = _by_name(lowered, launcher)
     # Convolutions with kernels of one pixel run as matrix products of cuBLAS.
-    if found == "matmul" and _CONVOLVES.search(launcher):
+    if by_name == "matmul" and _CONVOLVES.search(launcher):
         return "convolution"
     # An update scales, copies and sums parameters by kernels that other operators use too.
-    if in_optimizer and found not in {"matmul", "convolution", "attention", "normalization", "layout-conversion"}:
+    if in_optimizer and by_name not in {"matmul", "convolution", "attention", "normalization", "layout-conversion"}:
         return "optimizer"
-    return found
+    return by_name
 
 
 def _by_name(name: str, operator: str) -> KernelClass:
@@ -202,10 +202,10 @@ def _by_name(name: str, operator: str) -> KernelClass:
         by_operator = _first(_OPERATORS, operator)
         if by_operator is not None:
             return by_operator
-    found = _first(_COMPILED, _without_arguments(name))
-    if found is None and operator:
-        found = _first(_COMPILED, operator)
-    return "other" if found is None else found
+    by_pattern = _first(_COMPILED, _without_arguments(name))
+    if by_pattern is None and operator:
+        by_pattern = _first(_COMPILED, operator)
+    return "other" if by_pattern is None else by_pattern
 
 
 def _class_of_fused(operators: str, otherwise: KernelClass) -> KernelClass:

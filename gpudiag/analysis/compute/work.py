@@ -76,9 +76,9 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     starts = events.start_ns[outermost] + track.shift_ns if len(outermost) else spans.start
     frames: dict[str, int] = {}
     for name in used:
-        found = _FRAME.search(events.names[name][:_LONGEST_NAME])
-        if found is not None:
-            frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
+        frame = _FRAME.search(events.names[name][:_LONGEST_NAME])
+        if frame is not None:
+            frames[frame["frame"]] = max(frames.get(frame["frame"], 0), int(frame["again"][:9]))
     return Compilation(spans=spans, starts=starts, frames=frames)
 
 
@@ -156,9 +156,9 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         distinct_keys, index = np.unique(key, return_inverse=True)
         known = [_classify(events, key) for key in distinct_keys[:_MOST_KERNELS].tolist()]
         known += [(CLASS_CODES["other"], UNKNOWN, 0, 0)] * (len(distinct_keys) - len(known))
-        found = np.array(known, np.int64)[index]
-        classes[computes], matrix[computes] = found[:, 0], found[:, 1]
-        fused[computes], batched[computes] = found[:, 2] > 0, found[:, 3] > 0
+        properties = np.array(known, np.int64)[index]
+        classes[computes], matrix[computes] = properties[:, 0], properties[:, 1]
+        fused[computes], batched[computes] = properties[:, 2] > 0, properties[:, 3] > 0
     return TrackKernels(
         row=ops.row,
         kernel_class=classes,
@@ -175,9 +175,9 @@ def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
     name, operator = events.names[index][:_LONGEST_NAME], events.names[launcher - 1] if launcher else ""
-    found = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
-    uses = tensor_core(name) if found in MATRIX_CLASSES else None
-    code = CLASS_CODES[found]
+    class_name = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
+    uses = tensor_core(name) if class_name in MATRIX_CLASSES else None
+    code = CLASS_CODES[class_name]
     return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))
 
 

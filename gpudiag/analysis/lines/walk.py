@@ -65,13 +65,13 @@ class LineTree:
     def node(self, parent: int, code: int, line: int) -> int:
         """Return the node of a line called from the node `parent`; add it if it is new."""
         key = (parent, code, line)
-        found = self._index.get(key)
-        if found is None:
-            found = self._index[key] = len(self.parent)
+        node = self._index.get(key)
+        if node is None:
+            node = self._index[key] = len(self.parent)
             self.parent.append(parent)
             self.position.append((code, line))
             self.work.append(Counter())
-        return found
+        return node
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the outermost caller to `node`, without the root."""

@@ -51,7 +51,7 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     slots, _, data_ranks = durations_ms.shape
     stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
     sequence = np.ones_like(durations_ms)
-    chance = {kind: _chance(durations_ms, list(_places(grid, kind).values())) for kind in COMPUTE_KINDS}
+    chance = {kind: _chance(durations_ms, list(_slots_by_chunk(grid, kind).values())) for kind in COMPUTE_KINDS}
     for _ in range(_PASSES):
         for kind in COMPUTE_KINDS:
             levels = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
@@ -83,9 +83,9 @@ def _estimate_workers(
 
     A difference that all stages of a data rank share belongs to the sequences if `chance` explains it.
     """
-    places = list(_places(grid, kind).values())
-    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
-    if not places or levels.min() <= 0:
+    slots_by_chunk = list(_slots_by_chunk(grid, kind).values())
+    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in slots_by_chunk])
+    if not slots_by_chunk or levels.min() <= 0:
         return
     ordinary = float(np.median(levels))
     stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
@@ -94,29 +94,29 @@ def _estimate_workers(
         common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
         by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
         workers = workers / np.where(by_chance, common, 1.0)
-    for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
+    for rows, of_stage, of_workers in zip(slots_by_chunk, stage_levels, workers, strict=True):
         yield rows, of_stage / float(stage_levels.mean()), of_workers
 
 
-def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
+def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return the relative standard error of each data rank's mean time, due to its microbatches.
 
     If microbatches differ in length, the workers of some data ranks are slower by chance, on all stages alike.
     """
-    if not places:
+    if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
-    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in places])
+    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in slots_by_chunk])
     series = relative.mean(axis=0)
     samples = series.shape[0] * series.shape[1]
     return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
 
 
-def _places(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
+def _slots_by_chunk(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
     """Return the slots of one kind by stage and chunk."""
-    places: dict[tuple[int, int], list[int]] = {}
+    slots: dict[tuple[int, int], list[int]] = {}
     for row in grid.rows_of(kind):
-        places.setdefault((grid.slots[row].stage, grid.slots[row].chunk), []).append(row)
-    return places
+        slots.setdefault((grid.slots[row].stage, grid.slots[row].chunk), []).append(row)
+    return slots
 
 
 def _nearest_median(values: Times, to: float) -> float:
@@ -131,10 +131,10 @@ def _nearest_median(values: Times, to: float) -> float:
 
 
 def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    slots: dict[int, list[int]] = {}
     for row in grid.rows_of(kind):
-        found.setdefault(grid.slots[row].microbatch, []).append(row)
-    return found
+        slots.setdefault(grid.slots[row].microbatch, []).append(row)
+    return slots
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:

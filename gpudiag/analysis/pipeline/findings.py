@@ -28,10 +28,10 @@ _SEVERAL_STEPS = 3
 def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: ScheduleBubble | None) -> tuple[Finding, ...]:
     """Return the findings, sorted by severity, then stragglers before the bubble, then by savings."""
     step_ms = float(job.steps.step_ms.mean())
-    found = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
+    findings = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
     return tuple(
         sorted(
-            found,
+            findings,
             key=lambda finding: (
                 SEVERITIES.index(finding.severity),
                 finding.code != "straggler",

@@ -122,7 +122,7 @@ class _Transfers:
 
         Some recorders write operations for the chunk `without` too. These transfer nothing and are ignored.
         """
-        found: dict[tuple[int, int], int] = {}
+        by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
             computes, transfers = grid.rows_of(compute, stage=stage), grid.rows_of(kind, stage=stage)
             real = [row for row in computes if grid.slots[row].chunk != without]
@@ -138,8 +138,8 @@ class _Transfers:
                 self.computation[transfer] = row
                 slot = grid.slots[row]
                 if slot.chunk != without:
-                    found[slot.chunk, slot.microbatch] = transfer
-        return found
+                    by_chunk[slot.chunk, slot.microbatch] = transfer
+        return by_chunk
 
 
 def _order_worker(

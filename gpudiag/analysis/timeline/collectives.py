@@ -276,10 +276,10 @@ def _match_messages(
         if tracks[sender].on_host:
             ends[sender][send] = np.clip(received, begun, ends[sender][send])
         both = np.maximum(begun, posted)
-        for track, calls, own in ((sender, send, begun), (receiver, receive, posted)):
-            waited = (both > own) & (both <= ends[track][calls])
+        for track, calls, arrived in ((sender, send, begun), (receiver, receive, posted)):
+            waited = (both > arrived) & (both <= ends[track][calls])
             instance[track][calls] = following + np.arange(len(calls))
-            arrival[track][calls] = np.where(waited, both, own)
+            arrival[track][calls] = np.where(waited, both, arrived)
             other = receiver if track == sender else sender
             last[track][calls] = np.where(waited, tracks[other].rank, tracks[track].rank)
         following += len(send)

@@ -55,13 +55,13 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     rows = np.flatnonzero(known | blocked)
     threads = {}
     for ident, positions in groups(thread[rows]):
-        own = rows[positions]
-        if known[own].any():
+        on_thread = rows[positions]
+        if known[on_thread].any():
             threads[ident] = HostThread(
                 thread=ident,
-                busy=union(_raw(events, own[busy[own]]), bridge_ns=PAUSE_NS),
-                input=union(_raw(events, own[waiting[own]])),
-                blocked=_raw(events, own[blocked[own]]),
+                busy=union(_raw(events, on_thread[busy[on_thread]]), bridge_ns=PAUSE_NS),
+                input=union(_raw(events, on_thread[waiting[on_thread]])),
+                blocked=_raw(events, on_thread[blocked[on_thread]]),
             )
     return threads
 

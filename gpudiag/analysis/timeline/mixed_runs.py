@@ -223,10 +223,12 @@ def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int |
         if len(by_trace) < 2:
             continue  # no other trace to match with
         every_capture = _captures(whole)
-        seen_enough = {trace for trace, own in by_trace.items() if any(len(m.ends) >= FEWEST_SEEN for m in own)}
-        for trace, own in by_trace.items():
-            own_captures = _captures(own)
-            for member in own:
+        seen_enough = {
+            trace for trace, in_trace in by_trace.items() if any(len(m.ends) >= FEWEST_SEEN for m in in_trace)
+        }
+        for trace, in_trace in by_trace.items():
+            own_captures = _captures(in_trace)
+            for member in in_trace:
                 seen = _containing(*every_capture, member.ends) > _containing(*own_captures, member.ends)
                 if not _matches(member, seen, few_others=seen_enough <= {trace}):
                     alone.add(member.track.rank)

@@ -188,7 +188,9 @@ def _columns_of(planes: Sequence[Plane], names: _SharedNames, base: int) -> tupl
             if line is not None and training_thread is None:
                 training_thread = plane.lines[line][0]
     fields = _Columns.__struct_fields__
-    return {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}, training_thread
+    return {
+        field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields
+    }, training_thread
 
 
 def _model(plane: Plane) -> str:
@@ -279,7 +281,7 @@ def _launched(by_plane: Sequence[_Columns]) -> _Launched:
         none = np.empty(0, np.uint8)
         return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
     fields = _Launched.__struct_fields__
-    columns = {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}
+    columns = {field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields}
     order = np.argsort(columns["correlation"], kind="stable")
     order = order[columns["correlation"][order] != NO_CORRELATION]
     return _Launched(**{field: column[order] for field, column in columns.items()})
