@@ -333,8 +333,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         waits_in_collectives: True if the training thread waits in a function call while other threads run its operators
             (TensorFlow's executor), so that a host collective of these threads blocks the process. False if the
             training thread runs operators itself.
-        operators_merged: whether the operators come from another trace of the same job, so that recording them did not
-            slow this one.
+        operators_merged: whether the operators come from another trace of the same job, so that recording operators did
+            not slow this trace.
         uses_devices: whether the trace states that its process uses a device, even if no device work was recorded.
         workload: `training` if a backward pass or an optimizer was recorded, `inference` if only forward passes
             were, else `unknown`.

@@ -1,7 +1,7 @@
 """Match the CUDA calls of two traces of a job whose steps are not all equal.
 
-Steps differ: their lengths alternate, some shapes need an additional kernel, allocators and watchdogs query events. So
-each step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
+Steps differ, because lengths alternate, some shapes need an additional kernel, and allocators query events. So each
+step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
 compared in order, by their name and the name of the launched work. All calls of the longest common sequence match:
 
     here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add

@@ -215,7 +215,7 @@ def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int |
     """Name the ranks for which most collectives match no collective of another rank in the group."""
     alone: set[int] = set()
     for members in groups:
-        # Too few collectives of a lossy rank match because they were lost.
+        # Lossy ranks are left out, because lost collectives match nothing.
         whole = [member for member in members if member.track.rank not in lossy]
         by_trace: dict[int, list[_Member]] = defaultdict(list)
         for member in whole:

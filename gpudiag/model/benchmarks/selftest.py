@@ -145,7 +145,8 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             no false alarm.
         launching_ms: launch overhead of the clean job, by ablation; None if not measured.
-        included_ms: share of these two costs that removing the found cause saves too. The found savings may include it.
+        included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
+            the finding may include this share.
         tolerance_ms: allowed difference between found and true cost; for a clean run, the alarm level.
         verdict: `too small` if the fault costs less than the tolerance or the alarm level, so that no finding is
             required. The fault must still raise no other alarm.

@@ -294,7 +294,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
 
 
 def _by_position(facts: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
-    """Return row of the table → facts, from index in the file → facts."""
+    """Replace the keys of `facts`, indices in the file, by rows of the table. Facts without a row are left out."""
     before = np.fromiter(facts, dtype=np.int64, count=len(facts))
     pairs = zip(position[before].tolist(), facts.values(), strict=True)
     return {row: fact for row, fact in pairs if row >= 0}
