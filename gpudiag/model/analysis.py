@@ -256,7 +256,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
 
-    Kernels share equally the time in which several run. Classes below 1 % are part of `other`. `bound` may be unknown.
+    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
     """
 
     kernel_class: str = msgspec.field(name="class")

@@ -1,4 +1,4 @@
-"""Divide every device window into the eight exclusive buckets. Divide time in which the device is idle by its cause.
+"""Divide every device window into the eight exclusive buckets, and the device's idle time by its cause.
 
 At each instant, the first bucket of this list that applies gets the time:
 

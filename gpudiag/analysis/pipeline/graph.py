@@ -190,7 +190,7 @@ class _RecordedOrder:
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
         """Let each row follow the last operation of a stream that has ended in (nearly) all steps when the row starts.
 
-        `stream` is in the order of execution. If an operation has ended in fewer steps, its early end is chance.
+        `stream` is in the order of execution. An operation that has ended in only some steps is no dependency.
         """
         if not rows or not stream:
             return

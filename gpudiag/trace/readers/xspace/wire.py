@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event, so that two words can be read from any of its bytes on.
+#: Number of bytes appended after the last event, so that reading two words at each of its bytes is safe.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
