@@ -1,4 +1,4 @@
-"""Analysis: where each step's time went, why, and how reliable that is (a contract, `gpudiag/analysis/1`)."""
+"""Define the result of an analysis, a JSON contract: times, findings and their reliability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 #: The eight exclusive buckets, in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: The worst first: critical if 20 % of the step can be saved, warning from 5 %.
+#: Severities, worst first: critical from savings of 20 % of the step, warning from 5 %.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -89,22 +89,22 @@ NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 StepUnit = Literal["step", "repeated-unit", "recording"]
 #: Workload of a recorded process.
 WorkloadKind = Literal["training", "inference", "unknown"]
-#: Kind of device: `unread` is an accelerator whose activity no reader reads.
+#: Kind of device: `unread` is an accelerator whose activity no reader understands.
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
-#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the length of a launch.
+#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the time of a launch.
 Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause, with the time that removing it alone saves, the confidence, and advice.
+    """A problem with its cause, the savings of removing it alone, the confidence, and advice.
 
     Attributes:
-        recoverable_ms_per_step: savings in the job's step time if only this cause went away; None if unknown, and then
-            `evidence["reason"]` says why.
-        instead: codes of other findings of which removing any one suffices: then another limit applies and removing the
-            others saves nothing more.
+        recoverable_ms_per_step: savings in the job's step time if only this cause is removed. None if unknown;
+            `evidence["reason"]` then says why.
+        instead: codes of findings that are alternatives to this one. After one of them is removed, another limit
+            applies, and removing the others saves nothing more.
         place: host location in the step, as far as known: operator before and after, file and line.
         source: the line of the user's source to change, if known.
         parts_ms: components of the recoverable time by name, in milliseconds; they add up to it.
@@ -127,12 +127,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of the path of fixes.
+    """One fix in the recommended order of fixes.
 
     Attributes:
-        code, ranks, cause: the finding that is fixed after the previous ones.
+        code, ranks, cause: the finding that this fix removes.
         step_ms: the job's step time after this and all earlier fixes.
-        then: the bucket with most of the remaining step except compute, or `compute` if that limits the step.
+        then: the largest remaining bucket other than compute, or `compute` if compute limits the step.
     """
 
     code: str
@@ -147,10 +147,10 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bucket: one of `BUCKETS`.
-        ms: per step, on the limiting rank.
-        by: codes of the findings and validity warnings that explain it; empty if none does.
-        unexplained_ms: the rest that none of them accounts for.
-        note: the same in words, if something is unexplained or one cause hides another.
+        ms: milliseconds per step on the limiting rank.
+        by: codes of the findings and validity warnings that explain the bucket; empty if none does.
+        unexplained_ms: the rest for which none of them accounts.
+        note: the explanation in words, if a rest is unexplained or one cause hides another.
     """
 
     bucket: str
@@ -161,22 +161,22 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, and what to record instead; it is not a finding about the job."""
+    """A reason (not a finding about the job) to trust the numbers less, with advice for recording again."""
 
     code: str
     message: str
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times in milliseconds; `reasons` says why a value is missing, by its name.
+    """Step times in milliseconds. `reasons` maps the name of a missing value to the reason.
 
     Attributes:
         corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
-        unprofiled_times_ms: the single steps behind `unprofiled_mean_ms`, in order; empty if not kept.
+        unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if not kept.
         covered_percent: share of the device's recorded busy time that the analysed windows cover; share of the
-            recording's span if the device was never idle long.
-        unit: what was analysed: training steps, a unit that repeats within a larger range (a layer, a forward pass), or
-            the whole recording.
+            recording's span if the device was never idle for long.
+        unit: content of each window: a training step, a unit that repeats within a larger range (a layer, a forward
+            pass), or the whole recording.
     """
 
     analysed: Count
@@ -194,7 +194,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device (or on CPU-only runs one training thread) with its mean step, divided into the eight buckets.
 
-    `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses of early versions.
+    `step_times_ms` are the lengths of the windows whose mean is `step_ms`; empty in analyses of early versions.
     """
 
     rank: Ordinal
@@ -209,8 +209,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class RankClock(msgspec.Struct, frozen=True, kw_only=True):
     """Alignment of one rank's clock to the first rank's, from the common ends of collectives.
 
-    `offset_ms` was added to the rank's times; `residual_ms` is the median distance between the ends of `matched`
-    collectives after that.
+    `offset_ms` was added to the rank's times. `residual_ms` is the remaining median distance between the ends of the
+    `matched` collectives.
     """
 
     rank: Ordinal
@@ -231,7 +231,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group and size, over all ranks and analysed steps.
 
-    `transfer_us` is the median time from last arrival to common end; `busbw_gb_per_s` is that of nccl-tests.
+    `transfer_us` is the median time from last arrival to common end. `busbw_gb_per_s` is defined as in nccl-tests.
     """
 
     operation: str
@@ -256,7 +256,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
 
-    Instants at which several kernels run are divided. Classes below 1 % are part of `other`; None is an unknown bound.
+    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
     """
 
     kernel_class: str = msgspec.field(name="class")
@@ -279,14 +279,15 @@ class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one module of the model, in ms per step on each of `Analysis.devices`, in that order.
 
-    On a GPU: of the kernels, copies and memsets that its operators launched, without communication; on a CPU: of its
-    operators. Times include nested modules, except `own_` times; recomputation in backward counts as backward.
+    On a GPU, these are the times of the kernels, copies and memsets that the module's operators launched, without
+    communication. On a CPU, they are the times of its operators. Times include nested modules, except `own_` times.
+    Recomputation in backward counts as backward.
 
     Attributes:
-        root: class of the outermost module (`Net#2`: another of that class).
-        path: path of the module in it, as in `named_modules()`.
-        type: its class.
-        calls: forward calls per step, mean of the devices.
+        root: class of the outermost module (`Net#2` is the second of that class).
+        path: path of the module in the outermost one, as in `named_modules()`.
+        type: class of the module.
+        calls: number of forward calls per step, mean over devices.
     """
 
     root: str
@@ -300,7 +301,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of their first calls, and of work outside of them per device; or a reason for none."""
+    """Times of modules in order of first calls, and times outside of modules per device; or a reason for none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -310,16 +311,16 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
     """Contribution of one kernel, collective or copy to a bucket; the portions of a bucket sum to at most the bucket.
 
-    Unlike the times in `KernelSummary`, these are exclusive: only instants that count for the bucket, and if n ops run
-    at such an instant, each gets 1/n of it.
+    Unlike the times in `KernelSummary`, portions are exclusive: only instants that belong to the bucket count, and each
+    of n ops that run at the same instant gets 1/n of it.
 
     Attributes:
         bucket: one of `BUCKETS`.
-        name: name of the kernel or copy; operation of a collective; `host` for host communication without a transfer;
-            in `idle`, `unmarked-input` (between a step's mark and its first op, while the host recorded nothing) or
-            `queued` (the next op was already launched).
-        group, size_bytes: of a collective, as in `CollectiveSummary`.
-        per_step: number of begins per step and device.
+        name: name of the kernel or copy; operation of a collective; `host` for host communication without a transfer.
+            In bucket `idle` it is `unmarked-input` (between a step's mark and its first op, while the host recorded
+            nothing) or `queued` (the next op was already launched).
+        group, size_bytes: group and size of a collective, as in `CollectiveSummary`.
+        per_step: number of ops that begin, per step and device.
         device_ms: milliseconds per step on each of `Analysis.devices`, in that order.
     """
 
@@ -332,7 +333,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The analysed files and facts of the run record. If `input_only`, `samples_per_s` is the loader's rate."""
+    """The analysed files, and facts from the run record. If `input_only`, `samples_per_s` is the loader's rate."""
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -349,13 +350,13 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of analysing one job's traces.
 
     Attributes:
-        modules: None if the trace has no module marks: traces of others, of early versions, TensorFlow.
-        compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
+        modules: times of modules; None without module marks (traces of other tools, of early versions, TensorFlow).
+        compute: FLOPs and their rate; None if nothing was counted (traces alone, unknown model, TensorFlow).
         compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
-        inference: how fast the run wrote a volume; None if it trained.
-        parallelism: None if the job divides only its batches.
+        inference: speed at which the run wrote a volume; None if it trained.
+        parallelism: grid of the ranks; None if the job divides only its batches.
     """
 
     schema: str = ANALYSIS_SCHEMA
@@ -393,7 +394,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         return summary(self)
 
     def frames(self) -> Frames:
-        """Return its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
+        """Return the analysis as pandas frames, with one row per bucket, step, wait and so on. Imports pandas."""
         from gpudiag.model.frames import analysis_frames  # noqa: PLC0415 # only for tables
 
         return analysis_frames(self)

@@ -1,7 +1,7 @@
-"""Diff: why the step times of two runs differ. Its JSON is a contract (`gpudiag/diff/1`).
+"""Define the comparison of the step times of two runs, a JSON contract (`gpudiag/diff/1`).
 
-Every difference is `after - before`, in milliseconds per step: positive if the second run takes longer. Differences of
-parts sum to the difference of the whole, to floating-point rounding.
+Every difference is `after - before` in milliseconds per step, positive if the second run takes longer. Differences of
+parts sum to the difference of the whole, up to floating-point rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FindingStatus = Literal["appeared", "disappeared", "remained"]
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs: the analysed files, and the number of steps and devices behind its figures."""
+    """One of the two runs: its analysed files, facts about the job, and numbers of analysed steps and devices."""
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -40,9 +40,9 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of one kind of mean step time.
 
-    `profiled` is the mean device window in the trace, averaged over the devices; `unprofiled` and `corrected` are as in
-    the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; None if too few are
-    known, and then `reason` says so.
+    `profiled` is the mean length of the device windows in the trace, averaged over the devices. `unprofiled` and
+    `corrected` are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both
+    runs; None if too few steps are known, which `reason` then says.
     """
 
     kind: StepKind
@@ -55,7 +55,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel, collective or copy: its exclusive contribution to a bucket (see `analysis.Portion`) in both runs."""
+    """The exclusive contributions (see `analysis.Portion`) of a kernel, collective or copy to a bucket in both runs."""
 
     bucket: str
     name: str
@@ -80,9 +80,9 @@ class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
+    """The change of a device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
 
-    `parts` are the few with the largest differences.
+    `parts` has only the parts with the largest differences.
     """
 
     rank: int
@@ -106,9 +106,9 @@ class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The change of a source line's own time, mean over ranks; the line is known by file, function and text.
+    """The change of a source line's self time, mean over ranks. Lines are matched by file, function and text.
 
-    `line` is its number in the second run, or in the first if only that has it.
+    `line` is the line's number in the second run, or in the first run if the second does not have the line.
     """
 
     file: str
@@ -121,19 +121,19 @@ class LineChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding of one run or of both."""
+    """A finding of one run or of both runs."""
 
     status: FindingStatus
     before: Finding | None
     after: Finding | None
 
 
-#: Name of the difference between runs of unknown models whose kernels differ.
+#: Name of the difference if the models of the runs are unknown and their kernels differ.
 OTHER_KERNELS = "compute in kernels that both have"
 
 
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference between the runs themselves, and what it means for the comparison.
+    """A difference in the setup of the runs, and its meaning for the comparison.
 
     `same_work` is False if the steps of the two runs do different work, so that no threshold applies.
     """
@@ -154,14 +154,14 @@ class RunValidity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of most of the difference.
+    """The bucket, ranks and part with most of the difference.
 
     Attributes:
-        bucket: the bucket with most of it, over all devices or, with `ranks`, on these.
+        bucket: the bucket with most of the difference, over all devices or over `ranks`.
         ranks: the ranks concerned; empty for all.
-        difference_ms: the change of that bucket: mean over all devices, or over `ranks`.
-        waiting_ms: change of the mean wait for `ranks` on the others; None if irrelevant.
-        part: the kernel, collective or copy with most of it, if it has at least half of it.
+        difference_ms: the bucket's change: mean over all devices, or over `ranks`.
+        waiting_ms: change of the other ranks' mean wait for `ranks`; None if irrelevant.
+        part: the kernel, collective or copy with at least half of the bucket's change; None if there is none.
     """
 
     bucket: str
@@ -175,15 +175,15 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """The result of comparing two analyses.
 
     Attributes:
-        outcome: `slower` or `faster` if the judged step time changed beyond the noise of its steps; `no-difference`
-            within it; `cannot-tell` if the noise is unknown.
-        judged: the kind of step time that `outcome` and `--fail-on` refer to: unprofiled if both runs have its single
-            steps, else profiled.
-        steps: `profiled` first; others if both runs have them.
-        buckets: the eight; with `unattributed_ms` they sum to the profiled difference.
-        unattributed_ms: 0 unless one of the analyses does not add up, which gpudiag's own do.
-        lines: source lines, largest difference first; empty unless both runs have them.
-        parts_reason: why the buckets have no parts; "" if they have.
+        outcome: `slower` or `faster` if the judged step time changed beyond the noise of its steps, `no-difference`
+            within the noise, `cannot-tell` if the noise is unknown.
+        judged: the kind of step time to which `outcome` and `--fail-on` refer: unprofiled if both runs have the times
+            of single unprofiled steps, else profiled.
+        steps: changes by kind of step time: `profiled` first, then the other kinds that both runs have.
+        buckets: changes of the eight buckets; with `unattributed_ms` they sum to the profiled difference.
+        unattributed_ms: 0 unless the buckets of an analysis do not add up, which does not occur in gpudiag's files.
+        lines: changes of source lines, largest difference first; empty unless both runs have lines.
+        parts_reason: the reason why the buckets have no parts; "" if they have parts.
     """
 
     schema: str = DIFF_SCHEMA

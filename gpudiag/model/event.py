@@ -1,4 +1,4 @@
-"""Events recorded by the profiler of one process, as columns.
+"""Define the events that the profiler of one process recorded, as columns.
 
 A trace of one training step has tens of thousands of events, so they are kept as NumPy columns and not as objects.
 Rows are in order of their start.
@@ -23,7 +23,7 @@ NO_NUMBER = -1
 
 
 class EventKind(IntEnum):
-    """Kind of an event, independent of framework and year."""
+    """Kind of an event, independent of the framework and its version."""
 
     OPERATOR = 0
     """A framework operator on a host thread (`cpu_op`; 2021: `Operator`)."""
@@ -62,7 +62,7 @@ class Role(IntEnum):
     COMMUNICATION = 2
     """Communication of gradients, parameters or activations between ranks: a kernel, or a collective on the host."""
     COPY = 3
-    """A copy or memset on a device, or a host call that starts a copy and returns (at once, if memory is pinned)."""
+    """A copy or memset on a device, or a host call that starts a copy (and returns at once if memory is pinned)."""
     LAUNCH = 4
     """A host call that puts other work into a device's launch queue."""
     SYNCHRONIZATION = 5
@@ -116,20 +116,20 @@ class HostMemory(IntEnum):
 
 
 def any_of(codes: NDArray[np.integer[Any]], *wanted: int) -> NDArray[np.bool_]:
-    """Return bool[n]: which of n codes (kinds, roles, threads …) are among a few wanted ones."""
-    found = np.zeros(len(codes), np.bool_)
+    """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of the wanted ones."""
+    is_wanted = np.zeros(len(codes), np.bool_)
     for code in wanted:
-        found |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64
-    return found
+        is_wanted |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64
+    return is_wanted
 
 
 class EventTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Events as columns of equal length n, sorted by `start_ns` (ties: the longer first, so that parents precede).
+    """Events as columns of equal length n, sorted by `start_ns` (ties: longer first, so that parents precede children).
 
     Attributes:
         kind: uint8[n], an `EventKind`.
         name: int32[n], index into `names`.
-        start_ns: int64[n], on the trace's clock, nanoseconds since `Trace.origin_ns`.
+        start_ns: int64[n], nanoseconds since `Trace.origin_ns` on the trace's clock.
         end_ns: int64[n], never before the start.
         thread: int64[n], host thread id; for device work the stream.
         device: int16[n], device ordinal; `HOST` for host events.
@@ -179,7 +179,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
         return np.flatnonzero(any_of(self.kind, *kinds) & any_of(self.thread, *threads))
 
     def rows_with(self, correlation: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return the first of these rows with each correlation, int64[k]; `NO_NUMBER` if none."""
+        """Return int64[k]: for each correlation, the first of `rows` that has it; `NO_NUMBER` if none has it."""
         if not len(rows):
             return np.full(len(correlation), NO_NUMBER, np.int64)
         ordered = rows[np.argsort(self.correlation[rows], kind="stable")]
@@ -189,7 +189,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_order(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return the table of unsorted columns, and intp[n]: the row in it of each event."""
+    """Return the sorted table of unsorted columns, and intp[n]: the row of each event in the table."""
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
@@ -201,7 +201,7 @@ class StepMarks(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `step_num`.
-        row: intp[k], rows in the event table, by start.
+        row: intp[k], rows in the event table, sorted by start.
         number: int64[k], the step's number; `NO_NUMBER` if the mark has none.
     """
 
@@ -222,24 +222,24 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-#: Operations between two ranks, which are matched neither by order nor by end.
+#: Operations between two ranks. Unlike collectives, they are matched neither by order nor by end.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Details that the profiler recorded of a communication kernel or host-side collective.
+    """Recorded details of a communication kernel or host-side collective.
 
     Attributes:
         row: row in the event table.
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `all_to_all`, `send`, `recv`,
-            `barrier`, or the framework's word if none of these fits.
+            `barrier`, or the framework's name if none of these fits.
         group: name of the process group; "" if unknown.
         group_ranks: global ranks in the group; empty if unknown.
         size_bytes: bytes per rank as nccl-tests counts them; None if unknown, because shapes were not recorded.
         sequence: the group's sequence number, or None.
-        peer: global rank that a `send` goes to, or that a `recv` comes from; None if unknown, and for collectives.
-        processor_share: share of the device's multiprocessors that the kernel holds, one block each, in (0, 1]; None
-            if unknown.
+        peer: global rank that receives a `send` or sends to a `recv`; None if unknown, and for collectives.
+        processor_share: share of the device's multiprocessors that the kernel occupies with one block each, in (0, 1];
+            None if unknown.
     """
 
     row: int
@@ -257,18 +257,18 @@ def _no_number() -> NDArray[np.int64]:
 
 
 class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits for CUDA events, if the profiler recorded them (`cuda_sync`): columns of equal length k, by call.
+    """Waits for CUDA events, if the profiler recorded them (`cuda_sync`): columns of equal length k, sorted by call.
 
     A CUDA event is recorded in a stream, and happens when all earlier work of that stream has ended. Synchronizing a
-    stream is a wait for an event that the same call records in it.
+    stream is represented as a wait for an event that the same call records in the stream.
 
     Attributes:
-        call: int64[k], row of the host call that makes a stream, or the host itself, wait.
+        call: int64[k], row of the host call that makes a stream or the host wait.
         device: int64[k], device ordinal of the waiting stream.
         stream: int64[k], the waiting stream; `NO_NUMBER` if the host waits.
         record: int64[k], row of the host call that recorded the event; `NO_NUMBER` if unknown.
-        recorded_stream: int64[k], the stream in which it was recorded; `NO_NUMBER` if unknown.
-        event: int64[k], number of the event, which programs record repeatedly; `NO_NUMBER` if none.
+        recorded_stream: int64[k], the stream in which the event was recorded; `NO_NUMBER` if unknown.
+        event: int64[k], number of the event, which a program may record repeatedly; `NO_NUMBER` if none.
     """
 
     call: NDArray[np.int64] = msgspec.field(default_factory=_no_number)
@@ -282,14 +282,14 @@ class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.call)
 
     def moved(self, position: NDArray[np.intp]) -> EventWaits:
-        """Return the waits for a table in which each row moved to row `position[row]`, in unchanged order."""
+        """Return the waits, in unchanged order, for an event table in which each row moved to `position[row]`."""
         known = self.record != NO_NUMBER
         record = np.where(known, position[np.where(known, self.record, 0)], NO_NUMBER) if len(self) else self.record
         return msgspec.structs.replace(self, call=position[self.call], record=record)
 
 
 class Module(msgspec.Struct, frozen=True):
-    """A module of the model: class of the outermost module (`root`), path within it, and its class (`kind`)."""
+    """A module of the model: class of the outermost module (`root`), path within it, and class (`kind`)."""
 
     root: str
     path: str
@@ -297,13 +297,13 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class ModuleWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The module that each host event worked for, if recorded: columns of equal length k, by row.
+    """The module for which each host event worked, if recorded: columns of equal length k, sorted by row.
 
     Attributes:
         modules: the distinct modules.
         row: int64[k], rows of operators and module marks, ascending; events outside of all modules are left out.
-        module: int32[k], index into `modules`: the innermost active one; in backward that of the forward operator.
-        backward: bool[k], in backward, recomputation of forward included.
+        module: int32[k], index into `modules` of the innermost active module; in backward, of the forward operator's.
+        backward: bool[k], whether the event is in backward (including recomputation of forward).
     """
 
     modules: tuple[Module, ...]
@@ -316,33 +316,33 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one trace file: one process, one rank, one or more devices.
 
     Attributes:
-        source: the file as the user named it; text for messages, never opened again.
+        source: the file as the user named it, only for messages.
         framework: `pytorch`, `tensorflow`, `jax`, or `unknown`.
         events: the events.
-        origin_ns: absolute time (Unix, ns) of the event clock's zero if known, else 0; kept apart so that times in the
-            trace stay small and exact.
-        rank: global rank, or None if neither the trace nor its name states it.
+        origin_ns: absolute time (Unix, ns) of the event clock's zero if known, else 0; stored separately so that times
+            in the trace stay small and exact.
+        rank: global rank, or None if neither the trace nor its file name states it.
         world_size: number of ranks in the job, or None.
         host: host name if the trace or its file name states it, else "".
-        device_names: model name by device ordinal.
-        collectives: details of the communication events, by row.
-        groups: process groups by name, if the trace lists them.
+        device_names: device ordinal → model name.
+        collectives: details of the communication events, sorted by row.
+        groups: name → process group, if the trace lists groups.
         step_marks: marks of steps, the preferred kind first.
         event_waits: waits for CUDA events; empty if the profiler did not record them.
-        modules: the module that each host event worked for; None if not recorded.
-        waits_in_collectives: whether the training thread waits in a function call while other threads run its
-            operators (TensorFlow's executor); then it does what they do, and a host collective of one of them blocks
-            the process. False if the training thread runs operators itself.
-        operators_merged: whether its operators come from another trace of the same job, so that recording them did not
-            slow this one.
-        uses_devices: whether the trace states that its process works on a device, even if no device work was recorded.
+        modules: the module for which each host event worked; None if not recorded.
+        waits_in_collectives: True if the training thread waits in a function call while other threads run its operators
+            (TensorFlow's executor), so that a host collective of these threads blocks the process. False if the
+            training thread runs operators itself.
+        operators_merged: whether the operators come from another trace of the same job, so that recording operators did
+            not slow this trace.
+        uses_devices: whether the trace states that its process uses a device, even if no device work was recorded.
         workload: `training` if a backward pass or an optimizer was recorded, `inference` if only forward passes
             were, else `unknown`.
-        unread_devices: names of accelerators with recorded activity that no reader reads ("MTIA").
-        unrecorded_graphs: launches of CUDA or HIP graphs without recorded device work.
-        copies: files with the same events, left out before ranks were numbered.
-        dropped_events: events that the profiler reported as lost.
-        notes: repairs and omissions of the reader, one line each, for the validity section.
+        unread_devices: names of accelerators with recorded activity that no reader understands ("MTIA").
+        unrecorded_graphs: number of launches of CUDA or HIP graphs without recorded device work.
+        copies: files with the same events, which were left out before ranks were numbered.
+        dropped_events: number of events that the profiler reported as lost.
+        notes: repairs and omissions by the reader, one line each, for the validity section of reports.
     """
 
     source: str
@@ -375,7 +375,7 @@ def framework_of(traces: Sequence[Trace]) -> str:
 
 
 def workload_of(traces: Sequence[Trace]) -> WorkloadKind:
-    """Return the workload of a job: a job trains if any of its processes does."""
+    """Return the workload of a job. A job trains if any of its processes trains."""
     kinds = {trace.workload for trace in traces}
     if "training" in kinds:
         return "training"

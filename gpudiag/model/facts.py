@@ -1,6 +1,6 @@
-"""Facts: a machine's hardware and the measured speed of its links (`facts.json`, `gpudiag/facts/1`).
+"""Define facts about a machine: its hardware and the measured speed of its links (`facts.json`, `gpudiag/facts/1`).
 
-Every figure has a direction, a unit and, if there is one, the ceiling to compare it with and the ceiling's source. A
+Every figure has a direction and a unit. If there is an upper limit, the figure also has this ceiling and its source. A
 value that could not be read is None (null), and `reasons` of the same object says why.
 """
 
@@ -16,7 +16,7 @@ from gpudiag.model.quantities import Bytes, Count, Devices, Difference, Microsec
 
 FACTS_SCHEMA = "gpudiag/facts/1"
 QUEUED = "-queued"
-"""Suffix of a transport whose collectives were measured without their launch time."""
+"""Suffix of a transport's name if its collectives were measured without launch time."""
 
 
 def nccl_transport(*, p2p: bool = True) -> str:
@@ -37,7 +37,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
-    """PCI Express link of a device. An idle link trains down: `generation` is valid only if `under_load`."""
+    """PCI Express link of a device. An idle link is slower, so `generation` is valid only if `under_load`."""
 
     generation: Count | None = None
     width: Count | None = None
@@ -79,7 +79,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpu_affinity: CPU list, e.g. `0-15,32-47`.
-        visible: False if CUDA_VISIBLE_DEVICES hides it from training processes.
+        visible: False if CUDA_VISIBLE_DEVICES hides the GPU from training processes.
     """
 
     index: Ordinal
@@ -113,7 +113,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The path between two GPUs, by index, a < b; `reason` is NVML's if peer access is denied."""
+    """The path between two GPUs with indices a < b. If peer access is denied, `reason` is NVML's reason."""
 
     a: Ordinal
     b: Ordinal
@@ -146,8 +146,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The host.
 
     Attributes:
-        usable_cpus: CPUs that this process may use (affinity and cgroup quota).
-        memlock_bytes: -1 for unlimited.
+        usable_cpus: number of CPUs that this process may use (affinity and cgroup quota).
+        memlock_bytes: limit of locked memory; -1 for unlimited.
         environment: NCCL_*, CUDA_*, and a few other variables that change how training communicates.
     """
 
@@ -182,9 +182,9 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
         path: `host_to_device`, `device_to_host`, `device_to_device`, `peer` or `host_memory`.
         src, dst: `host`, `numa:<i>`, `gpu:<i>`, or `all` for all GPUs at once.
         direction: `one_way`, or `both_ways` for the sum of both directions at once.
-        initiator: between GPUs, the side that issues the copy: `src` for a write, `dst` for a read.
-        gb_per_s: for `all` GPUs the sum of `per_device`.
-        cv: coefficient of variation over the repeats behind the median.
+        initiator: for copies between GPUs, the side that issues the copy: `src` for a write, `dst` for a read.
+        gb_per_s: median rate; for `all` GPUs, the sum of `per_device`.
+        cv: coefficient of variation over the repeats.
         verified: whether every byte arrived as sent; None if not checked.
     """
 
@@ -221,9 +221,9 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
-    `-queued` it is the device time: launched ahead, held behind a gate, and timed by the GPUs. A collective that a
-    training step launched well ahead takes that time. It is measured only for small sizes, because large ones do not
-    differ.
+    `-queued`, `time_us` is the device time: calls are launched ahead, held behind a gate, and timed by the GPUs. A
+    training step that launches a collective well ahead sees this time. Queued calls are measured only for small sizes,
+    because large ones take the same time.
     """
 
     operation: str
@@ -249,14 +249,14 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement that was not made, and why."""
+    """A measurement that was not made, and the reason."""
 
     what: str
     why: str
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts about a machine; `probes` has seconds per probe and library versions."""
+    """All facts about a machine. `probes` has the duration of each probe in seconds, and library versions."""
 
     schema: str = FACTS_SCHEMA
     created: str = ""

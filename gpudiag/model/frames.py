@@ -1,4 +1,4 @@
-"""Tables for notebooks: the pandas frames of an analysis and of many results, and an analysis in a few lines.
+"""Make tables for notebooks: pandas frames of an analysis and of benchmark results, and a summary in a few lines.
 
 Only `frame_of` imports pandas.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_FINDINGS = 5
 _MAX_TITLE = 160
 
-#: Columns of a point; columns that are not fields are computed from its fields.
+#: Columns of a point. Columns that are not fields of `PointRecord` are computed from its fields.
 POINT_COLUMNS = (
     *("workload", "framework", "strategy", "mode", "devices", "device_indices", "batch_per_device", "global_batch"),
     *("precision", "memory_format", "data", "status", "samples_per_s", "ci95_low", "ci95_high"),
@@ -42,13 +42,13 @@ class Frames(NamedTuple):
         devices: rank, device, name, step_ms, a column `<bucket>_ms` for each bucket, hidden_communication_ms.
         buckets: rank, device, bucket, ms; the eight buckets of a device sum to its `step_ms`.
         steps: kind, rank, device, step, ms: the analysed recorded steps of each device, and the unprofiled (`timed`)
-            steps of the slowest rank, which has no number here.
+            steps of the slowest rank, without rank and device.
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
         collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis.
-        parallel_ranks: rank, compute_ms, relative, and its position in the group of each role.
-        parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and `<operation>_per_step` of each
-            operation.
+        parallel_ranks: rank, compute_ms, relative, and for each role the rank's position in its group.
+        parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and a column `<operation>_per_step`
+            for each operation.
         pipeline_passes: the fields of `Pipeline.passes`.
     """
 
@@ -111,14 +111,14 @@ def analysis_frames(analysis: Analysis) -> Frames:
 
 
 def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
-    """Return the tables of a job's grid, which have no rows if it divides only its batches."""
+    """Return the tables of a job's grid, without rows if the job divides only its batches."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
     roles = dict.fromkeys(map(str, grid.sizes), "Int64")
     rank_columns = {"rank": "int64", **roles, "compute_ms": "float64", "relative": "float64"}
     ranks = [
-        msgspec.structs.asdict(place) | {str(role): index for role, index in place.position.items()}
-        for place in grid.ranks
+        msgspec.structs.asdict(rank) | {str(role): index for role, index in rank.position.items()}
+        for rank in grid.ranks
     ]
     operations = {name: f"{name}_per_step" for role in grid.traffic for name in role.operations}
     traffic = [
@@ -206,7 +206,7 @@ def dtype_of(kind: inspect.Type) -> str:
 
 
 def summary(analysis: Analysis) -> str:
-    """Return ranks, step and findings of an analysis in a few lines, as notebooks and debuggers print it."""
+    """Return ranks, step and findings of an analysis in a few lines, for notebooks and debuggers."""
     steps = analysis.steps
     unit = steps.unit.replace("-", " ")
     step_ms = steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms

@@ -1,4 +1,4 @@
-"""RunOptions: the user's request for a run. Job: the request with every choice made, as its processes receive it."""
+"""Define the user's request for a run (`RunOptions`), and the complete request that its processes receive (`Job`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DataSource = Literal["device", "host", "loader", "zmq"]
 TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
-#: A change that `gpudiag profile --try` trains beside the unchanged job.
+#: A change that `gpudiag profile --try` trains in turns with the unchanged job.
 Change = Literal["tf32", "channels-last", "fused", "sdpa", "compile"]
 
 #: The strategy without communication, in every framework and in records: the shortest possible step.
@@ -33,12 +33,12 @@ CHANGES: tuple[Change, ...] = ("tf32", "channels-last", "fused", "sdpa", "compil
 
 
 class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a strategy's communication of gradients; `Strategy.takes` lists those that it has.
+    """Options for the communication of gradients. `Strategy.takes` lists the options that a strategy supports.
 
     Attributes:
-        bucket_mb: megabytes (2**20 bytes) of gradients per bucket; None for the framework's 25.
-        compress: precision in which gradients are communicated; None for their own.
-        accumulate: batches whose gradients are accumulated on each device before communication, once per step.
+        bucket_mb: megabytes (2**20 bytes) of gradients per bucket; None for the framework's default of 25.
+        compress: precision in which gradients are communicated; None for unchanged precision.
+        accumulate: number of batches whose gradients are accumulated on each device before they are communicated.
         nccl_algo: algorithm that NCCL must use; None to let it choose.
         ps_device: the one device that has all variables; None to spread them over all.
     """
@@ -50,7 +50,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
     ps_device: int | None = None
 
     def given(self) -> dict[str, str]:
-        """Return the options that differ from the defaults, by name, for the record and for messages."""
+        """Return name → value of the options that differ from the defaults, for the record and for messages."""
         given = {}
         for name in ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device"):
             value = getattr(self, name)
@@ -72,30 +72,30 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name, or `module:function` of a user-defined one.
-        process_per_device: start a user-defined function once per device, in a framework whose processes drive all.
-        strategy: how gradients are communicated; not used by a user-defined function.
-        devices: GPUs, or CPU processes, on this node.
-        batch_size: samples per device and step; with `parallel`, per replica of the model and step.
-        loader_workers: processes per training process that assemble batches, for `loader` and `zmq`.
-        prefetch: copy each batch to the device during the step before it.
+        process_per_device: start a user-defined function once per device, although the framework uses one process.
+        strategy: way in which gradients are communicated; not used by a user-defined function.
+        devices: number of GPUs, or of CPU processes, on this node.
+        batch_size: samples per device and step; with `parallel`, samples per replica of the model and step.
+        loader_workers: number of processes per training process that assemble batches, for `loader` and `zmq`.
+        prefetch: copy each batch to the device during the previous step.
         model: `whole`; `trivial` for one weight per input value, so that only the input takes time; `none` for fetching
             batches without using them.
         volume: voxels along z, y and x, for workloads that predict a volume.
         keep_prediction: leave the predicted volume in the run directory.
         p2p: False to switch off peer access between GPUs.
         exchange: options of the strategy.
-        steps: unprofiled steps.
-        warmup: steps left out; None to determine it from their times.
+        steps: number of unprofiled steps.
+        warmup: number of steps before measuring; None to determine it from step times.
         output: the run directory.
         python: the interpreter of the training processes.
         timeout_s: time without progress of a process after which the run counts as hung.
-        nodes: nodes in the job.
-        rendezvous: required if there is more than one.
+        nodes: number of nodes in the job.
+        rendezvous: rendezvous of the nodes; required if there are several.
         command: the user's command line, for the record.
-        probe: measure the links before: None to reuse a measurement of the last day, else anew; True for anew; False
-            for not at all.
-        tries: changes to train by turns with the unchanged job, after the recording.
-        parallel: how the processes divide the model; None if each has all of it.
+        probe: whether to measure the links before the run; None to measure only if there is no measurement of the last
+            day.
+        tries: changes to train in turns with the unchanged job, after the recording.
+        parallel: division of the model among the processes; None if each process has the whole model.
     """
 
     workload: str
@@ -129,12 +129,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(RunOptions, frozen=True, kw_only=True):
-    """The options of a run with every choice made, as its processes receive them; None means that the workload decides.
+    """The complete options of a run, as its processes receive them. None means that the workload decides.
 
     Attributes:
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
         devices: number of devices that each process drives.
-        change: the change that this job has, if it is tried beside the unchanged job.
+        change: the change that this job tries; None for the unchanged job.
     """
 
     strategy: str
@@ -147,29 +147,29 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """Return the job with these options and choices; fields without either keep the job's default."""
+        """Return the job with these options and choices. Fields in neither keep the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
     @property
     def environment_options(self) -> dict[str, str]:
-        """Options that apply to the processes as a whole, independent of the workload, for the record."""
+        """Return the options that do not depend on the workload, for the record."""
         return {**({} if self.p2p else {"p2p": "off"}), **self.exchange.given()}
 
     @property
     def title(self) -> str:
-        """The name of the trained model, in records and reports; a run with input only has a different name."""
+        """Return the name of the trained model for records and reports. A run with input only has a different name."""
         return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]
 
 
 def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
-    """Return the recorded precision of computation: by default tf32 on GPUs and fp32 on CPUs, where tf32 is fp32."""
+    """Return the precision of computation: by default tf32 on GPUs and fp32 on CPUs. On CPUs, tf32 means fp32."""
     if not on_gpu and precision == "tf32":
         return "fp32"
     return precision or ("tf32" if on_gpu else "fp32")
 
 
-#: Measured savings beside predicted ones; without a prediction `faster`, `slower` or `no-difference`.
+#: Result of comparing measured with predicted savings; without a prediction `faster`, `slower` or `no-difference`.
 TryVerdict = Literal[
     "as-predicted",
     "less-than-predicted",
@@ -187,11 +187,12 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     """Savings per step of one change: predicted by a finding, and measured.
 
     Attributes:
-        predicted_ms: None without a finding that this change removes, because it would save less than 2 % of the step.
+        predicted_ms: savings predicted by the finding that this change removes. None if there is no such finding,
+            because the change would save less than 2 % of the step.
         measured_ms: unchanged minus changed step, mean over pairs of blocks; negative if the change costs time.
         ci95_ms: 95 % interval of `measured_ms`, (low, high).
-        base_ms, changed_ms: mean steps of the unchanged and the changed job.
-        reason: why it was skipped or failed.
+        base_ms, changed_ms: mean step times of the unchanged and the changed job.
+        reason: reason why the change was skipped or failed.
     """
 
     change: str

@@ -1,6 +1,6 @@
-"""Published peak rates of GPUs.
+"""Look up published peak rates of GPUs.
 
-Rates are NVIDIA's published dense rates in TFLOP/s: fp32 on the CUDA cores, then matrix units with tf32 inputs and with
+Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
 bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-#: TFLOP/s in fp32, tf32, and fp16 or (with tf32) bf16, and source, by words of the driver's name, longest first.
+#: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 or (if tf32 exists) bf16, and source.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
@@ -43,7 +43,7 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
-#: Words that indicate a model that is not in the table, or a partition of a GPU.
+#: Additional words that indicate a partition of a GPU, or a model that is not in the table.
 _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
 
 

@@ -25,17 +25,17 @@ def transport_of(run: RunRecord | None) -> str:
 
 def peer_access_of(run: RunRecord) -> bool:
     """Return False if the run switched peer access off, regardless of the machine."""
-    # A user-defined function records no options, but its command line.
+    # The record of a user-defined function has a command line instead of options.
     return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
 
 def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
     """Return the time of a collective alone on this machine, in µs.
 
-    The time is interpolated linearly between measured sizes, as latency and bandwidth determine it. A size measured
-    with queued launches takes precedence, because a training step launches its collectives ahead. It is None outside of
-    the measured sizes, and if this operation, transport or number of ranks was not measured. A corrupted result has no
-    time.
+    The time is interpolated linearly between measured sizes, because it is a latency plus size divided by bandwidth.
+    A size measured with queued launches takes precedence, because a training step launches its collectives ahead. The
+    time is None outside of the measured sizes, and if this operation, transport or number of ranks was not measured.
+    Measurements with corrupted results are ignored.
     """
     times: dict[int, float] = {}
     for name in (transport, transport + QUEUED):
@@ -54,7 +54,7 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
 
 
 def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
-    """Return the bus bandwidth in GB/s that belongs to `probed_time_us`; None without it and for other operations."""
+    """Return the bus bandwidth in GB/s for `probed_time_us`; None without a time or a bus factor of the operation."""
     time_us = probed_time_us(facts, operation, size_bytes, ranks, transport)
     factor = bus_factor(operation, ranks)
     if time_us is None or factor is None:
@@ -65,7 +65,7 @@ def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, tran
 def beside_probe(
     collectives: Iterable[CollectiveSummary], facts: Facts | None, transport: str
 ) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives of a job with the probed bandwidth at their sizes."""
+    """Return the collectives of a job, each with the probed bandwidth at its size."""
     if facts is None:
         return tuple(collectives)
     return tuple(
@@ -92,9 +92,9 @@ def pinned_to_device(facts: Facts) -> float | None:
 
 
 def gpu_of_rank(facts: Facts, run: RunRecord | None, rank: int) -> int | None:
-    """Return the inventory's index of a rank's GPU, None if the job does not record it or ran on several nodes.
+    """Return the index of a rank's GPU in `Facts.gpus`; None if it was not recorded or the job ran on several nodes.
 
-    The GPU has CUDA's number `local_rank`; CUDA_VISIBLE_DEVICES defines the order of the numbers.
+    CUDA numbers this GPU `local_rank`, in the order that CUDA_VISIBLE_DEVICES defines.
     """
     if run is None or run.nodes > 1:
         return None

@@ -1,8 +1,8 @@
-"""Quantities in JSON files, with the range that each can have; values out of range are refused when read.
+"""Define the quantities in JSON files with their valid ranges. Readers refuse values out of range.
 
-The files are untrusted: a negative time or two billion ranks must neither be drawn nor become a set of that size. The
-bounds are far beyond realistic values, and small enough that sums and products of a few values stay finite. They apply
-to values from files, but not to computed values.
+Files are untrusted: a negative time must not be drawn, and two billion ranks must not become a set of that size. The
+bounds are far beyond realistic values, and small enough that sums and products of a few values stay finite. Bounds
+apply to values from files, but not to computed values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from gpudiag.model.structs import msgspec
 
-#: Ten times the ranks of the largest known jobs (some 100,000 GPUs); a set of that size takes 50 MB.
+#: Ten times the ranks of the largest known jobs (some 100,000 GPUs). A set of this size takes 50 MB.
 MOST_RANKS = 2**20
 
 #: A time of up to 30 years.
@@ -34,11 +34,11 @@ Throughput = Annotated[float, msgspec.Meta(ge=1e-12, le=1e15)]
 Freedom = Annotated[float, msgspec.Meta(ge=1, le=1e15)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
-#: Floating-point operations: the limit is a thousand seconds of the fastest device.
+#: Floating-point operations. The limit is a thousand seconds of work of the fastest device.
 Flops = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 #: Number of ranks, processes or devices.
 Devices = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-#: Number of one rank, process or device.
+#: Index of one rank, process or device, from 0.
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 #: Any other number.
 Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

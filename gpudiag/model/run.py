@@ -1,4 +1,4 @@
-"""Records of a run: its job, its unprofiled step times (`run.json`), and how fast a volume was predicted."""
+"""Define the records of a run: its job and unprofiled step times (`run.json`), and its speed of inference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RunStatus = Literal["complete", "failed", "interrupted"]
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
-#: Dimensions of parallelism from the outermost to the innermost, whose ranks are neighbours.
+#: Dimensions of parallelism from the outermost to the innermost. Neighbouring ranks differ in the innermost one.
 DIMENSIONS = ("pp", "dp", "ep", "cp", "tp")
 
 
@@ -31,11 +31,11 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pp: pipeline stages, or groups of them if the schedule is interleaved.
         dp: replicas of the model, with different batches.
-        ep: processes that share the experts of each layer; each has its own batches, as in `dp`.
-        cp: parts of each sequence.
-        tp: parts of each layer's matrices.
+        ep: processes that share the experts of each layer. Each of them has different batches, as in `dp`.
+        cp: parts into which each sequence is split.
+        tp: parts into which each layer's matrices are split.
         microbatches: parts of a replica's batch that follow each other through the pipeline.
-        schedule: order of forward and backward of microbatches on each stage.
+        schedule: order of the forward and backward passes of microbatches on each stage.
     """
 
     pp: Devices = 1
@@ -48,16 +48,16 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by dimension, in the order of the mesh."""
+        """Return dimension → size, in the order of the mesh."""
         return {name: getattr(self, name) for name in DIMENSIONS}
 
     @property
     def processes(self) -> int:
-        """The number of processes."""
+        """Return the number of processes."""
         return math.prod(self.sizes.values())
 
     def __str__(self) -> str:
-        """Return the layout as the option's text."""
+        """Return the layout in the notation of the option `--parallel`."""
         words = [f"{name}={size}" for name, size in self.sizes.items() if size > 1]
         if self.pp > 1:
             words += [f"microbatches={self.microbatches}", f"schedule={self.schedule}"]
@@ -81,9 +81,9 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
     """Work of a DataLoader's worker processes during the unprofiled steps.
 
     Attributes:
-        workers: processes that made batches.
-        batches: batches of all of them.
-        batch_ms: mean time of one process for a batch, without waiting for requests.
+        workers: number of processes that made batches.
+        batches: number of batches of all processes.
+        batch_ms: mean time in which one process makes a batch, without waiting for requests.
     """
 
     workers: Devices
@@ -92,14 +92,14 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernel counters per unprofiled step, means of the threads that launch its work.
+    """Counters of the operating system per unprofiled step, means over the threads that launch the step's work.
 
-    These threads are the training thread and, on a GPU, autograd's thread. They distinguish a host that lost its core
-    to other processes from a slow one.
+    Launching threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that
+    lost its core to other processes from a slow host.
 
     Attributes:
-        involuntary_switches: times that a thread was taken off a core while able to run.
-        run_queue_wait_ms: time ready to run without a core.
+        involuntary_switches: number of times that a thread was taken off a core while able to run.
+        run_queue_wait_ms: time in which a thread was ready to run but had no core.
         cpu_ms: time on a core.
     """
 
@@ -112,14 +112,14 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the training thread in the steps of `RankRecord.unprofiled`, in milliseconds, one value per step.
 
     Attributes:
-        input_ms: fetching the batch; None if the framework fetches it within the step's work (Keras).
-        host_ms: from having the batch to having enqueued the step's work.
-        lead_ms: time that the device then still took to finish the step, by which the host ran ahead. None without a
-            device (CPUs), or if its progress is unknown (TensorFlow).
-        idle_host_ms: `host_ms` of the preceding steps, which began with an idle device and an empty launch queue, so
-            that no thread waited for a full queue. Empty if `lead_ms` is None.
+        input_ms: time of fetching the batch; None if the framework fetches it within the step's work (Keras).
+        host_ms: time from having the batch until the step's work is enqueued.
+        lead_ms: time from the end of `host_ms` until the device has finished the step, by which the host runs ahead.
+            None without a device (CPUs), or if the device's progress is unknown (TensorFlow).
+        idle_host_ms: `host_ms` of preceding steps that began with an idle device and an empty launch queue, so that no
+            thread waited for a full queue. Empty if `lead_ms` is None.
         loader: PyTorch's loaders with forked worker processes; None if there were none.
-        scheduling: one value for all steps; None if the kernel does not report it (not Linux).
+        scheduling: counters of all steps; None if the kernel does not report them (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -136,10 +136,10 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
     A multiplication and an addition count as two operations.
 
     Attributes:
-        by_precision: of forward and backward, by input precision: `fp32`, `tf32`, `bf16`, `fp16` …
-        recomputed: recomputation of forward in backward (activation checkpointing); not in `by_precision`.
-        unknown: operators that may multiply matrices, of unknown sizes.
-        reason: why nothing was counted; then all else is empty.
+        by_precision: input precision (`fp32`, `tf32`, `bf16`, `fp16`, …) → operations of forward and backward.
+        recomputed: operations that backward recomputes (activation checkpointing); not in `by_precision`.
+        unknown: operators that may multiply matrices, but whose sizes are unknown.
+        reason: the reason why nothing was counted; then all other fields are empty.
     """
 
     by_precision: dict[str, Flops] = msgspec.field(default_factory=dict)
@@ -152,11 +152,11 @@ class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
     """Mean times of one rank's training thread over unprofiled steps, in milliseconds.
 
     Attributes:
-        input_ms: fetching the batch.
-        host_ms: from having the batch to having enqueued the step's work.
-        lead_ms: by how much the thread then ran ahead of its device.
-        loader_ms: the shortest step that the loader's worker processes can make batches for.
-        reasons: why a value is missing, by its name.
+        input_ms: time of fetching the batch.
+        host_ms: time from having the batch until the step's work is enqueued.
+        lead_ms: time by which the thread then ran ahead of its device.
+        loader_ms: time in which the loader's worker processes make the batch of one step.
+        reasons: name of a missing value → reason.
     """
 
     rank: Ordinal
@@ -170,7 +170,7 @@ class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean step of the slowest rank in ms: unprofiled, in the kernel-only trace, in the full trace; None if unknown."""
+    """Mean step time of the slowest rank: unprofiled, with the kernel-only trace, with the full trace."""
 
     unprofiled_ms: Milliseconds | None = None
     light_ms: Milliseconds | None = None
@@ -178,20 +178,20 @@ class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs of a step over its unprofiled time, mean of all devices.
+    """FLOPs of a step divided by its unprofiled time, mean over devices.
 
     Matrix products, convolutions and attention of forward and backward are counted in one step of the warm-up
     (`StepFlops` in the run's record).
 
     Attributes:
-        flops_per_step: without recomputation of forward in backward.
+        flops_per_step: FLOPs without recomputation of forward in backward.
         precision: input precision of most matrix operations.
         by_precision: FLOPs per step by input precision.
         unknown: operators whose work is unknown; if there are any, all figures are lower bounds.
-        tflops_per_s: `flops_per_step` over the mean unprofiled step of the slowest rank.
-        peak_tflops: the device's dense peak in that precision, by `peak_source`.
-        mfu_percent: model FLOPs utilization: `tflops_per_s` of `peak_tflops` (A. Chowdhery et al., PaLM, 2022, app. B).
-        reasons: why a value is missing, by its name.
+        tflops_per_s: `flops_per_step` divided by the mean unprofiled step time of the slowest rank, in TFLOP/s.
+        peak_tflops: the device's dense peak in `precision`, in TFLOP/s, according to `peak_source`.
+        mfu_percent: model FLOPs utilization, the share of `peak_tflops` (A. Chowdhery et al., PaLM, 2022, app. B).
+        reasons: name of a missing value → reason.
     """
 
     flops_per_step: Flops | None = None
@@ -207,9 +207,9 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """Length of the warm-up, found from the step times, or given if not `automatic`.
+    """Length of the warm-up: determined from step times if `automatic`, else given.
 
-    `settled` is False if step times still fell when the limit on warm-up was reached.
+    `settled` is False if step times still decreased at the end of the longest allowed warm-up.
     """
 
     steps: Count
@@ -224,15 +224,16 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     `device` and `device_name` are empty before the first step.
 
     Attributes:
-        run_id: the same on all ranks of a run, once they have met; "" before.
-        unprofiled: step times without the profiler; `timed` has the host's times in them.
+        run_id: the same identifier on all ranks of a run after they have met; "" before.
+        unprofiled: step times without the profiler. `timed` has the host's times in these steps.
         light: step times while the kernel-only trace `light_trace` was recorded.
         profiled: step times while the full trace `trace` was recorded.
-        trace, light_trace: relative to the run directory; None if not recorded.
-        flops: of one step of the warm-up; None if not counted.
-        unmarked: why the full trace has no marks of modules; empty if it has, or if the framework has no modules.
-        notes: problems in recording that did not end the run, by code: `no-light-recording`, `missing-device-activity`,
-            `own-profiler`.
+        trace, light_trace: paths relative to the run directory; None if not recorded.
+        flops: operations of one step of the warm-up; None if not counted.
+        unmarked: the reason why the full trace has no marks of modules; empty if it has marks, or if the framework has
+            no modules.
+        notes: code → message of recording problems that did not end the run: `no-light-recording`,
+            `missing-device-activity`, `own-profiler`.
     """
 
     schema: str = RANK_SCHEMA
@@ -269,11 +270,11 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         by: `optimizer`: each step ends with an optimizer's step. `time`: no optimizer stepped, so some seconds were
-            recorded and the steps are those found in the trace.
+            recorded, and the steps are inferred from the trace.
         optimizer: class of the optimizer that ends a step.
-        optimizers: number of optimizers that step separately, this one included.
-        calls_per_step: calls of all of them in a step; None if no step ended.
-        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS); each call makes several.
+        optimizers: number of optimizers that step separately, including `optimizer`.
+        calls_per_step: number of calls of all optimizers in a step; None if no step ended.
+        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
     """
 
     by: Literal["optimizer", "time"]
@@ -287,8 +288,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A profiled run, as saved in the run directory.
 
     Attributes:
-        steps_found: None if the program marked its steps.
-        parallel: how the processes divided a built-in workload (`--parallel`); None if each trained all of it.
+        steps_found: inferred steps; None if the program marked its steps.
+        parallel: division of a built-in workload among processes (`--parallel`); None if each trained all of it.
     """
 
     schema: str = RUN_SCHEMA
@@ -312,8 +313,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankInference(msgspec.Struct, frozen=True, kw_only=True):
-    """A process's share of the volume; `seconds` is the time from the common start until its last block was on
-    disk."""
+    """A process's share of the volume. `seconds` lasts from the common start until its last block was on disk."""
 
     rank: Ordinal
     blocks: Count
@@ -325,13 +325,13 @@ class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of one volume predicted in blocks by all processes, without the profiler (`inference.json`).
 
     Attributes:
-        volume: voxels along z, y and x.
-        written: most voxels that a block writes.
-        seen: voxels that the network sees per block: `written` and its surroundings.
-        voxels: written voxels, each once; equal to the volume's.
-        predicted: voxels that went through the network: surroundings count each time.
-        channels: values written per voxel, one byte each.
-        seconds: from the common start until every process had its last block on disk.
+        volume: number of voxels along z, y and x.
+        written: maximum number of voxels that a block writes, along z, y and x.
+        seen: number of voxels that the network reads per block: `written` and its surroundings.
+        voxels: number of written voxels, each counted once; equal to the volume's.
+        predicted: number of voxels that went through the network; surroundings count each time.
+        channels: number of values written per voxel, one byte each.
+        seconds: time from the common start until every process had its last block on disk.
         mvox_per_s: `voxels` / `seconds` / 1e6.
     """
 

@@ -1,4 +1,4 @@
-"""Files of run directories, written atomically and read with limits and types; private directories."""
+"""Write files of run directories atomically, read them with limits and types, and check private directories."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
-#: Environment variable; 0 to save no text of source lines.
+#: Environment variable. With the value 0, no text of source lines is saved.
 SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
-#: Larger than any JSON file of a run directory except traces.
+#: Maximum size of a JSON file of a run directory in bytes; traces may be larger.
 MOST_BYTES = 64 * 1024 * 1024
 
 #: A path that means standard output.
@@ -36,28 +36,28 @@ STANDARD_OUTPUT = "-"
 #: The directories that this process has locked.
 _locked: set[Path] = set()
 
-Noun = TypeVar("Noun", bound=msgspec.Struct)
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
-    r"""Return a noun as UTF-8 JSON with a newline at its end, as files keep it and `--json` prints it.
+def encode_json(struct: msgspec.Struct, *, indent: int = 2) -> bytes:
+    r"""Return a struct as UTF-8 JSON with a newline at its end, for files and for `--json`.
 
-    NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is in spaces
-    per level; 0 for one line.
+    NaN and infinity become null. Characters that a terminal may act on are escaped (`\\u202e`). `indent` is the number
+    of spaces per level; 0 for one line.
     """
     try:
-        text = msgspec.json.encode(noun)
+        text = msgspec.json.encode(struct)
     except UnicodeEncodeError:  # a path whose name is not UTF-8
-        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
+        text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(struct)))
     return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
 
-def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
-    """Write a noun as JSON atomically: into a temporary file beside `path`, which is then renamed.
+def write_json(path: Path, struct: msgspec.Struct, *, indent: int = 2) -> None:
+    """Write a struct as JSON atomically: into a temporary file beside `path`, which is then renamed.
 
-    `indent` is in spaces per level; 0 for one line, for nouns of mostly long arrays.
+    `indent` is the number of spaces per level; 0 for one line, which suits structs of mostly long arrays.
     """
-    write_whole(path, encode_json(noun, indent=indent))
+    write_whole(path, encode_json(struct, indent=indent))
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
@@ -68,9 +68,9 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears at `path` once it is written, with this mode, whatever the user's umask.
+    """Yield a file that appears at `path` after it is written, with this mode regardless of the user's umask.
 
-    `sync` makes it survive a power failure.
+    With `sync`, the file survives a power failure.
 
     Raises:
         OSError: the file cannot be written; the attempt leaves no file, and an existing file is unchanged.
@@ -96,10 +96,10 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named atomically; `-` is standard output.
+    """Write an output file atomically. The path `-` is standard output.
 
     Raises:
-        BrokenPipeError: the reader of standard output has gone.
+        BrokenPipeError: the reader of standard output has exited.
         GpudiagError: the file cannot be written; an existing file is unchanged.
     """
     if str(path) == STANDARD_OUTPUT:
@@ -122,18 +122,18 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def below(directory: Path, relative: str) -> Path:
-    """Return a path inside a directory, of which no part below the directory may be a link.
+    """Return a path inside a directory. No component below the directory may be a link.
 
     A directory may come from an untrusted person, and a link in it could redirect the output. Only the path that the
     user named may contain links.
 
     Raises:
-        UnreadableInputError: a part is a link, or leads upwards.
+        UnreadableInputError: a component is a link, or leads upwards.
     """
     path = directory
-    for part in Path(relative).parts:
-        path = path / part
-        if part == ".." or path.is_symlink() or Path(part).is_absolute():
+    for component in Path(relative).parts:
+        path = path / component
+        if component == ".." or path.is_symlink() or Path(component).is_absolute():
             raise UnreadableInputError(
                 f"{path} leads out of its directory, and nothing is written there",
                 "Links inside of a directory of results are not followed: put the files there, or choose another.",
@@ -142,8 +142,7 @@ def below(directory: Path, relative: str) -> Path:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file of a directory of results atomically. An existing link at this path is replaced rather than
-    followed.
+    """Write a file in a directory of results atomically. An existing link at this path is replaced, not followed.
 
     Raises:
         GpudiagError: the file cannot be written; an existing file is unchanged.
@@ -156,7 +155,7 @@ def write_beside(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a run directory for this process; the lock ends with the process, and leaves no file.
+    """Lock a run directory for this process. The lock ends with the process, and leaves no file.
 
     Raises:
         UsageError: another process holds the lock.
@@ -201,8 +200,8 @@ def read_bounded(path: Path) -> bytes:
     return data
 
 
-def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
-    """Read a noun that `write_json` wrote.
+def read_json(path: Path, struct: type[Struct], schema: str) -> Struct:
+    """Read a struct that `write_json` wrote.
 
     Raises:
         UnreadableInputError: the file is missing, too large, not JSON, has a different schema, or fields of wrong
@@ -221,15 +220,15 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
             "It was written by another version or is another file.",
         )
     try:
-        return msgspec.json.decode(data, type=noun)
+        return msgspec.json.decode(data, type=struct)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableInputError(f"{path}: {error}", "Run the command that wrote it again.") from error
 
 
-def readable_json(path: Path, noun: type[Noun], schema: str) -> Noun | None:
-    """Read a noun as `read_json` does; None if that fails."""
+def readable_json(path: Path, struct: type[Struct], schema: str) -> Struct | None:
+    """Read a struct as `read_json` does; return None if this fails."""
     with contextlib.suppress(UnreadableInputError):
-        return read_json(path, noun, schema)
+        return read_json(path, struct, schema)
     return None
 
 
@@ -287,7 +286,7 @@ def is_private(directory: Path) -> bool:
     by others if they are sticky like /tmp, because then no user can replace another user's entries.
 
     Raises:
-        OSError: it cannot be inspected.
+        OSError: the directory cannot be inspected.
     """
     status = directory.lstat()
     if (

@@ -1,9 +1,9 @@
 """Make text from files, devices and untrusted people safe to store and to draw.
 
-Traces have event names, paths and messages that anyone may have written, processes choose their names, and a facts file
-may come from anyone. A terminal obeys escape sequences, and right-to-left overrides change how a line reads. Each such
-character is replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
-symbol, in file names in messages (`with_escapes`) by Python's escape. Code that draws text handles markup.
+Anyone may have written the event names, paths and messages of a trace, the names of processes, or a facts file. A
+terminal obeys escape sequences, and right-to-left overrides change the order in which a line is shown. Characters with
+such effects are replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
+symbol, in file names in messages (`with_escapes`) by Python's escape. Code that draws text must escape markup itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-#: Categories that a terminal acts on or that change how the rest of the line reads: control, format (bidirectional
-#: overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
+#: Categories of characters that a terminal acts on or that change the display of the rest of the line: control, format
+#: (bidirectional overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: Characters unknown to this version of Unicode are included, because a terminal may interpret them.
+#: Also includes characters that this version of Unicode does not define, because a terminal may interpret them.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
@@ -24,7 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def sanitize(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars with every string, keys included, cleaned by `sanitize_text`."""
+    """Return the same tree of dicts, lists and scalars, with every string and key cleaned by `sanitize_text`."""
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Return `text` with a visible replacement of each character that is not plainly visible; those in `keep` stay.
+    r"""Return `text` with a visible replacement for each invisible character, except the characters in `keep`.
 
     >>> printable("a\x1b[31mb")
     'a␛[31mb'
@@ -72,7 +72,7 @@ def _visible(character: str) -> str:
 
 
 def with_escapes(text: str) -> str:
-    r"""Return text with escapes for broken bytes, safe in one line of a message, that can be copied into a program.
+    r"""Return text on one line, with Python's escapes for unprintable characters, so that users can copy it.
 
     >>> with_escapes("rank0\x1b.json")
     'rank0\\x1b.json'
@@ -81,7 +81,7 @@ def with_escapes(text: str) -> str:
 
 
 def escaped_json(text: bytes) -> bytes:
-    r"""Escape each character of JSON that is not plainly visible; JSON has such characters only in strings.
+    r"""Escape each invisible character of JSON text. Such characters occur only in strings.
 
     >>> escaped_json('{"a": "\u202eb"}'.encode())
     b'{"a": "\\u202eb"}'
@@ -99,7 +99,7 @@ def _escape(character: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is not UTF-8."""
+    """Return the same tree of dicts, lists and scalars, with U+FFFD for each surrogate (a byte that is not UTF-8)."""
     if isinstance(value, str):
         return value if value.isascii() else _encodable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""StepView: steps over all ranks as they are drawn (`step.json`), because traces are too large for a page."""
+"""Define the drawn view of steps over all ranks (`step.json`), because traces are too large for a page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DEVICE_COLOURS = ("compute", "communication", "copy")
 
 
 class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of one row, as columns of equal length, by start.
+    """Spans of one row, as columns of equal length, sorted by start.
 
     Attributes:
         label: `stream 7`, `host`, ...
-        start, length: nanoseconds since `StepView`'s begin; a start may be negative if the span began before.
+        start, length: nanoseconds; a start counts from the begin of the `StepView`, and is negative for earlier spans.
         name: indices into `StepView.names`.
-        colour: in a `buckets` row an index into `BUCKETS`, in a `device` row one into `DEVICE_COLOURS`, in a `host` row
-            0 for an operator, 1 for a range, 2 for a runtime call; 0 in a `lines` row.
+        colour: in a `buckets` row an index into `BUCKETS`; in a `device` row an index into `DEVICE_COLOURS`; in a
+            `host` row 0 for an operator, 1 for a range, 2 for a runtime call; in a `lines` row 0.
         depth: 0 for outermost spans.
         left_out: number of spans too short to be kept.
     """
@@ -48,7 +48,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's rows, and begin and end of its window of the step."""
+    """A rank's rows, and the begin and end of its window of the step."""
 
     rank: Ordinal
     device: str
@@ -58,7 +58,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's wait for another one to arrive at their collective, in nanoseconds as in `StepTrack`."""
+    """The wait of `rank` for the arrival of `on_rank` at a collective, in nanoseconds as in `StepTrack`."""
 
     rank: Ordinal
     on_rank: Ordinal
@@ -72,8 +72,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step: the step's number in the loop's marks.
         length: nanoseconds from the earliest begin to the latest end.
-        names: names of spans, also of the steps in `others`, whose own are empty.
-        ranks: in order of rank; if there are many, those in the report's table.
+        names: names of spans of this view and of the views in `others`, whose `names` are empty.
+        ranks: ranks in order; if there are many, only the first.
         ranks_left_out: number of other ranks.
         waits: the longest waits.
         others: further steps of the same job to choose from, in order.

@@ -1,4 +1,4 @@
-"""Reasons why a GPU's clocks are held down: NVML's clock event bits, with one name each.
+"""Name the reasons why a GPU's clocks are reduced: NVML's clock event bits.
 
 The bits are those of `nvmlDeviceGetCurrentClocksEventReasons`
 (https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html).
@@ -34,7 +34,7 @@ HARMFUL = (HARDWARE_SLOWDOWN, HARDWARE_THERMAL, SOFTWARE_THERMAL, POWER_BRAKE)
 
 
 def reasons_in_words(bits: int) -> tuple[str, ...]:
-    """Return the set bits in words, lowest first; a bit unknown to this version as its number."""
+    """Return the reasons of the set bits in words, lowest bit first. All unknown bits together are one number."""
     known = tuple(words for bit, words in REASONS_BY_BIT.items() if bits & bit)
     unknown = bits & ~sum(REASONS_BY_BIT)
     return (*known, f"unknown reason 0x{unknown:x}") if unknown else known

@@ -34,16 +34,16 @@ class OpClass(IntEnum):
 
 
 class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on one device as columns of equal length n, by start, on the common clock.
+    """Work on one device as columns of equal length n, sorted by start, on the common clock.
 
     Attributes:
         start, end: int64[n], ns.
         op_class: uint8[n], an `OpClass`.
         row: int64[n], row in the trace's event table.
-        stream: int64[n].
-        step: int32[n], index of the host step that launched the op; `UNKNOWN` if its launch was not recorded.
-        launch_start, launch_end: int64[n], the runtime call that launched it; `UNKNOWN` if not recorded.
-        launch_thread: int64[n], host thread of that call; `UNKNOWN` if not recorded.
+        stream: int64[n], the device stream.
+        step: int32[n], index of the host step that launched the op; `UNKNOWN` if the launch was not recorded.
+        launch_start, launch_end: int64[n], ns, of the runtime call that launched the op; `UNKNOWN` if not recorded.
+        launch_thread: int64[n], host thread of this runtime call; `UNKNOWN` if not recorded.
     """
 
     start: Times
@@ -74,8 +74,8 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
         thread: the thread's id in the trace.
         busy: time inside a framework op, an annotation of work or a runtime call, with short pauses between them.
         input: waits for data (DataLoader, `gpudiag.input`, tf.data).
-        blocked: raw intervals of calls that waited for the device, by start: synchronizations and blocking copies.
-        awaited: waits inside a framework op for a collective that the op enqueued, as a set; not in `busy`.
+        blocked: raw intervals of calls that waited for the device, sorted by start: synchronizations, blocking copies.
+        awaited: waits inside a framework op for a collective that the op enqueued; not in `busy`.
     """
 
     thread: int
@@ -91,7 +91,7 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start: int64[n], ns, on the common clock.
         number: int64[n], the step numbers of the marks (counted from 0 if the marks have none).
-        end: the end of the last mark.
+        end: the end of the last mark, ns on the common clock.
         source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
             module), `pattern` (a repeated pattern of kernels) or `none`.
         thread: the training thread, which has the marks.
@@ -110,14 +110,14 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication on one device track as columns of equal length m, by start, matched across ranks.
+    """Communication on one device track as columns of equal length m, sorted by start, matched across ranks.
 
     Attributes:
         start, end: int64[m], ns, on the common clock.
         row: int64[m], row in the trace's event table.
         instance: int64[m], number of the collective, the same on every track; `UNKNOWN` without a partner.
-        last_arrival: int64[m], arrival of the last participant for which this rank waited, within [start, end]; equal
-            to `start` if this rank was the last. `UNKNOWN` without a partner.
+        last_arrival: int64[m], ns, arrival of the last participant for which this rank waited, within [start, end];
+            equal to `start` if this rank was the last. `UNKNOWN` without a partner.
         last_rank: int64[m], rank of the last participant; `UNKNOWN` without a partner.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
@@ -141,20 +141,20 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: global rank.
-        device: ordinal in its process; `UNKNOWN` for a CPU track.
+        device: the device's ordinal in its process; `UNKNOWN` for a CPU track.
         device_name: model name, or "".
         trace: index of the trace in `Timeline.traces`.
         shift_ns: common time = event time + `shift_ns`, for every event of the track's trace.
         ops: the device's work (CPU tracks: top-level framework ops of the training thread).
         collectives: the device's communication.
         steps: the process's step marks.
-        bounds: int64[k + 1], bounds of the windows: window i is [bounds[i], bounds[i + 1]).
+        bounds: int64[k + 1], ns, bounds of the windows: window i is [bounds[i], bounds[i + 1]).
         window_steps: int64[k], the step number of each window.
-        threads: host threads by id.
-        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as a set, without a thread.
-        communication: times at which a host thread itself communicated, as sets by thread id.
-        communication_calls: times of all host work for communication (enqueue of collectives, bucket copies), as sets
-            by thread id.
+        threads: thread id → host thread.
+        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as one set for all threads.
+        communication: thread id → set of times at which the thread itself communicated.
+        communication_calls: thread id → set of times of all host work for communication, which includes enqueues of
+            collectives and bucket copies.
     """
 
     rank: int
@@ -174,20 +174,20 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """`cuda:0`-like name of the device, `cpu` for a CPU track."""
+        """Return the name of the device like `cuda:0`; `cpu` for a CPU track."""
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
 
     @property
     def host_communication(self) -> Intervals:
-        """Times at which a host thread of the process communicated or waited for communication inside an op."""
+        """Return the times at which a host thread communicated, or waited for communication inside an op."""
         return union(*self.communication.values(), *(thread.awaited for thread in self.threads.values()))
 
     @property
     def before_first_op(self) -> Intervals:
-        """Times from each step mark to the next framework op recorded on the training thread, as a set.
+        """Return the times from each step mark to the next framework op on the training thread, as a normal set.
 
-        If fetching input is marked in between, the time begins with the fetch. Earlier time does not belong to the
-        loader, for example after an update that ends a step.
+        If fetching input is marked in between, the time begins with the fetch. Time before the fetch does not belong to
+        the loader, for example after an update that ends a step.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -204,7 +204,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cpu(self) -> bool:
-        """True if the training thread stands in for the device."""
+        """Return whether the training thread takes the place of the device."""
         return self.device == UNKNOWN
 
 
@@ -214,7 +214,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: global rank.
         offset_ns: offset added to the rank's times.
-        residual_ns: median distance of matched ends after the offset.
+        residual_ns: median distance between matched ends after adding the offset.
         matched: number of matched collectives.
     """
 
@@ -235,8 +235,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         traces: traces of all processes.
         clocks: alignment of each rank's clock.
         validity: reasons to trust the traces less.
-        covered: share of the recorded device work that the analysed steps represent, 0 to 1; the lowest of all tracks.
-        unseen: rank → int64[k + 1], host steps of processes without recorded device work, which have no track.
+        covered: share of the recorded device work that the analysed steps represent, 0 to 1, on the worst track.
+        unseen: rank → int64[k + 1], ns, bounds of the host steps of processes without recorded device work, which have
+            no track.
     """
 
     framework: str
@@ -251,7 +252,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> StepUnit:
-        """Content of the windows: training steps, a unit that repeats within the recording, or the whole recording."""
+        """Return the content of each window: a training step, a repeated unit, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
         single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or single_range:
@@ -260,7 +261,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def divides_work(self) -> bool:
-        """Whether process groups or messages suggest that ranks do more than train the same model on other data."""
+        """Return whether process groups or messages suggest that ranks divide more than the batches."""
         if self.world_size < 2:
             return False
         several = any(sum(len(group.ranks) > 1 for group in trace.groups.values()) > 1 for trace in self.traces)
@@ -268,7 +269,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
 
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
-        """Return bool[m]: collectives of a track whose participants all have a track."""
+        """Return bool[m]: whether all participants of each collective of a track have a track."""
         present = {track.rank for track in self.tracks}
         groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
         whole = {
@@ -283,15 +284,15 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bounds: int64[k + 1], the windows.
-        parts: intervals of each of the eight buckets; disjoint, and together all of [bounds[0], bounds[k]).
+        parts: bucket → intervals; the intervals of all buckets are disjoint and tile [bounds[0], bounds[k]).
         buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
-        hidden_ns: int64[k], communication beside compute, in each window.
-        waits_ns: rank waited for → int64[k], its share of `communication_wait`.
-        unsplit_ns: int64[k], part of `communication_transfer` without a known partner, which may include waiting.
-        unmarked_input: part of `idle` between a step's start and its first op while the host recorded nothing: usually
-            an input pipeline without marks.
-        queued: part of `idle` while the next op was already launched (gaps between queued kernels, dependencies between
-            streams).
+        hidden_ns: int64[k], communication hidden behind compute, in each window.
+        waits_ns: awaited rank → int64[k], its share of `communication_wait`.
+        unsplit_ns: int64[k], share of `communication_transfer` without a known partner, which may include waiting.
+        unmarked_input: `idle` time between a step's start and its first op in which the host recorded nothing, usually
+            because of an input pipeline without marks.
+        queued: `idle` time in which the next op was already launched (gaps between queued kernels, dependencies
+            between streams).
     """
 
     rank: int
@@ -306,14 +307,14 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_ns(self) -> Times:
-        """int64[k], length of each window."""
+        """Return int64[k]: the length of each window."""
         return np.diff(self.bounds)
 
     def check(self) -> None:
         """Check the conservation law: the buckets of each window sum exactly to its length.
 
         Raises:
-            ArithmeticError: they do not, which is a defect of gpudiag, not of the trace.
+            ArithmeticError: the sum differs, which is a defect of gpudiag, not of the trace.
         """
         if self.buckets_ns.shape != (len(self.bounds) - 1, len(BUCKETS)):
             raise ArithmeticError(f"rank {self.rank}: buckets of shape {self.buckets_ns.shape}")
@@ -323,7 +324,7 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """All device tracks, in the order of the timeline's."""
+    """Attribution of all device tracks, in the order of `Timeline.tracks`."""
 
     tracks: tuple[TrackAttribution, ...]
 

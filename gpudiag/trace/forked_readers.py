@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-#: Maximum delay of an interrupt. Another thread may receive SIGINT, because this one blocks it while it forks. Then
-#: nothing wakes this thread.
+#: Maximum delay of an interrupt in seconds. This thread blocks SIGINT while it forks. Another thread may then receive
+#: the signal, and nothing wakes this thread.
 _INTERRUPT_S = 0.5
 
 
@@ -25,11 +25,11 @@ class ReaderKilledError(Exception):
 class ForkedReaders(Generic[Result]):
     """Processes forked from this one, so that they need not import anything again.
 
-    On exit the context kills and reaps all processes. No result is lost once `results` has returned.
+    Use this class as a context manager. On exit it kills all processes, so call `results` first.
 
     Args:
-        workers: the largest number of processes.
-        task: called in a reader with the number of a task; its result must be picklable.
+        workers: maximum number of processes.
+        task: function that a reader calls with the number of a task; its result must be picklable.
     """
 
     def __init__(self, workers: int, task: Callable[[int], Result]) -> None:
@@ -96,7 +96,7 @@ class ForkedReaders(Generic[Result]):
         """Run the tasks that arrive until the parent process ends."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for end in inherited:  # the parent's end is noticed only if no process holds the parent's side of a pipe
+        for end in inherited:  # readers notice the parent's exit only if no other process holds its side of a pipe
             end.close()
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -111,7 +111,7 @@ class ForkedReaders(Generic[Result]):
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT, so that no process is forked that this one does not know."""
+    """Delay SIGINT, so that no interrupt separates the fork of a process from its registration."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,7 +1,7 @@
-"""Read tables of operations (Parquet), as ByteDance-Seed/StragglerAnalysis publishes them: one row per operation.
+"""Read tables of operations (Parquet) in the format of ByteDance-Seed/StragglerAnalysis: one row per operation.
 
-The columns are dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id, mc, mb_id, gmc. Parquet
-is read by pyarrow, which is an extra: `pip install 'gpudiag[tables]'`.
+The columns are dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id, mc, mb_id, gmc. Reading
+Parquet requires pyarrow, an optional dependency: `pip install 'gpudiag[tables]'`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from gpudiag.model.sanitize import sanitize_text, with_escapes
 from gpudiag.trace.unpack import ReadLimits
 
 _MAGIC = b"PAR1"
-#: Columns that are read; `seq_id` and `mc` follow from the others.
+#: Columns that are read. The others (`seq_id`, `mc`) follow from these.
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "mb_id", "gmc")
 _SECONDS = ("start_ts", "duration")
 _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 #: Columns that may be missing, or null in rows of communication.
 _OPTIONAL = frozenset({"mb_id", "gmc"})
-#: Memory of a row in all columns, and in the arrays of the analysis.
+#: Bytes of memory per row in all columns and in the arrays of the analysis.
 _BYTES_PER_ROW = 400
-#: Largest start (an epoch time in the year 2096), and largest duration (11 days).
+#: Maximum start (Unix time in the year 2096), and maximum duration (11 days), in seconds.
 _MOST_SECONDS = {"start_ts": 4e9, "duration": 1e6}
 _INSTALL = "Install it: pip install 'gpudiag[tables]' (in a clone: pip install '.[tables]')."
 _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, 'seq_id', 'mc'))}."
 
 
 class ExtraMissingError(GpudiagError):
-    """An optional dependency is needed that is not installed."""
+    """A required optional dependency is not installed."""
 
     exit_code = 5
     hint = _INSTALL
@@ -45,9 +45,9 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
 
     Raises:
         ExtraMissingError: pyarrow is not installed.
-        UnreadableInputError: missing, damaged, or its values are out of range.
-        NotATraceError: not Parquet, or other columns.
-        TooLargeError: it has more rows or bytes than the limits allow.
+        UnreadableInputError: the file is missing or damaged, or values are out of range.
+        NotATraceError: the file is not Parquet, or has other columns.
+        TooLargeError: the file has more rows or bytes than the limits allow.
     """
     shown = with_escapes(str(path))
     try:
@@ -77,7 +77,7 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
 
 
 def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list[str]:
-    """Return the columns to read, after checking sizes in the file's metadata."""
+    """Check sizes and columns in the file's metadata, and return the columns to read."""
     metadata = opened.metadata
     unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if max(unpacked, metadata.num_rows * _BYTES_PER_ROW) > limits.max_bytes:
@@ -92,7 +92,7 @@ def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list
 
 
 def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
-    """Return each row's index into `OPERATION_KINDS`, -1 if it is unknown, and the unknown kinds."""
+    """Return each row's index into `OPERATION_KINDS` (-1 for an unknown kind), and the names of unknown kinds."""
     text = column.cast(pa.string()).combine_chunks().dictionary_encode()
     text = text.combine_chunks() if hasattr(text, "combine_chunks") else text
     words = ["" if word is None else str(word) for word in text.dictionary.to_pylist()]
@@ -137,7 +137,7 @@ def _table(
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)
-    seconds = times["start_ts"] - times["start_ts"].min()  # before scaling, because epoch times have few digits left
+    seconds = times["start_ts"] - times["start_ts"].min()  # subtract before scaling, because large floats lose digits
     return OperationTable(
         source=shown,
         step=integers["step"][known],

@@ -1,4 +1,4 @@
-"""Name formats that users take for traces and that are not read, by first bytes and file name."""
+"""Recognise formats that users mistake for traces and that are not read, by first bytes and file name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _XSPACE = "Give the .xplane.pb that the same profiler wrote beside it."
 
 
 class OtherFormat(msgspec.Struct, frozen=True):
-    """A format that is not read: its name in messages, and a hint that names the file to give instead."""
+    """A format that is not read: its name in messages, and a hint which file to give instead."""
 
     name: str
     hint: str
@@ -24,7 +24,7 @@ class OtherFormat(msgspec.Struct, frozen=True):
 class _Sign(msgspec.Struct, frozen=True):
     """Patterns that all occur in the first bytes of files of a format.
 
-    Each is searched for separately and has no unbounded repetition, so that no text makes the search slow.
+    Each pattern is searched for separately and has no unbounded repetition, so that no text makes the search slow.
     """
 
     patterns: tuple[re.Pattern[bytes], ...]
@@ -94,7 +94,7 @@ _JSON = (
 
 
 def other_format(head: bytes, name: str) -> OtherFormat | None:
-    """Return the format of an unread file by its first unpacked bytes and its name; None if it is unknown."""
+    """Return the format of a file by its first unpacked bytes and its name; None if the format is unknown."""
     lowered = name.lower().removesuffix(".gz")
     for ending, format_name in _ENDINGS.items():
         if lowered.endswith(ending):

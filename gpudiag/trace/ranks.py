@@ -1,6 +1,6 @@
-"""Give traces their ranks: by file name, one rank per file, or one per device of each process.
+"""Assign ranks to traces: one rank per file, by trace or file name, or one rank per device of each process.
 
-Names in use: `rank0.pt.trace.json.gz`, `rank_3.json.gz`, `rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz`,
+File names in use: `rank0.pt.trace.json.gz`, `rank_3.json.gz`, `rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz`,
 `trace_rank_2.json`, torchtitan's `iteration_10/rank0_trace.json`, and tensorboard_trace_handler's
 `<host>_<pid>.<unix ns>.pt.trace.json.gz`, which has no rank.
 """
@@ -34,14 +34,14 @@ _MIN_DURATIONS = 100
 
 
 class NameFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts in a file name; None, "" or 0 if it does not state them.
+    """Facts in a file name; None, "" or 0 if the name does not state them.
 
     Attributes:
         rank: global rank.
-        world_size: ranks in the job.
+        world_size: number of ranks in the job.
         host: host name, from tensorboard_trace_handler's default worker name.
-        worker: worker name, if the name has a time stamp: a worker writes one file per profiled cycle.
-        stamp: the time stamp, in the handler's unit.
+        worker: worker name, if the file name has a time stamp. A worker writes one file per profiled cycle.
+        stamp: the time stamp, which is larger for later cycles.
     """
 
     rank: int | None = None
@@ -52,7 +52,7 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_name(path: Path) -> NameFacts:
-    """Parse a file's name, and for the rank also its directory's name (`rank_3/trace.json`)."""
+    """Parse a file's name. The rank may also be in the directory's name (`rank_3/trace.json`)."""
     rank = _RANK.search(path.name) or _RANK.fullmatch(path.parent.name)
     world_size = _WORLD_SIZE.search(path.name)
     worker, stamp, host = "", 0, ""
@@ -70,7 +70,7 @@ def parse_name(path: Path) -> NameFacts:
 
 
 def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
-    """Return the traces with the rank that each states, or else its file name.
+    """Return the traces with the rank stated in each trace, or else in its file name.
 
     `world_size` is used if neither the trace nor the file name states it.
     """
@@ -88,10 +88,10 @@ def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Tra
 
 
 def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
-    """Return the traces of processes that drive several devices, each of which becomes a rank.
+    """Return the traces of processes that drive several devices. Each device becomes a rank.
 
-    The ranks are numbered through the files in the given order. Only a process with one device has the rank in its file
-    name. Copied files get no rank. `world_size` is used if no file name states it.
+    Ranks are numbered consecutively over the files in the given order. A process with one device gets the rank in its
+    file name. Copied files get no rank. `world_size` is used if no file name states it.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
@@ -115,7 +115,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
 
 
 def _without_copies(files: Sequence[ReadFile]) -> list[ReadFile]:
-    """Leave out files that repeat an earlier one; the first trace of the earlier one names its copies."""
+    """Leave out files that repeat an earlier file. The first trace of the earlier file lists the copies' names."""
     kept: list[ReadFile] = []
     for file, traces in files:
         original = next((index for index, (_, earlier) in enumerate(kept) if _equal_traces(earlier, traces)), None)
@@ -132,7 +132,7 @@ def _equal_traces(first: tuple[Trace, ...], second: tuple[Trace, ...]) -> bool:
 
 
 def _equal_times(first: Trace, second: Trace) -> bool:
-    """Return whether the events of two traces have the same times, to the nanosecond."""
+    """Return whether the events of two traces have the same times to the nanosecond."""
     a, b = first.events, second.events
     if first.origin_ns != second.origin_ns or len(a) != len(b):
         return False
@@ -142,7 +142,7 @@ def _equal_times(first: Trace, second: Trace) -> bool:
 
 
 def check_rank_limits(traces: Sequence[Trace]) -> None:
-    """Refuse ranks and world sizes beyond any job, because sets of that size are created from them."""
+    """Refuse ranks and world sizes larger than in any job, because sets of this size are created from them."""
     for trace in traces:
         if (trace.world_size or 0) > MOST_RANKS or (trace.rank or 0) >= MOST_RANKS:
             raise UnreadableInputError(

@@ -1,4 +1,4 @@
-"""Read the traces of one job: from paths to one `Trace` per rank, several files at once in several processes."""
+"""Read the traces of one job from paths to one `Trace` per rank, with several files in parallel processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Starting processes (some 20 ms) takes as long as reading traces of this much memory; smaller ones are read here.
+#: Starting processes (some 20 ms) takes as long as reading traces that take this many bytes of memory. Smaller traces
+#: are read in this process.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 
@@ -34,17 +35,17 @@ def read_traces(
     Args:
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: limits on size and on processes; None for the defaults.
-        world_size: ranks in the job, used if neither the traces nor their names state it.
-        repeated: accept two files that claim one rank, which the caller then resolves.
-        meanwhile: called while other processes read; not called if this process reads the files.
+        world_size: number of ranks in the job, used if neither the traces nor their names state it.
+        repeated: accept two files that claim one rank. The caller then resolves the conflict.
+        meanwhile: function to call while other processes read; not called if this process reads the files.
 
     Returns:
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
 
     Raises:
-        UsageError: no path was given, or a world size beyond any job.
+        UsageError: no path was given, or a world size larger than in any job.
         UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
-            a world size is beyond any job.
+            a world size is larger than in any job.
         NotATraceError: a named file is not a trace, or a directory contains none.
         TooLargeError: a file unpacks to more than the limits allow.
     """
@@ -72,7 +73,7 @@ def read_traces(
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """Refuse traces of two frameworks; a trace of an unknown framework may be of any."""
+    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all others."""
     known = [trace for trace in traces if trace.framework != "unknown"]
     for trace in known:
         if trace.framework != known[0].framework:
@@ -86,7 +87,7 @@ def _check_frameworks(traces: Sequence[Trace]) -> None:
 def _read_all(
     files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None]
 ) -> list[tuple[Trace, ...] | NotATraceError]:
-    """Return each file's traces, or the error that it is no trace, in the order of the files."""
+    """Return for each file its traces, or the error if the file is no trace."""
     memory = [memory_bytes(file.path, file.size) for file in files]
     workers = min(limits.workers or usable_cpus(), len(files))
     if (free := free_memory_bytes()) is not None:
@@ -101,9 +102,9 @@ def _read_in_processes(
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` is not used, because its thread waits forever for the rest of a message whose sender was
-    killed: this process holds the other end of that pipe. Here each reader has a pipe that only the reader can write
-    to, so that the end of a reader closes its pipe.
+    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed: this
+    process holds the writing end of the pipe. With `ForkedReaders`, only one reader can write to each pipe, so the pipe
+    closes when the reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 

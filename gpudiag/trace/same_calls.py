@@ -1,11 +1,13 @@
 """Match the CUDA calls of two traces of a job whose steps are not all equal.
 
-Steps differ: alternating lengths, an additional kernel for some shapes, allocators and watchdogs that query events. So
-each step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
-compared in order, by their name and the name of the launched work.
+Steps differ, because lengths alternate, some shapes need an additional kernel, and allocators query events. So each
+step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
+compared in order, by their name and the name of the launched work. All calls of the longest common sequence match:
 
-    here     gemm ─ norm ─────── gemm ─ add           the longest common sequence, and between two of its calls
-    there    gemm ─ norm ─ sum ─ gemm ─ add           those of equal names that launch other kernels
+    here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add
+    there    gemm ─ norm ─ sum ─ gemm ─ add
+
+Between two of them, equally many calls with equal names match too, even if they launch different kernels.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ Indices = NDArray[np.intp]
 #: Calls that similar steps have in common. Allocation and event-query calls vary between steps.
 _SIGNIFICANT = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.RELEASE, Role.STREAM_WAIT)
 _MAX_COMPARED = 20_000
-"""Most calls of one thread in a step that are compared: a common sequence takes their number squared, in bits."""
+"""Maximum number of compared calls of one thread in a step, because the comparison takes its square in bits."""
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Outermost calls of one thread in one step as columns of equal length n, by start.
+    """Outermost calls of one thread in one step as columns of equal length n, sorted by start.
 
     Attributes:
         row: intp[n], rows in the event table.
         name: int64[n], number of the call's name, the same in both traces.
-        work: int64[n], number of the call's name and of its launched work, the same in both traces.
-        significant: bool[n], whether similar steps have such a call in common.
+        work: int64[n], number of the pair of the call's name and its work's name, the same in both traces.
+        significant: bool[n], whether similar steps have calls of this role in common.
     """
 
     row: Indices
@@ -47,11 +49,11 @@ class Calls(msgspec.Struct, frozen=True):
 
 NONE = Calls(np.empty(0, np.intp), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
 StepCalls = dict[int, Calls]
-"""The calls of a step by thread."""
+"""Thread → its calls in a step."""
 
 
 def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers: dict[str, int]) -> list[StepCalls]:
-    """Return the calls of each step, given as (begin, end) in ns; `numbers` has a number for each name of both."""
+    """Return the calls of each step, given as (begin, end) in ns. `numbers` numbers the names of both traces."""
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]
@@ -71,13 +73,13 @@ def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers
 
 
 def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 1 + the number of the name of the first op that each call launched, int64[n]; 0 if none."""
+    """Return int64[n]: 1 + the number of the name of the first op that each call launched; 0 without one."""
     op = events.rows_with(events.correlation[calls], events.rows_of(*DEVICE_WORK))
     return np.where(op == NO_NUMBER, 0, 1 + number[events.name[op]])
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Return this trace's thread with the same work, by thread of the other trace, for numbers that this one lacks.
+    """Map threads of the other trace to this trace's thread with the same work, if each trace lacks the other's number.
 
     A trace without operators numbers threads differently from one with operators.
     """
@@ -86,10 +88,10 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Map threads of the other trace to this trace's thread with the same work in this step, if numbers differ.
+    """Map threads of the other trace to this trace's thread with the same work in this step, if their numbers differ.
 
-    An executor runs each step on any thread of its pool. A thread keeps its number if the thread of the same number
-    makes at least half of its calls.
+    An executor runs each step on any thread of its pool. Threads with the same number in both traces stay paired if at
+    least half of their calls are the same.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {
@@ -114,7 +116,7 @@ def _paired(
 
 
 def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
-    """Count the significant calls by thread."""
+    """Return thread → counts of its significant calls."""
     work: dict[int, Counter[int]] = {}
     for step in steps:
         for thread, calls in step.items():
@@ -123,7 +125,7 @@ def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
 
 
 def most_similar_steps(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> list[int]:
-    """Return for each step of this trace the nearest of the other trace's steps with the fewest different calls."""
+    """Return for each step of this trace the index of the other trace's step with the fewest different calls."""
     ours, theirs = [_counted(step) for step in here], [_counted(step) for step in there]
 
     def difference(index: int, other: int) -> tuple[int, int]:
@@ -138,7 +140,7 @@ def _counted(step: StepCalls) -> Counter[int]:
 
 
 def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
-    """Return the indices in both traces of their common calls, in order."""
+    """Return the indices of the common calls in both traces, in order."""
     if np.array_equal(here.name, there.name):
         return np.arange(len(here.row)), np.arange(len(there.row))
     a, b = np.flatnonzero(here.significant), np.flatnonzero(there.significant)
@@ -154,7 +156,7 @@ def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
 
 
 def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Return the indices in both of a longest common sequence (Hyyrö's bit-parallel algorithm).
+    """Return the pairs of indices of a longest common subsequence (Hyyrö's bit-parallel algorithm).
 
     >>> _longest_common([1, 2, 3, 2, 4], [1, 3, 5, 2])
     [(0, 0), (2, 1), (3, 3)]
@@ -184,7 +186,9 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def count_common(here: StepCalls, there: StepCalls, pairs: dict[int, tuple[Indices, Indices]]) -> tuple[int, int]:
-    """Count the significant calls that two steps have in common, by thread `pairs`, and the calls of the longer
-    step."""
+    """Return (number of common significant calls, number of significant calls of the longer step).
+
+    `pairs` maps threads to the indices of their common calls in both steps.
+    """
     common = sum(int(here.get(thread, NONE).significant[indices].sum()) for thread, (indices, _) in pairs.items())
     return common, max(sum(int(calls.significant.sum()) for calls in step.values()) for step in (here, there))

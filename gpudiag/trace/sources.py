@@ -1,7 +1,7 @@
 """Find the trace files behind the paths that a user gave (files, directories, globs).
 
-A named file is read whatever its name is. In a directory only files that look like traces are taken, no link is
-followed, and no pipe or device is opened.
+A file that the user named is read regardless of its name. In a directory only files that look like traces are used, no
+link is followed, and no pipe or device is opened.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
-#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are the only
-#: traces if the run ended before the full traces were written.
+#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last, because they are
+#: the only traces if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
-#: Ending of tables of operations, in lower case.
+#: Ending of the names of tables of operations, in lower case.
 _TABLE_ENDING = ".parquet"
 _MAX_DEPTH = 4
-#: Limits on the hint that names directories with traces.
+#: Limits on the search for the hint that names directories with traces.
 _MAX_NAMED = 4
 _MAX_SEARCHED = 200
 _MAX_SEARCH_S = 3.0
@@ -43,12 +43,12 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: the file.
-        shown: the path as the user would write it, printable.
-        name_facts: facts in its name.
+        shown: the printable path, for messages.
+        name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether it was found in a directory rather than named by the user; such a file is ignored if it
-            is not a trace.
-        notes: choices made in finding it.
+        from_directory: whether the file was found in a directory or by a pattern, so that it is ignored if it is not a
+            trace.
+        notes: choices made in finding the file.
     """
 
     path: Path
@@ -117,7 +117,7 @@ def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
 
 
 def no_traces(directory: Path) -> NotATraceError:
-    """Return the error for a directory without traces; it names directories below that have some."""
+    """Return the error for a directory without traces, which names subdirectories with traces."""
     message = f"no traces in {with_escapes(str(directory))}"
     below = list(islice(_directories_with_traces(directory, _MAX_DEPTH, _SearchBudget()), _MAX_NAMED + 1))
     if not below:
@@ -131,26 +131,26 @@ def no_traces(directory: Path) -> NotATraceError:
 
 
 class _SearchBudget:
-    """Count the directories that may still be searched for a hint."""
+    """Limit the number of searched directories, and the time of the search for a hint."""
 
     def __init__(self) -> None:
         self.left = _MAX_SEARCHED
         self.until = time.monotonic() + _MAX_SEARCH_S
 
     def spend(self) -> bool:
-        """Take one directory, and return whether it may be searched."""
+        """Count one directory, and return whether it may be searched."""
         self.left -= 1
         return self.left >= 0 and time.monotonic() < self.until
 
 
 def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget) -> Iterator[Path]:
-    """Yield the outermost directories below this one that hold a recording."""
+    """Yield the outermost directories below this one that contain a recording."""
     if depth == 0:
         return
     try:
         below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
-        return  # the search only serves a hint
+        return  # errors only shorten the hint
     for path in below:
         if not budget.spend():
             return
@@ -165,7 +165,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
 
 
 def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of one recording: the directory's files, or else those of the most likely subdirectory."""
+    """Return the traces of one recording: the directory's files, or else files of the most likely subdirectory."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -180,19 +180,19 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
     for name in _TRACE_DIRECTORIES:
-        if name in directories and (found := _search(directories[name], depth - 1)):
-            return found
+        if name in directories and (files := _search(directories[name], depth - 1)):
+            return files
     iterations = {int(match[1]): path for name, path in directories.items() if (match := _ITERATION.fullmatch(name))}
-    if found := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
-        return found
-    if "plugins" in directories and (found := _latest(sorted(_tensorboard_recordings(directories["plugins"])), 0)):
-        return found
+    if files := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
+        return files
+    if "plugins" in directories and (files := _latest(sorted(_tensorboard_recordings(directories["plugins"])), 0)):
+        return files
     ranks = [path for path in directories.values() if parse_name(path / "trace.json").rank is not None]
     return tuple(file for path in ranks for file in _search(path, depth - 1))
 
 
 def _latest(recordings: list[Path], depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of the last of these directories that has any, with a note if there was a choice."""
+    """Return the traces of the last of these directories that has traces, with a note if there are several."""
     for recording in reversed(recordings):
         if files := _search(recording, depth):
             if len(recordings) == 1:
@@ -213,7 +213,7 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 
 def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
-    """Keep each worker's newest file and note it, because tensorboard_trace_handler writes one file per cycle."""
+    """Keep each worker's newest file, with a note, because tensorboard_trace_handler writes one file per cycle."""
     by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
     for file in files:
         if file.name_facts.worker:
@@ -230,13 +230,13 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
 
 
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
-    """Return the table of operations among the paths that a user gave: a file, or the only one of a directory.
+    """Return the table of operations among the paths that a user gave: a file, or the only table in a directory.
 
-    Files are recognised by the ending `.parquet`. A directory that has traces, too, is one of traces. No link in a
+    Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. No link in a
     directory is followed.
 
     Raises:
-        UnreadableInputError: several tables, or a table among other paths.
+        UnreadableInputError: there are several tables, or other paths besides a table.
     """
     named = [Path(path) for path in paths if "\0" not in str(path)]
     tables = [path for path in named if path.name.lower().endswith(_TABLE_ENDING) and not path.is_dir()]

@@ -1,4 +1,4 @@
-"""Read and unpack the bytes of a file within limits that protect the machine from files made by others."""
+"""Read and unpack the bytes of a file within limits that protect the machine from untrusted files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
 except ImportError:
     _deflate = zlib
 
-#: Bytes of memory per unpacked byte of a trace: the text and the decoded events (2.6 measured on traces of PyTorch
+#: Bytes of memory per unpacked byte of a trace, for the text and the decoded events (measured 2.6 on traces of PyTorch
 #: 2.11, plus a margin).
 _MEMORY_PER_BYTE = 4
-#: Unpacked bytes per byte of gzip in ordinary traces.
+#: Ratio of unpacked bytes to bytes of gzip in ordinary traces.
 _USUAL_RATIO = 16
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
@@ -39,10 +39,10 @@ class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on reading traces.
 
     Attributes:
-        max_bytes: largest unpacked size of one trace; the free memory is a second limit.
-        max_ratio: largest ratio of unpacked to packed bytes. Real traces have 10 to 40; a decompression bomb has 1000.
+        max_bytes: maximum unpacked size of one trace. The free memory is a second limit.
+        max_ratio: maximum ratio of unpacked to packed bytes. Real traces have 10 to 40, a decompression bomb has 1000.
         ratio_free_bytes: unpacked size up to which the ratio is not checked.
-        workers: processes that read several files; None for the number of usable CPUs.
+        workers: maximum number of processes that read files; None for the number of usable CPUs.
     """
 
     max_bytes: int = 4_000_000_000
@@ -96,14 +96,14 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
 
     Args:
         path: the file.
-        shown: its name in messages.
-        limits: limits on its unpacked size.
+        shown: name of the file in messages.
+        limits: limits on the unpacked size.
         binary: accept content that is not JSON.
 
     Raises:
-        UnreadableInputError: missing, no permission, no regular file, empty, or a broken gzip stream.
-        NotATraceError: neither gzip nor JSON.
-        TooLargeError: it unpacks to more than the limits allow.
+        UnreadableInputError: the file is missing, unreadable, not regular, empty, or a broken gzip stream.
+        NotATraceError: the file is neither gzip nor JSON.
+        TooLargeError: the file unpacks to more than the limits allow.
     """
     with _opened(path, shown) as (file, size):
         head = file.read(_PACKED_PIECE)
@@ -114,14 +114,14 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # a file that grows during reading counts with its size at opening
+            left = size - len(head)  # if a file grows while it is read, only its size at opening is read
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece
 
 
 def read_whole(path: Path, shown: str, limits: ReadLimits, *, binary: bool = False) -> bytearray:
-    """Return the whole content of a file. Takes the arguments of `read_pieces` and raises the same errors."""
+    """Return the whole content of a file. Take the arguments of `read_pieces`, and raise the same errors."""
     text = bytearray()
     for piece in read_pieces(path, shown, limits, binary=binary):
         text += piece
@@ -129,7 +129,7 @@ def read_whole(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fal
 
 
 def read_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
-    """Return the first piece of the content, enough to recognise the format. Raises as `read_pieces` does."""
+    """Return the first piece of the content, enough to recognise the format. Raise the same errors as `read_pieces`."""
     pieces = read_pieces(path, shown, limits)
     try:
         return next(pieces, b"")
@@ -169,7 +169,7 @@ class _SizeBound:
         self._max_bytes = min(by_memory, limits.max_bytes)
 
     def check(self, unpacked: int, packed: int) -> None:
-        """Raise TooLargeError if `unpacked` bytes, out of `packed`, are more than any trace should have."""
+        """Raise TooLargeError if `unpacked` bytes, unpacked from `packed` bytes, exceed the limits."""
         if unpacked > self._max_bytes:
             allowed = "the free memory of this machine allows" if self._by_memory else "is allowed for one trace"
             hint = "Close other programs or use a larger machine; else record fewer steps."
@@ -185,7 +185,7 @@ class _SizeBound:
 
 
 def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
-    """Raise if the file is packed in another way or, unless it is `binary`, does not begin as JSON does."""
+    """Raise an error if the file is packed in another format or, unless `binary`, does not begin as JSON does."""
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
             raise UnreadableInputError(f"{shown} is packed with {packing}", "Unpack it, or pack it with gzip.")
@@ -198,7 +198,7 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
 
 
 def not_json(head: bytes, shown: str) -> NotATraceError:
-    """Return the error for a file that does not begin as JSON does; it names the format if that is known."""
+    """Return the error for a file that does not begin as JSON does, which names the format if this is known."""
     from gpudiag.trace.other_formats import other_format
 
     other = other_format(head, shown)

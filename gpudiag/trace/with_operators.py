@@ -1,12 +1,12 @@
 """Merge the operators of a full trace into a kernel-only trace of the same job.
 
-Recording operators slows the host by up to 60 %; a trace without them does not say what the host did between two CUDA
-calls. The calls that two matching steps have in common map times of one trace to times of the other:
+Recording operators slows the host by up to 60 %, but a trace without operators does not show what the host did between
+two CUDA calls. The calls that two matching steps have in common map times of one trace to times of the other:
 
     full trace          step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   an operator between two launches takes
     kernel-only trace   step ├─────┤launch├────────┤launch├ … ┤               the same share of the time between them
 
-Kernels, copies, calls, marks and all their times stay those of the kernel-only trace.
+Kernels, copies, calls and marks keep the times of the kernel-only trace.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpudiag.trace.same_calls import (
 )
 
 Span = tuple[int, int, int]
-"""A step: begin of the step and its mark, end of the mark, begin of the next step, in ns."""
+"""A step: begin of the step and of its mark, end of the mark, begin of the next step, in ns."""
 
 SAME_STEPS = 0.85
-"""Least share of calls in common for the steps of two traces to count as the same. Measured (two H200, PyTorch 2.11):
-the two traces of one job had 97 % or more in common, in 55 jobs; those of two models at most 37 %, and 75 % if most
-calls of both launch the same tiny kernel."""
+"""Minimum share of common calls for steps of two traces to count as the same. Measured (two H200, PyTorch 2.11): in 55
+jobs, the two traces of one job had at least 97 % of calls in common; traces of two models had at most 37 %, or 75 % if
+most calls of both launch the same tiny kernel."""
 _MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 
 
@@ -77,7 +77,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
 
 
 def _matching_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Return the thread of the full trace that does the same work in this step, by thread of the kernel-only trace."""
+    """Return thread of the kernel-only trace → thread of the full trace with the same work in this step."""
     moved = step_threads(here, there)
     return {thread: thread for thread in there.keys() - moved.keys()} | {ours: theirs for theirs, ours in moved.items()}
 
@@ -92,14 +92,14 @@ def _with_threads(trace: Trace, renamed: dict[int, int]) -> Trace:
 
 
 def _steps(trace: Trace) -> list[Span]:
-    """Return each marked step; the last one ends with its mark."""
+    """Return the marked steps. The last step ends with its mark."""
     marks = trace.step_marks[0].row
     begin, end = trace.events.start_ns[marks].tolist(), trace.events.end_ns[marks].tolist()
     return list(zip(begin, end, [*begin[1:], end[-1]], strict=True))
 
 
 def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[np.float64]:
-    """Return the begins and ends of a step and its calls, float64[2k + 3], in order; the mark ends after all calls."""
+    """Return float64[2k + 3]: begins and ends of a step and its k calls, in order. The mark ends after all calls."""
     edges = np.empty(2 * len(calls) + 3)
     edges[0], edges[-2], edges[-1] = step
     edges[1:-2:2], edges[2:-2:2] = events.start_ns[calls], events.end_ns[calls]
@@ -145,9 +145,9 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 
 
 def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]) -> ModuleWork:
-    """Return the modules that events worked for, after each of `rows` moved to row `position` of another table.
+    """Return the modules of events after each of `rows` moved to row `position` of another table.
 
-    A row may occur several times.
+    A row may occur several times in `rows`.
     """
     slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)

@@ -1,4 +1,4 @@
-"""Divide every device window into the eight exclusive buckets. Divide time in which the device is idle by its cause.
+"""Divide every device window into the eight exclusive buckets, and the device's idle time by its cause.
 
 At each instant, the first bucket of this list that applies gets the time:
 
@@ -9,10 +9,10 @@ At each instant, the first bucket of this list that applies gets the time:
 5. `copy`: a copy runs.
 6. The device is idle. The bucket is the cause: `input`, `sync`, `launch` or `idle`.
 
-An idle stretch is called a gap. It ends with an op. If the op had been launched before the gap began, the host is not
-the cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
-other. Otherwise the device waited for the host. The cause is then the activity of the launching thread before the
-launch. While this thread has no trace, it is the activity of the training thread:
+An idle stretch before an op is called a gap. If the op had been launched before the gap began, the host is not the
+cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
+other. If the op was launched in the gap, the cause is the activity of the launching thread before the launch. At times
+when the launching thread recorded nothing, the cause is the activity of the training thread:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
@@ -56,19 +56,19 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: The host runs ahead of the device again once it launched an op this long before the device could start it.
+#: The host runs ahead of the device again as soon as it launched an op this long before the device could start the op.
 _AHEAD_NS = 20 * NS_PER_US
-#: No launch takes this long. A host that is blocked for longer waits for the device, not for its launch.
+#: Longer than any launch. A host that is blocked for longer waits for the device, not for its launch.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
 #: The next queued op starts within this time, unless it waits for another op.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
 
 class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Disjoint parts of the idle time by cause.
+    """Idle time by cause: the disjoint sets `input`, `sync`, `launch` and `idle`.
 
-    Two further sets are parts of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input` has
-    times between a step's start and its first op in which the host recorded nothing.
+    Two further sets are subsets of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input`
+    has times between a step's start and its first op in which the host recorded nothing.
     """
 
     input: Intervals
@@ -137,7 +137,7 @@ class _Gaps(msgspec.Struct, frozen=True):
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     ops = track.ops
-    # A gap ends with the first op that starts at or after its end, unless the window ends first.
+    # The op after a gap is the first op that starts at or after the gap's end.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
     # While the launch call runs, the op may not have reached the device. Such a gap is the cost of launching.
@@ -172,8 +172,8 @@ def _long_waits(blocked: Intervals) -> Intervals:
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
     """Return the launch time that a blocking call before it caused.
 
-    After a call that blocked for b ns, the first b ns of launch time count. They count only until the next blocking
-    call, and until an op shows that the host runs ahead of the device again.
+    After a call that blocked for b ns, the first b ns of launch time count. Launch time counts only until the next
+    blocking call, and until an op shows that the host runs ahead of the device again.
     """
     launchers = distinct(track.ops.launch_thread[track.ops.launch_thread != UNKNOWN])
     launching = {*launchers.tolist(), track.steps.thread}
@@ -242,7 +242,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
     known = collectives.last_arrival != UNKNOWN
     transfer_start = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(track.ops.intervals(OpClass.COMPUTE))
-    # Both include the time that is hidden behind compute.
+    # `all_transfer` and `all_wait` include the time that is hidden behind compute.
     all_transfer = within(Intervals(transfer_start, collectives.end), _other_communication(track))
     all_wait = subtract(within(Intervals(collectives.start, collectives.end)), all_transfer)
     transfer = subtract(all_transfer, compute)
@@ -251,7 +251,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
     copy = subtract(within(track.ops.intervals(OpClass.COPY)), compute_or_communication)
     idle = split_idle(track, complement(union(compute_or_communication, copy), begin, end))
     on_host = within(track.host_communication)
-    # A short gap between queued ops is the device's, whatever the host does in it.
+    # The device causes short gaps between queued ops, regardless of the host's activity in them.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
     between_queued = Intervals(idle.queued.start[short], idle.queued.end[short])
     host_transfer = subtract(on_host, union(compute_or_communication, idle.input, between_queued))
@@ -281,14 +281,14 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return all other communication, which may overlap: copies and, on CPU tracks, calls that enqueue collectives."""
+    """Return communication other than collectives, as raw intervals: copies and (on CPU tracks) calls that enqueue."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return the waits by the rank waited for, int64[windows] in ns. Of overlapping waits, the lower rank's counts."""
+    """Return awaited rank → waits for it: int64[windows], ns. If waits overlap, the one for the lower rank counts."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

@@ -16,7 +16,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
     If only some ranks counted them, the result has the reason instead of a rate.
 
     Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms.
-    The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device. This is 30 % of the peak of 989.
+    The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device, which is 30 % of the peak of 989 TFLOP/s.
     """
     if all(rank.flops is None for rank in run.ranks):
         return None
@@ -53,7 +53,7 @@ def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons:
 
 
 def _share_percent(rate: float | None, peak: float | None, reasons: dict[str, str]) -> float | None:
-    """Return the share of the peak. If it exceeds 100 %, return None and add a reason."""
+    """Return the share of the peak. If the share exceeds 100 %, return None and add a reason."""
     share = None if rate is None or peak is None else 100 * rate / peak
     if share is not None and share > _WHOLE_PERCENT:
         share, reasons["mfu_percent"] = None, "more than the peak: the peak or the count of operations is wrong"

@@ -24,7 +24,7 @@ _NO_WORK = ModuleWork(
 
 
 class _TrackWork(NamedTuple):
-    """Mean work per analysed step of a track: columns float64[modules + 1]; the last element is outside of modules."""
+    """Mean work per analysed step of a track: float64[modules + 1]; the last element is for work outside of modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]
@@ -134,8 +134,7 @@ def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Operators that communicate or enqueue communication are left out. The other operators' times do not include waits
-    for communication.
+    Communication, enqueues and input are left out. The other operators' times exclude waits for communication.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
@@ -144,11 +143,11 @@ def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
         start, end = events.start_ns[on_thread] + track.shift_ns, events.end_ns[on_thread] + track.shift_ns
         host = track.threads.get(thread)
         waits = np.zeros(len(on_thread), np.int64) if host is None else lengths_inside(host.awaited, start, end)
-        own = own_lengths(start, end, end - start - waits)
+        self_ns = own_lengths(start, end, end - start - waits)
         inside = in_analysed_steps(track, start)
         inside &= ~any_of(events.role[on_thread], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
         rows.append(on_thread[inside].astype(np.int64))
-        durations.append(own[inside])
+        durations.append(self_ns[inside])
     return np.concatenate(rows), np.concatenate(durations)
 
 

@@ -38,9 +38,9 @@ from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, millisecon
 
 Times = NDArray[np.int64]
 
-#: The summary leaves out shorter waits per step: ranks never begin a collective at exactly the same time.
+#: The summary leaves out shorter waits per step, because ranks never begin a collective at exactly the same time.
 _LEAST_WAIT_MS = 0.001
-#: The summary has this many kernels and this many operators.
+#: Maximum number of kernels, and of operators, in the summary.
 _MOST_NAMES = 20
 
 #: Bucket, name, group and size in bytes of a portion.
@@ -184,7 +184,7 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # The slice also has the operators nested in these; they begin before the last of these ends.
+            # The slice includes nested operators, because it extends to the latest end of the analysed operators.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 
@@ -192,10 +192,7 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, calls) per step of the names with the most time, averaged over tracks.
-
-    `work_of` yields (rows, durations in ns) of a track's events.
-    """
+    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of track's events."""
     time_ns: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
@@ -260,7 +257,7 @@ def _portions_of(
 def _op_portions(
     bucket: str, op_class: OpClass, track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield the portions of a bucket whose time is that of the ops of one class, by op name."""
+    """Yield the portions of a bucket that contains the ops of one class, one portion per op name."""
     ops = np.flatnonzero(track.ops.op_class == op_class)
     start = track.ops.start[ops]
     shares = equal_shares(Intervals(start, track.ops.end[ops]), attributed.parts[bucket])
@@ -282,7 +279,7 @@ def _summed_by_name(
 def _communication_portions(
     track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield the portions of waits and transfers: of each kind of collective, of other ops by name, and of the host."""
+    """Yield the portions of waits and transfers: per kind of collective, per name of other ops, and for the host."""
     table, ops = track.collectives, track.ops
     transfer_start = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
     waits = equal_shares(Intervals(table.start, transfer_start), attributed.parts["communication_wait"])

@@ -1,9 +1,9 @@
 """Classify a kernel by its name and by the operator that launched it.
 
 Libraries name their kernels (`sm90_xmma_gemm_…`, `flash_fwd_kernel`, `Cijk_…`), and so do code generators: inductor
-lists the fused operators (`triton_poi_fused_add_relu_3`), and XLA keeps the name of the operation. The operator decides
-if a name says only how a kernel iterates (`elementwise_kernel`), or nothing. The patterns are tried in order, because
-names contain each other: a backward of softmax is no `max`, and a convolution of cuDNN is an implicit `gemm`.
+lists the fused operators (`triton_poi_fused_add_relu_3`), and XLA keeps the name of the operation. If a kernel's name
+says only how it iterates (`elementwise_kernel`), or nothing, its operator decides. The order of the patterns matters,
+because names contain each other: `softmax` contains `max`, and a convolution of cuDNN is called `implicit_gemm`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _GENERIC = re.compile(
     r"elementwise_kernel|unrolled_elementwise|vectorized_elementwise|elementwise_kernel_with_index|reduce_kernel"
     r"|multi_tensor_apply|^fusion|^loop_|^input_|^wrapped_|^void at::native::\(anonymous|^kernel"
 )
-#: Operators whose generic kernels belong to the operator's class and not to that of the kernel's name.
+#: Operators whose class replaces the class of the name of their generic kernels.
 _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
     ("optimizer", r"optimizer|_fused_(adam|sgd|adagrad)|resourceapply"),
     ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention"),
@@ -137,7 +137,7 @@ _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
 )
 _OPERATORS = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _BY_OPERATOR)
 _CONVOLVES = re.compile(r"conv(olution|[123]d|_)(?!ert)")
-#: Fused operators of inductor: the class of the heaviest of them.
+#: Fused operators of inductor. The heaviest operator decides the class, so its pattern comes first.
 _FUSED = re.compile(r"triton_(poi|per|red|tem|for|spl)_fused_(?P<operators>.+?)(_\d+)?$")
 _FUSED_CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("matmul", r"(^|_)(mm|addmm|bmm|baddbmm)(_|$)"),
@@ -158,7 +158,7 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute fp32 on units without tensor cores. Memory bounds products with a vector.
+#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out: memory bounds them.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"
@@ -174,9 +174,9 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     """Return the class of a kernel.
 
     Args:
-        name: the kernel's name, or that of an operator on a CPU.
-        operator: the innermost operator that launched it; "" if unknown.
-        in_optimizer: whether it was launched within an optimizer's update.
+        name: the kernel's name; on a CPU, the operator's name.
+        operator: name of the innermost operator that launched the kernel; "" if unknown.
+        in_optimizer: whether the kernel was launched within an optimizer's update.
 
     >>> kernel_class("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_ffma"), kernel_class("Cijk_Ailk_Bljk_SB_MT")
     ('matmul', 'matmul')
@@ -184,14 +184,14 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     ('normalization', 'elementwise')
     """
     lowered, launcher = name.lower(), operator.lower()
-    found = _by_name(lowered, launcher)
-    # Convolutions of one pixel are matrix products of cuBLAS.
-    if found == "matmul" and _CONVOLVES.search(launcher):
+    by_name = _by_name(lowered, launcher)
+    # Convolutions with kernels of one pixel run as matrix products of cuBLAS.
+    if by_name == "matmul" and _CONVOLVES.search(launcher):
         return "convolution"
-    # A parameter is scaled, copied and summed by kernels that any operator has.
-    if in_optimizer and found not in {"matmul", "convolution", "attention", "normalization", "layout-conversion"}:
+    # An update scales, copies and sums parameters by kernels that other operators use too.
+    if in_optimizer and by_name not in {"matmul", "convolution", "attention", "normalization", "layout-conversion"}:
         return "optimizer"
-    return found
+    return by_name
 
 
 def _by_name(name: str, operator: str) -> KernelClass:
@@ -202,10 +202,10 @@ def _by_name(name: str, operator: str) -> KernelClass:
         by_operator = _first(_OPERATORS, operator)
         if by_operator is not None:
             return by_operator
-    found = _first(_COMPILED, _without_arguments(name))
-    if found is None and operator:
-        found = _first(_COMPILED, operator)
-    return "other" if found is None else found
+    by_pattern = _first(_COMPILED, _without_arguments(name))
+    if by_pattern is None and operator:
+        by_pattern = _first(_COMPILED, operator)
+    return "other" if by_pattern is None else by_pattern
 
 
 def _class_of_fused(operators: str, otherwise: KernelClass) -> KernelClass:
@@ -218,7 +218,7 @@ def _first(patterns: tuple[tuple[KernelClass, re.Pattern[str]], ...], text: str)
 
 
 def _without_arguments(name: str) -> str:
-    """Return a demangled name without its argument list, whose types ("const at::ReduceOp") name nothing computed."""
+    """Return a demangled name without its arguments, whose types ("const at::ReduceOp") do not name the computation."""
     end = name.rfind(">(")
     if end > 0:
         return name[: end + 1]
@@ -227,7 +227,7 @@ def _without_arguments(name: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def tensor_core(name: str) -> bool | None:
-    """Return whether a matrix kernel uses tensor cores, or fp32 units; None if its name does not say.
+    """Return True if a matrix kernel uses tensor cores, False if fp32 units, and None if its name does not say.
 
     >>> tensor_core("cutlass_80_simt_sgemm_256x128_8x4_nt_align1"), tensor_core("cutlass_80_tensorop_s1688gemm_256x64")
     (False, True)
@@ -239,7 +239,7 @@ def tensor_core(name: str) -> bool | None:
     return True if _TENSOR_CORE.search(lowered) else None
 
 
-#: One kernel for all parameters and all of an update.
+#: Kernels that do the whole update of all parameters at once.
 _FUSED_UPDATE = re.compile(
     r"fusedoptimizer|fused_?(adam|sgd|adagrad|lamb)|multi_tensor_(adam|sgd|lamb)|apply(adam|momentum)"
 )

@@ -18,7 +18,7 @@ def launching_operators(events: EventTable, track: DeviceTrack) -> NDArray[np.in
 def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bool_]:
     """Return bool[n]: whether each op of the track was launched within an optimizer's update.
 
-    An optimizer's step with a closure (Lightning, L-BFGS) includes the forward and backward pass. Its update begins
+    An optimizer's step with a closure (Lightning, L-BFGS) includes the forward and backward pass. The update begins
     after the last module's range, and after the last launch of autograd's thread.
     """
     row = launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER))
@@ -37,7 +37,7 @@ def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bo
 
 
 def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[n]: the innermost of some host rows that launched each op of the track, or `UNKNOWN`."""
+    """Return int64[n]: for each op of the track, the innermost of the rows `around` its launch, or `UNKNOWN`."""
     ops = track.ops
     launched = np.full(len(ops), UNKNOWN, np.int64)
     if not len(around):
@@ -53,8 +53,8 @@ def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.in
 def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    It is usually the row that began last. For the other times: the depth of a row is the number of rows that are open
-    at its begin, and rows of one depth do not overlap.
+    Usually this is the row that began last. The other times are searched for at each depth, because rows of one depth
+    do not overlap. The depth of a row is the number of rows that are open at its begin.
 
     Args:
         events: one process's events.
@@ -83,13 +83,13 @@ def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.
 
 
 def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[n]: index of the module that each of these rows worked for, or `UNKNOWN`."""
+    """Return int64[n]: index of the module for which each row worked, or `UNKNOWN`."""
     position = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     return np.where(work.row[position] == rows, work.module[position], UNKNOWN) if len(work.row) else rows * 0 + UNKNOWN
 
 
 def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
-    """float64[n], ns: what each of n raw intervals gets of a normal set if each instant is shared equally.
+    """Return float64[n], ns: each raw interval's share of the normal set `spans` if each instant is divided equally.
 
     >>> from gpudiag.intervals import as_set
     >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))
@@ -97,7 +97,7 @@ def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
     ([5.0, 4.0], [0.5, 3.5])
     """
     edges = np.concatenate([ops.start, ops.end, spans.start, spans.end])
-    order = np.argsort(edges, kind="stable")  # four columns that are in order, or nearly
+    order = np.argsort(edges, kind="stable")  # fast, because each of the four columns is sorted or nearly sorted
     opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(spans), len(spans)])[order]
     covers = np.repeat([0, 0, 1, -1], [len(ops), len(ops), len(spans), len(spans)])[order]
     running, inside = np.cumsum(opens)[:-1], np.cumsum(covers)[:-1]

@@ -24,17 +24,15 @@ from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_US, milliseconds
 
-#: Ranges that last as long as a compilation. PyTorch marks its phases by `dynamo_timed`. Lookups in caches of compiled
-#: code ("TorchDynamo Cache Lookup", "CompiledFunction") are no compilations.
+#: Ranges that span a compilation. PyTorch marks the phases of compilations by `dynamo_timed`. Lookups in caches of
+#: compiled code ("TorchDynamo Cache Lookup", "CompiledFunction") are no compilations.
 _COMPILES = re.compile(
     r"\(dynamo_timed\)$|^entire_(frame|backward)_compile|^_compile\.compile_inner|^compile_fx|^backend_compile$"
     r"|^XlaCompile|^XlaCompilationCache|^LocalClient::Compile|^backend_compile_and_load|^PjRt\w*Client::?Compile"
     r"|^(Lower|lower)_?jaxpr|^trace_to_jaxpr|^XlaJit.*Compile|^GpuCompiler::|FuncGraph\.?from_py_func|^torch\._dynamo"
 )
-#: The outermost range of one compilation, of which others are phases.
+#: The outermost range of one compilation, which contains the ranges of the compilation's phases.
 _ONE_COMPILATION = re.compile(r"^_compile\.compile_inner")
-#: Characters of a name that are looked at; files come from other people.
-_LONGEST_NAME = 1000
 #: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
 _FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")
 
@@ -43,8 +41,8 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     """Compilations of one process.
 
     Attributes:
-        spans: times in which the training thread, or a thread that launches, compiled, as a set on the common clock.
-        starts: int64[k], begins of compilations, on the common clock.
+        spans: times in which the training thread or a launching thread compiled: a normal set on the common clock.
+        starts: int64[k], begins of compilations in ns on the common clock.
         frames: compiled frame → highest number of its recompilations, for PyTorch.
     """
 
@@ -78,15 +76,15 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     starts = events.start_ns[outermost] + track.shift_ns if len(outermost) else spans.start
     frames: dict[str, int] = {}
     for name in used:
-        found = _FRAME.search(events.names[name][:_LONGEST_NAME])
-        if found is not None:
-            frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
+        frame = _FRAME.search(events.names[name][:_LONGEST_NAME])
+        if frame is not None:
+            frames[frame["frame"]] = max(frames.get(frame["frame"], 0), int(frame["again"][:9]))
     return Compilation(spans=spans, starts=starts, frames=frames)
 
 
-#: Classes that multiply matrices; all others but `other` move more bytes than they compute.
+#: Classes that multiply matrices. Memory bounds all other classes, except that the bound of `other` is unknown.
 MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
-#: Characters of a name that are looked at, and distinct kernels that are classified; files come from other people.
+#: Maximum number of examined characters of a name, and of classified distinct kernels, because files are untrusted.
 _LONGEST_NAME = 2000
 _MOST_KERNELS = 20_000
 #: Code of an op that is no kernel.
@@ -101,10 +99,10 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
         row: int64[n], row in the trace's event table.
         kernel_class: uint8[n], index into `KERNEL_CLASSES`, or `NO_CLASS` for copies and communication.
         operator: int64[n], row of the operator that launched the op, or `UNKNOWN`.
-        in_update: bool[n], launched within an optimizer's update.
+        in_update: bool[n], whether the op was launched within an optimizer's update.
         matrix: int8[n], 1 if the kernel uses tensor cores, 0 if fp32 units, `UNKNOWN` if its name does not say.
-        fused: bool[n], kernels that do the work of several operations: fused updates, compiled kernels.
-        batched: bool[n], launched by an operator that multiplies many small matrices, as attention does.
+        fused: bool[n], whether the kernel does the work of several operations: fused updates, compiled kernels.
+        batched: bool[n], whether the launching operator multiplies many small matrices, as attention does.
     """
 
     row: NDArray[np.int64]
@@ -116,7 +114,7 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
     batched: NDArray[np.bool_]
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
-        """Return bool[n]: the ops of these classes."""
+        """Return bool[n]: whether each op has one of these classes."""
         wanted = np.zeros(NO_CLASS + 1, np.bool_)
         wanted[[CLASS_CODES[name] for name in classes]] = True
         return wanted[self.kernel_class]
@@ -158,9 +156,9 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         distinct_keys, index = np.unique(key, return_inverse=True)
         known = [_classify(events, key) for key in distinct_keys[:_MOST_KERNELS].tolist()]
         known += [(CLASS_CODES["other"], UNKNOWN, 0, 0)] * (len(distinct_keys) - len(known))
-        found = np.array(known, np.int64)[index]
-        classes[computes], matrix[computes] = found[:, 0], found[:, 1]
-        fused[computes], batched[computes] = found[:, 2] > 0, found[:, 3] > 0
+        properties = np.array(known, np.int64)[index]
+        classes[computes], matrix[computes] = properties[:, 0], properties[:, 1]
+        fused[computes], batched[computes] = properties[:, 2] > 0, properties[:, 3] > 0
     return TrackKernels(
         row=ops.row,
         kernel_class=classes,
@@ -173,20 +171,20 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
 
 
 def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
-    """Return (class code, use of tensor cores, fused, batched) of kernels with a key of name, operator and update."""
+    """Return (class code, use of tensor cores, fused, batched). `key` encodes name, operator and `in_update`."""
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
     name, operator = events.names[index][:_LONGEST_NAME], events.names[launcher - 1] if launcher else ""
-    found = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
-    uses = tensor_core(name) if found in MATRIX_CLASSES else None
-    code = CLASS_CODES[found]
+    class_name = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
+    uses = tensor_core(name) if class_name in MATRIX_CLASSES else None
+    code = CLASS_CODES[class_name]
     return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))
 
 
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel
 #: takes 2 to 3 µs, and kernels of a full queue follow each other 1.2 µs apart.
 LAUNCH_SIZED_NS = 5 * NS_PER_US
-#: Classes below this share of the bucket are part of `other`.
+#: Classes below this share of the bucket are added to `other`.
 _LEAST_SHARE = 0.01
 _BOUNDS: tuple[Bound, ...] = ("tensor-core", "simt", "memory", "launch")
 _UNKNOWN_BOUND = len(_BOUNDS)
@@ -227,7 +225,7 @@ def compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeW
 def _of_track(
     track: DeviceTrack, cut: TrackAttribution, table: TrackKernels
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (ns by class and bound, begun kernels by class) over all windows of a track."""
+    """Return (ns by class and bound, number of begun kernels by class) over all windows of a track."""
     ops = np.flatnonzero(table.kernel_class != NO_CLASS)
     start, end = track.ops.start[ops], track.ops.end[ops]
     shares = equal_shares(Intervals(start, end), cut.parts["compute"])
@@ -242,7 +240,7 @@ def _of_track(
 
 
 def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:
-    """Return int64[n]: what bounds each op, an index into `_BOUNDS`, or `_UNKNOWN_BOUND`."""
+    """Return int64[n]: the bound of each op as an index into `_BOUNDS`, or `_UNKNOWN_BOUND`."""
     if track.is_cpu:
         return np.full(len(track.ops), _UNKNOWN_BOUND, np.int64)
     matrix = table.of_class(*MATRIX_CLASSES)
@@ -253,6 +251,6 @@ def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:
 
 
 def _main_bound(share_ns: NDArray[np.float64]) -> Bound | None:
-    """Return what bounds more than half of a class's time."""
+    """Return the bound of more than half of a class's time; None if there is none or it is unknown."""
     first = int(np.argmax(share_ns))
     return _BOUNDS[first] if first != _UNKNOWN_BOUND and 2 * share_ns[first] > share_ns.sum() else None

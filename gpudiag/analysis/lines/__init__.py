@@ -1,1 +1,1 @@
-"""Host time by lines of the user's source. Stages of the analysis use it; it uses none of them."""
+"""Measure host time by lines of the user's source. Other stages of the analysis import this one, never vice versa."""

@@ -1,4 +1,4 @@
-"""Choose the line to change: the deepest line of the user in which most of an amount of time is spent."""
+"""Choose the line to change: the user's deepest line that, with its callees, takes most of a given time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
 from gpudiag.model.source_lines import SourceLocation
 
-#: Minimum share of the time in the chosen line and below.
+#: Minimum share of the time in the chosen line and its callees.
 MOST = 0.5
 
 Times = NDArray[np.float64]
 
 
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
-    """Return the deepest node with most of the amounts; None if that is no line of the user within the loop.
+    """Return the deepest node with most of the time; None if the user has no such line within the loop.
 
     Args:
         process: the lines of a process.
-        amounts: float64[nodes], the amount in each line itself.
+        amounts: float64[nodes], time in each line itself, in any unit.
     """
     total = process.tree.with_callees(amounts)
     if total[ROOT] <= 0:
@@ -39,10 +39,10 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
 
 
 def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
-    """Return the outermost lines of the user within the loop that do not train, and take `least_ns` per step or more.
+    """Return the user's outermost lines in the loop that do other work than training for at least `least_ns` per step.
 
-    These are lines of the loop that neither fetch, compute nor update, and hooks in backward: functions that no other
-    line calls, because checkpointing calls functions of the forward pass again.
+    Training is fetching input, forward, backward and update. Functions called in backward (hooks) are other work. If
+    forward calls a function too, it is no hook, because checkpointing repeats calls of the forward pass in backward.
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)
@@ -67,13 +67,13 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
 
 
 def path_of(process: ProcessTimes, node: int) -> tuple[tuple[str, int], ...]:
-    """Return (file, line) of the lines from the program's first to this one."""
+    """Return (file, line) of each line on the call stack, from the program's outermost line to the node's."""
     tree, codes = process.tree, process.log.codes
     return tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node))
 
 
 def location(process: ProcessTimes, node: int) -> SourceLocation:
-    """Return where a line is."""
+    """Return the source location of a line."""
     code, line = process.tree.position[node]
     function = process.log.codes[code]
     return SourceLocation(
@@ -85,14 +85,14 @@ def location(process: ProcessTimes, node: int) -> SourceLocation:
 
 
 def shortened(file: str, directory: str) -> str:
-    """Return a path relative to the program's directory if it lies below, a notebook's cell by its number."""
+    """Return a path relative to the program's directory if it lies below. Names of notebook cells stay unchanged."""
     if directory and file.startswith(directory.rstrip("/") + "/"):
         return file[len(directory.rstrip("/")) + 1 :]
     return os.path.normpath(file) if file and not file.startswith("<") else file
 
 
 def is_users(process: ProcessTimes, node: int) -> bool:
-    """Return whether a line is the user's, and not of a library that drives the loop."""
+    """Return whether a line belongs to the user's code, and not to a library that drives the loop."""
     return process.log.codes[process.tree.position[node][0]].own
 
 
@@ -100,7 +100,7 @@ def loop_depth(process: ProcessTimes) -> int:
     """Return the depth of the loop's lines.
 
     The loop is in the innermost frame that is on the stack of the optimizer's step and is not left between steps. If
-    that is a frame of a library, the lines are those of the user below it.
+    that frame belongs to a library, the loop's lines are the user's lines that it calls.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:
@@ -109,7 +109,7 @@ def loop_depth(process: ProcessTimes) -> int:
 
 
 def _omitted_below(process: ProcessTimes, node: int, children: dict[int, list[int]]) -> int:
-    """Return the line below that has most of a line's time and was omitted from the recorded steps."""
+    """Go down from a node to omitted lines as long as these take most of the node's time; return the last node."""
     mean = process.total_ns.mean(axis=1) if process.steps else np.zeros(len(process.tree.parent))
     while True:
         omitted = [child for child in children.get(node, ()) if child in process.omitted]

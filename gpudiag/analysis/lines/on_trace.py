@@ -1,7 +1,7 @@
 """Place the lines of a recorded section on the clock of its trace.
 
-Each step begins at an event of the section and, microseconds later, at a mark of the trace. The median of the
-differences relates the clocks.
+A step begins with an event of the section and, microseconds later, with a mark in the trace. The median difference
+between events and marks is the offset between the clocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation from the median difference; a larger one means other steps.
+#: Maximum median deviation from the median difference. A larger one means that section and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
-#: Minimum number of steps that fit.
+#: Minimum number of steps paired with marks.
 _MIN_STEPS = 2
 
 Times = NDArray[np.int64]
@@ -51,19 +51,19 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def without(self, nodes: NDArray[np.int64]) -> LinesOnTrace:
-        """Return the stretches in other lines than these."""
+        """Return the stretches that are not in the given lines."""
         if not len(nodes):
             return self
         kept = ~np.isin(self.node, nodes)
         return LinesOnTrace(start=self.start[kept], end=self.end[kept], node=self.node[kept])
 
     def of(self, nodes: NDArray[np.int64]) -> Intervals:
-        """Return the times of these lines as a normal set."""
+        """Return the times in the given lines as a normal set."""
         chosen = np.isin(self.node, nodes) & (self.end > self.start)
         return union(Intervals(self.start[chosen], self.end[chosen]))
 
     def by_node(self, begin_ns: float, end_ns: float) -> dict[int, float]:
-        """Return node → ns of the time from `begin_ns` to `end_ns`."""
+        """Return node → time in its line between `begin_ns` and `end_ns`, ns."""
         first = int(np.searchsorted(self.end, begin_ns, side="right"))
         last = int(np.searchsorted(self.start, end_ns, side="left"))
         amounts: dict[int, float] = {}
@@ -75,17 +75,17 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         return amounts
 
     def tracing_until(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[len(times)], cost of `sys.settrace` from the first stretch until each time, ns."""
+        """Return float64[len(times)], ns: the cost of `sys.settrace` from the first stretch until each time."""
         if not len(self.tracing_ns):
             return np.zeros(len(times))
-        # A stretch's cost is spread over the stretch; between stretches there is none.
+        # A stretch's cost is spread evenly over the stretch. Between stretches there is no cost.
         bounds = np.column_stack([self.start, self.end]).ravel()
         cost = np.column_stack([np.zeros(len(self.start)), self.tracing_ns]).ravel()
         until: NDArray[np.float64] = np.interp(times, bounds, np.cumsum(cost))
         return until
 
     def time_inside(self, times: Intervals, nodes: int) -> NDArray[np.float64]:
-        """float64[nodes], ns of each line within a normal set of times."""
+        """Return float64[nodes], ns: time in each line within a normal set of times."""
         amounts = np.zeros(nodes)
         np.add.at(amounts, self.node, lengths_inside(times, self.start, self.end))
         return amounts
@@ -95,8 +95,8 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
     """Return the stretches of the section whose steps fit the marks best; None if none fits.
 
     Args:
-        process: the lines of the process of the trace.
-        mark_start: begin of each step mark.
+        process: the lines of the trace's process.
+        mark_start: int64[steps], begin of each step mark in ns.
     """
     fits = [
         (spread, shift, walked)
@@ -122,7 +122,7 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
 
 
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:
-    """Return (median deviation, difference) of the clocks for each way to pair steps with marks."""
+    """Return (median deviation, clock offset) in ns for each way to pair steps with marks."""
     steps = np.array(walked.step_ns[:-1], np.int64)
     fits = []
     for offset in (0, 1, -1, 2, -2):

@@ -14,7 +14,7 @@ Columns = NDArray[np.int64]
 
 
 class LineSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of the user's lines within the loop, by start; callers before their callees.
+    """Spans of the user's lines within the loop, sorted by start; callers come before their callees.
 
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
@@ -31,7 +31,7 @@ class LineSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_spans(process: ProcessTimes, lines: LinesOnTrace) -> LineSpans:
-    """Return one span for each uninterrupted time in a line and below it."""
+    """Return one span for each uninterrupted time in a line and its callees."""
     spans = _Spans(process)
     for start, end, node in zip(lines.start.tolist(), lines.end.tolist(), lines.node.tolist(), strict=True):
         spans.add(start, end, node)
@@ -49,7 +49,7 @@ class _Spans:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:
-        """Extend the spans of the lines that run from `start` to `end`, and begin those of further lines."""
+        """Extend the open spans of lines that run from `start` to `end`, and open spans for the others."""
         shown = self._shown.get(node)
         if shown is None:
             shown = self._shown[node] = self._shown_above(node)

@@ -1,11 +1,11 @@
-"""Time per source line and step, from the steps without the profiler.
+"""Compute the time per source line and step, from the steps without the profiler.
 
-The first steps record every line. Later steps omit lines that run too often, so that their time appears in the line
-that runs before them. What such a line has gained since the first steps goes back to the omitted lines, divided as in
+The first steps record every line. Later steps omit lines that run too often, so their time appears in the recorded line
+before them. The time that this line gained since the first steps is moved to the omitted lines, in the proportions of
 the first steps.
 
 Worked example. In the first steps a hook spends 0.1 ms in its first line and 8 ms in two lines of a loop, which run
-1,000 times each; later only the first line is recorded, with 6.1 ms. The loop's lines get 6 of them.
+1,000 times each. In later steps only the first line is recorded, with 6.1 ms. The loop's lines get 6 ms of this time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gpudiag.analysis.lines.walk import NO_LINE, ROOT, LineTree, Walked, walk
 from gpudiag.model.source_lines.log import LogSection, ProcessLines
 from gpudiag.units import NS_PER_MS
 
-#: Steps that record every line, if there are more.
+#: Number of first steps that record every line, if more steps follow.
 _DISCOVERY_STEPS = 2
 #: Cost in ns of recording one event, which the first steps pay in full.
 _EVENT_NS = {"events": 400, "traced": 700}
-#: Maximum share of a line's time in the first steps that recording its events cost.
+#: Maximum share of a line's time that is subtracted as the cost of recording events, in the first steps.
 _MAX_EVENT_SHARE = 0.6
-#: The same, of the steps that are reported.
+#: Maximum share of a line's time that is subtracted as the cost of tracing, in the later (reported) steps.
 _MAX_EVENT_SHARE_LATER = 0.95
-#: A line is omitted if it has less than this share of its events of the first steps.
+#: A line counts as omitted if it has fewer events per later step than this share of its events per first step.
 _OMITTED_SHARE = 0.3
-#: Minimum events per step of an omitted line; rarer lines are not omitted, they just did not run.
+#: Minimum events per first step of an omitted line. Rarer lines may just not have run later.
 _OMITTED_EVENTS = 1
 
-#: Steps that differ by this share, apart from the cost of events, are equally fast: a wait for a time is not scaled.
+#: Up to this relative difference, apart from the cost of events, steps are equally fast and lines are not scaled.
 _SAME_PACE = 0.1
 
 Times = NDArray[np.float64]
@@ -44,9 +44,9 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean unprofiled step. If traced steps take longer than it and the events' known cost, or less, then
-            other programs slowed one of the phases, and all lines are scaled. If the cost of events is unknown, it is
-            the difference between the steps.
+        step_ms: mean time of an unprofiled step. A traced step should take this time plus the known cost of events. If
+            it does not, other programs slowed one of the phases, and all lines are scaled. If the cost of events is
+            unknown, it is the difference between traced and unprofiled steps.
 
     Attributes:
         log: the process's log.
@@ -75,12 +75,12 @@ class ProcessTimes:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps that `self_ns` has."""
+        """Return the number of steps in `self_ns`."""
         return int(self.self_ns.shape[1])
 
     @cached_property
     def self_ns(self) -> Times:
-        """float64[nodes, steps], ns in each line itself; line 0 is the time outside of any line."""
+        """Return float64[nodes, steps], ns: time in each line itself; node 0 has the time outside of any line."""
         recorded = self._recorded_ns
         first = self._discovery_steps
         later = recorded[:, first:].copy()
@@ -112,7 +112,7 @@ class ProcessTimes:
 
         Args:
             later: float64[nodes, steps], ns as recorded.
-            weight: events and calls per step.
+            weight: number of events and calls per step.
         """
         recorded = float(later.sum(axis=0).mean())
         unprofiled = recorded if self._step_ms is None else self._step_ms * NS_PER_MS
@@ -124,12 +124,12 @@ class ProcessTimes:
 
     @cached_property
     def total_ns(self) -> Times:
-        """float64[nodes, steps], ns in each line and below; node 0 has the whole step."""
+        """Return float64[nodes, steps], ns: time in each line and its callees; node 0 has the whole step."""
         return self.tree.with_callees(self.self_ns)
 
     @cached_property
     def omitted(self) -> set[int]:
-        """Return the lines that later steps omit."""
+        """Return the nodes of the lines that later steps omit."""
         if self.alone is None or not self._discovery_steps:
             return set()
         first, later = self._events(0, self._discovery_steps), self._events(self._discovery_steps, None)
@@ -146,7 +146,7 @@ class ProcessTimes:
 
     @cached_property
     def _recorded_ns(self) -> Times:
-        """float64[nodes, all steps], ns in each line itself, as recorded."""
+        """Return float64[nodes, all steps], ns: recorded time in each line itself."""
         walked = self.alone
         nodes = len(self.tree.parent)
         if walked is None or len(walked.step_ns) < 2:
@@ -161,7 +161,7 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """float64[nodes], median events per step of the steps from `begin` to before `end`."""
+        """Return float64[nodes]: the median number of events per step, of the steps `begin` to `end - 1`."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]
@@ -173,7 +173,7 @@ class ProcessTimes:
         return np.median(counts, axis=1)
 
     def _give_back(self, later: Times) -> None:
-        """Move time from recorded lines to the omitted lines after them; changes `later`."""
+        """Move time from recorded lines to the omitted lines that run after them; changes `later`."""
         if not self.omitted:
             return
         cost = _EVENT_NS[self.log.by]
@@ -184,7 +184,7 @@ class ProcessTimes:
         for node in self.omitted:
             groups[self.tree.parent[node], self.tree.position[node][0]].append(node)
         children = self.tree.children()
-        # Callers first, because an omitted line hands the time of omitted functions on.
+        # Callers come first, because an omitted line passes time on to the omitted lines of functions that it calls.
         for (parent, code), nodes in sorted(groups.items()):
             below = {node: self.tree.subtree(node) for node in nodes}
             weight = np.array([corrected[below[node]].sum() for node in nodes])
@@ -193,7 +193,7 @@ class ProcessTimes:
             siblings = [node for node in children[parent] if self.tree.position[node][0] == code and node not in nodes]
             sources = [parent, *siblings]
             excess = np.maximum(later[sources] - first[sources, None], 0.0)
-            # No more than the omitted lines took, with what they vary by.
+            # Move at most twice the time of the omitted lines in the first steps, because times vary.
             limit = np.minimum(1.0, 2 * weight.sum() / np.maximum(excess.sum(axis=0), 1e-9))
             excess *= limit
             later[sources] -= excess

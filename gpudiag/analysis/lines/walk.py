@@ -1,12 +1,12 @@
-"""Follow the line events of a process: which line runs from when to when, below which callers.
+"""Follow the line events of a process to find when each line runs, and its callers.
 
 The time between two events belongs to the line that is current after the first one, and to the lines that call it.
 
-Worked example. `f` is called from line 3 at 0, runs line 8 at 1, returns at 5; line 4 follows at 6. Line 3 takes 6, of
-which 4 in line 8 of `f`.
+Worked example. Line 3 calls `f` at 0 ns. `f` runs its line 8 from 1 ns and returns at 5 ns. Line 4 follows at 6 ns.
+Line 3 takes 6 ns, of which 4 ns are in line 8 of `f`.
 
-On a GPU, hooks of backward run on autograd's thread while the training thread waits in `backward`. Their lines count as
-called from that line.
+On a GPU, hooks of backward run on autograd's thread while a line of the training thread waits in `backward`. The hooks'
+lines count as called from this line.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gpudiag.model.source_lines.log import (
 
 Times = NDArray[np.float64]
 
-#: The node of time outside of any line of the user.
+#: The node for time outside of any line of the user.
 ROOT = 0
-#: Instead of a node: gpudiag itself runs, between two steps.
+#: Placeholder for a node while gpudiag itself runs, between two steps.
 NO_LINE = -1
 #: Number of the training thread.
 _TRAINING = -1
 
-#: Values of work by how rarely a line calls it: a line with several has the first of these.
+#: Kinds of work, the rarest first. A line that calls several kinds has the first of them.
 _RAREST_WORK: tuple[LineWork, ...] = ("backward", "optimizer", "input", "forward")
 
 
@@ -63,18 +63,18 @@ class LineTree:
         self._index: dict[tuple[int, int, int], int] = {}
 
     def node(self, parent: int, code: int, line: int) -> int:
-        """Return the node of a line below a node."""
+        """Return the node of a line called from the node `parent`; add it if it is new."""
         key = (parent, code, line)
-        found = self._index.get(key)
-        if found is None:
-            found = self._index[key] = len(self.parent)
+        node = self._index.get(key)
+        if node is None:
+            node = self._index[key] = len(self.parent)
             self.parent.append(parent)
             self.position.append((code, line))
             self.work.append(Counter())
-        return found
+        return node
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from below the root to this one."""
+        """Return the nodes from the outermost caller to `node`, without the root."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -82,7 +82,7 @@ class LineTree:
         return nodes[::-1]
 
     def kind(self, node: int) -> LineWork:
-        """Return what a line calls directly."""
+        """Return the kind of work that a line calls directly."""
         calls = self.work[node]
         return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
 
@@ -95,14 +95,14 @@ class LineTree:
         return sorted(chosen)
 
     def with_callees(self, amounts: Times) -> Times:
-        """Return amounts by node (and any further axes), each with those of the nodes below it."""
+        """Return the amount of each node plus the amounts of all nodes below it. The first axis is the node."""
         total = amounts.astype(np.float64, copy=True)
         for node in range(len(total) - 1, ROOT, -1):  # a caller is always before its callees
             total[self.parent[node]] += total[node]
         return total
 
     def children(self) -> dict[int, list[int]]:
-        """Return node → nodes directly below."""
+        """Return node → nodes directly below it."""
         below: dict[int, list[int]] = defaultdict(list)
         for node in range(1, len(self.parent)):
             below[self.parent[node]].append(node)
@@ -115,8 +115,8 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         time_ns: times at which the current line changes, ascending.
         node: the node that is current from each time on, or `NO_LINE`.
-        step_ns: times at which steps end, the first one at the section's beginning.
-        calls: by index of `time_ns`, calls of functions that are not recorded, from that time on.
+        step_ns: the section's beginning, then the times at which steps end.
+        calls: index in `time_ns` → number of calls of unrecorded functions from that time on.
         frames: number of frames of the log's stack, the outermost ones, that the section never left.
     """
 
@@ -128,7 +128,7 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stack:
-    """Frames of one thread: code, current line, and the node of both."""
+    """Frames of one thread, each with its code and the node of its current line."""
 
     def __init__(self, tree: LineTree, base: int = ROOT) -> None:
         self.tree = tree
@@ -150,7 +150,7 @@ class _Stack:
             self._line(code, value)
 
     def _call(self, code: int) -> None:
-        # Until its first line runs, the time belongs to the caller.
+        # Until the function's first line runs, the time belongs to the caller.
         self.nodes.append(self.current)
         self.codes.append(code)
 
@@ -161,7 +161,7 @@ class _Stack:
 
     def _line(self, code: int, line: int) -> None:
         index = self._last(code)
-        if index is None:  # its call came before its events were recorded
+        if index is None:  # the function was called before its events were recorded
             self._call(code)
             index = len(self.codes) - 1
         del self.codes[index + 1 :], self.nodes[index + 1 :]
@@ -227,13 +227,13 @@ class _Follower:
         return active[-1] if active else self._main.current
 
     def work(self, thread: int, kind: str) -> None:
-        """Note which work the current line of the training thread calls."""
+        """Note the kind of work that the current line of the training thread calls."""
         if thread == _TRAINING:
             self._tree.work[self._main.current][kind] += 1
             self._in_backward = self._in_backward or kind == "backward"
 
     def bound_input(self, thread: int, *, begins: bool) -> None:
-        """Note that a range named `input` begins or ends: the lines within it fetch input."""
+        """Note that a range named `input` begins or ends. Lines within the range fetch input."""
         if thread == _TRAINING:
             self._in_input = max(self._in_input + (1 if begins else -1), 0)
             self._note_input()
@@ -243,7 +243,7 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event; return False if it belongs to no line of the training thread."""
+        """Follow an event; return False if events of its thread are ignored at this time."""
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()

@@ -1,1 +1,1 @@
-"""Analysis of pipeline-parallel jobs: simulation of their operations, and causes of imbalance."""
+"""Analyse pipeline-parallel jobs: simulate their operations, and find causes of imbalance."""

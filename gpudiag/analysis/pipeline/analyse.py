@@ -1,4 +1,4 @@
-"""Analyse a table of operations: grid, simulation, imbalance, bubble, findings."""
+"""Analyse a table of operations: arrange and simulate it, measure imbalance and bubble, and derive findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.parallelism.operations import COMPUTE_KINDS, FORWARD, OperationTable
 from gpudiag.model.parallelism.pipeline_analysis import ParallelGrid, PipelineAnalysis, PipelineWorker
 
-#: A simulation that misses the recorded step by more than this does not explain it.
+#: A simulation does not explain the recorded steps if its mean error exceeds this.
 _MOST_REPLAY_ERROR_PERCENT = 5.0
 _FEW_STEPS = 3
 
@@ -31,7 +31,7 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
     """Return the analysis of a job.
 
     Raises:
-        UnreadableInputError: no step is complete, nothing computes, or the operations do not fit together.
+        UnreadableInputError: no step is complete, a stage has no forward computations, or operations do not match.
     """
     grid = arrange(table)
     if any(not grid.rows_of(FORWARD, stage=stage) for stage in range(grid.stages)):

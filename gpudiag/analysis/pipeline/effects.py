@@ -1,9 +1,9 @@
-"""Split computation times into factors: stage, worker, microbatch, and the rest.
+"""Split computation times into factors: stage, worker, sequence, and the rest.
 
 Each computation takes `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to its
-data-parallel workers, the worker's is common to all steps and microbatches, and the sequence's is common to all stages
-that compute the same microbatch. Where two explanations are possible (two workers of which one is slower), the factor
-nearer to the ordinary level is taken, so that the cause is what happens in fewer workers or microbatches.
+data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common to
+all stages that compute the same microbatch. If two explanations are possible (of two workers, one is slower or the
+other is faster), the factor nearer to the median of all is taken, so that fewer workers or microbatches deviate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
-#: Forward and backward durations of microbatches that differ in length correlate above this value (the published
-#: analysis of production jobs uses the same); without several stages nothing else tells lengths from noise.
+#: Forward and backward durations of microbatches that differ in length correlate above this value, as in the published
+#: analysis of production jobs. With a single stage, nothing else distinguishes different lengths from noise.
 MIN_CORRELATION = 0.9
-#: Passes until the factors change by less than their noise; three suffice for the random jobs of the tests.
+#: Iterations until the factors change by less than their noise. Three suffice for the random jobs of the tests.
 _PASSES = 4
-#: Standard errors up to which a difference that all stages of a data rank share is due to its microbatches.
+#: If all stages of a data rank differ alike by up to this many standard errors, its microbatches are the cause.
 _BY_CHANCE = 4.0
 
 
 class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors of all slots; 1 for slots that do not compute.
+    """Factors of the computation times of all slots; 1 for slots that do not compute.
 
     Attributes:
         stage: `[slot, 1, 1]`, relative to the mean of all stages, so that dividing by it conserves the work.
         worker: `[slot, 1, data rank]`, relative to the worker's peers on its stage.
         sequence: `[slot, step, data rank]`, relative to the mean of all microbatches.
-        correlation: of forward and backward durations of the same microbatch, without the worker's factors; None if
-            there are fewer than three.
+        correlation: correlation of forward and backward durations of the same microbatch, without the stage's and
+            worker's factors; None if there are fewer than three microbatches.
     """
 
     stage: Times
@@ -46,12 +46,12 @@ class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
 def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     """Return the factors of computation times `[slot, step, data rank]`.
 
-    The factors are estimated in turn, each from what the others leave.
+    The factors are estimated in turn, each from the times divided by the other factors.
     """
     slots, _, data_ranks = durations_ms.shape
     stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
     sequence = np.ones_like(durations_ms)
-    chance = {kind: _chance(durations_ms, list(_places(grid, kind).values())) for kind in COMPUTE_KINDS}
+    chance = {kind: _chance(durations_ms, list(_slots_by_chunk(grid, kind).values())) for kind in COMPUTE_KINDS}
     for _ in range(_PASSES):
         for kind in COMPUTE_KINDS:
             levels = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
@@ -67,7 +67,7 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
 
 
 def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
-    """Return the durations of each kind relative to their mean."""
+    """Return the durations relative to the mean duration of their kind."""
     rest = np.ones_like(durations_ms)
     for kind in COMPUTE_KINDS:
         rows = grid.rows_of(kind)
@@ -79,13 +79,13 @@ def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
 def _estimate_workers(
     grid: OperationGrid, kind: str, durations_ms: Times, chance: Times
 ) -> Iterator[tuple[list[int], float, Times]]:
-    """Yield slots with the factors of their stage and of its workers, from the means of the workers.
+    """Yield (slots, stage factor, worker factors) per stage and chunk, from the mean times of the workers.
 
-    A difference that all stages of a data rank share and that `chance` explains is left to the sequences.
+    A difference that all stages of a data rank share belongs to the sequences if `chance` explains it.
     """
-    places = list(_places(grid, kind).values())
-    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
-    if not places or levels.min() <= 0:
+    slots_by_chunk = list(_slots_by_chunk(grid, kind).values())
+    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in slots_by_chunk])
+    if not slots_by_chunk or levels.min() <= 0:
         return
     ordinary = float(np.median(levels))
     stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
@@ -94,29 +94,29 @@ def _estimate_workers(
         common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
         by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
         workers = workers / np.where(by_chance, common, 1.0)
-    for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
+    for rows, of_stage, of_workers in zip(slots_by_chunk, stage_levels, workers, strict=True):
         yield rows, of_stage / float(stage_levels.mean()), of_workers
 
 
-def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
-    """Return the standard error of each data rank's mean that its microbatches cause, relative to the mean.
+def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
+    """Return the relative standard error of each data rank's mean time, due to its microbatches.
 
-    Microbatches of different lengths make the workers of a data rank slower by chance, on all stages alike.
+    If microbatches differ in length, the workers of some data ranks are slower by chance, on all stages alike.
     """
-    if not places:
+    if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
-    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in places])
+    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in slots_by_chunk])
     series = relative.mean(axis=0)
     samples = series.shape[0] * series.shape[1]
     return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
 
 
-def _places(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
+def _slots_by_chunk(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
     """Return the slots of one kind by stage and chunk."""
-    places: dict[tuple[int, int], list[int]] = {}
+    slots: dict[tuple[int, int], list[int]] = {}
     for row in grid.rows_of(kind):
-        places.setdefault((grid.slots[row].stage, grid.slots[row].chunk), []).append(row)
-    return places
+        slots.setdefault((grid.slots[row].stage, grid.slots[row].chunk), []).append(row)
+    return slots
 
 
 def _nearest_median(values: Times, to: float) -> float:
@@ -131,14 +131,14 @@ def _nearest_median(values: Times, to: float) -> float:
 
 
 def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    slots: dict[int, list[int]] = {}
     for row in grid.rows_of(kind):
-        found.setdefault(grid.slots[row].microbatch, []).append(row)
-    return found
+        slots.setdefault(grid.slots[row].microbatch, []).append(row)
+    return slots
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
-    """Set the sequence's factor: the median over stages, nearest to 1."""
+    """Set the sequence's factors to the median over stages (between lower and upper median: the value nearest to 1)."""
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
         return
@@ -153,7 +153,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
 
 
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:
-    """Return the correlation of forward and backward durations over all microbatches, in the mean of all stages."""
+    """Return the correlation of forward and backward durations over all microbatches, averaged over stages."""
     forward, backward = _by_microbatch(grid, FORWARD), _by_microbatch(grid, BACKWARD)
     both = sorted(set(forward) & set(backward))
     if not both:

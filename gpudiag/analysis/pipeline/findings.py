@@ -1,4 +1,4 @@
-"""Findings on pipelines: one slow worker, an uneven partition, uneven sequences, the bubble."""
+"""Report findings on pipelines: slow workers, an uneven partition, uneven sequences, the bubble."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gpudiag.model.parallelism import Imbalance
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
-#: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
+#: Savings below this share of the step are not reported. Judgement: repeated runs differ by about one percent.
 _MIN_PERCENT = 1.0
-#: Share of the savings of all workers that the named ones must have.
+#: Workers are named until they account for this share of the savings of all workers.
 _NAMED_SHARE = 0.9
 _MOST_NAMED_RANKS = 8
-#: A stage that computes this much more than the mean of the stages is named.
+#: Stages are named if they compute for this many times the mean of the stages.
 _LONG_STAGE = 1.03
-#: Steps from which savings count as seen repeatedly.
+#: Minimum number of steps for more than low confidence.
 _SEVERAL_STEPS = 3
 
 
 def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: ScheduleBubble | None) -> tuple[Finding, ...]:
-    """Return the findings: by severity, then stragglers before the bubble, then by savings."""
+    """Return the findings, sorted by severity, then stragglers before the bubble, then by savings."""
     step_ms = float(job.steps.step_ms.mean())
-    found = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
+    findings = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
     return tuple(
         sorted(
-            found,
+            findings,
             key=lambda finding: (
                 SEVERITIES.index(finding.severity),
                 finding.code != "straggler",
@@ -63,7 +63,7 @@ def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iter
 
 
 def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
-    """Return high if removing a factor makes nearly all steps shorter, low if a single step was recorded."""
+    """Return high if removing a factor makes nearly all steps shorter, low if too few steps were recorded."""
     saved = job.steps.step_ms - job.step_ms_without(factor)
     if len(saved) < _SEVERAL_STEPS:
         return "low"
@@ -71,7 +71,7 @@ def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
 
 
 def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the fewest workers whose slowness makes up the savings."""
+    """Describe the smallest set of workers whose slowness causes nearly all of the savings."""
     grid, factor = job.grid, job.factors.worker
     computes = {stage: grid.rows_of(*COMPUTE_KINDS, stage=stage) for stage in range(grid.stages)}
     total = job.durations_ms.mean(axis=1)
@@ -112,7 +112,7 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _long_stages(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the stages that compute more than the mean."""
+    """Describe the stages that compute longer than the mean of the stages."""
     grid = job.grid
     total = job.durations_ms.mean(axis=(1, 2)) / job.factors.worker.mean(axis=(1, 2))
     times = np.array([total[grid.rows_of(*COMPUTE_KINDS, stage=stage)].sum() for stage in range(grid.stages)])
@@ -152,7 +152,7 @@ def _long_stages(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the spread of microbatches."""
+    """Describe the spread of the microbatches' times."""
     grid = job.grid
     spread = job.factors.sequence[grid.rows_of(FORWARD, BACKWARD)]
     low, high = np.quantile(spread, (0.05, 0.95))
@@ -177,7 +177,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble; microbatches of half the size halve it."""
+    """Report the bubble. The savings are half of it, because microbatches of half the size halve the bubble."""
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2

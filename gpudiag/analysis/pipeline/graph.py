@@ -1,10 +1,10 @@
-"""Dependencies between the operations of a step.
+"""Derive the dependencies between the operations of a step.
 
-A worker computes in the recorded order. A receive must end before the computation of its microbatch, a send follows its
-computation, and both ends of a transfer, like all members of a collective, begin to transfer when the last of them has
-started. Every communication also follows the last computation that had ended on its worker when it started, because the
-host starts operations in the order of the program. Except for this order nothing is taken from recorded times, so that
-the graph is the same for all steps and data-parallel ranks.
+A worker computes in the recorded order. A receive must end before the computation of its microbatch. A send follows its
+computation. Sender and receiver, like all members of a collective, begin to transfer when the last of them has started.
+A communication also follows the last computation on its worker that had ended when the communication started, because
+the host starts operations in the order of the program. The graph uses only this order of the recorded times, so it is
+the same for all steps and data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from gpudiag.model.parallelism.operations import (
     SEND_KINDS,
 )
 
-#: Order of operations on one worker is judged with this tolerance, because recorded times are rounded: at most 0.1 ms,
-#: and at most this share of a typical computation.
+#: Tolerance for the order of operations on one worker, because recorded times are rounded: at most 0.1 ms, and at most
+#: this share of a typical computation.
 _TOLERANCE_MS = 0.1
 _TOLERANCE = 0.05
-#: Pairs of step and data rank by which the order is judged.
+#: Maximum number of (step, data rank) pairs that determine the order.
 _MOST_SAMPLES = 1024
 #: Operations of each of these streams are executed one after the other.
 _DATA_STREAM = (PARAMETERS_GATHER, GRADIENTS_SCATTER)
 _MAIN_STREAM = tuple(
     kind for kind in OPERATION_KINDS if kind not in (*COMPUTE_KINDS, *SEND_KINDS, *RECEIVE_KINDS, *_DATA_STREAM)
 )
-#: Share of steps and data-parallel ranks that may contradict a dependency: clocks are sometimes set in between.
+#: Share of steps and data-parallel ranks that may contradict a dependency, because clocks are sometimes adjusted.
 _EXCEPTIONS = 0.02
 _HINT = "The table may mix jobs, or lack operations: record every operation of whole steps."
 
 
 class OperationGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots that transfer together: one for local work.
+    """Slots that transfer together; a single slot for local work.
 
     Attributes:
         rows: rows of the slots.
@@ -65,11 +65,11 @@ class OperationGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups in an order in which each follows all groups that it depends on.
+    """Dependencies of the slots.
 
     Attributes:
-        groups: every slot is in exactly one.
-        before: for each slot, the rows that must have ended before it starts.
+        groups: groups in topological order; every slot is in exactly one.
+        before: for each slot, the rows of the slots that must end before it starts.
     """
 
     groups: tuple[OperationGroup, ...]
@@ -91,11 +91,11 @@ def build_graph(grid: OperationGrid) -> OperationGraph:
 
 
 class _Transfers:
-    """Sends and receives, by the computations before and after them.
+    """Sends and receives, matched with computations and with each other.
 
     Attributes:
-        computation: for each send the computation that it follows; for each receive the one that it precedes.
-        pairs: send and receive of each transfer.
+        computation: for each send, the computation that it follows; for each receive, the computation that it precedes.
+        pairs: (send, receive) of each transfer.
     """
 
     def __init__(self, grid: OperationGrid) -> None:
@@ -118,11 +118,11 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return transfers by chunk and microbatch of their computation; `without` is the chunk that has none.
+        """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfers.
 
-        Some recorders write an operation for that chunk too, which transfers nothing and is left alone.
+        Some recorders write operations for the chunk `without` too. These transfer nothing and are ignored.
         """
-        found: dict[tuple[int, int], int] = {}
+        by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
             computes, transfers = grid.rows_of(compute, stage=stage), grid.rows_of(kind, stage=stage)
             real = [row for row in computes if grid.slots[row].chunk != without]
@@ -138,8 +138,8 @@ class _Transfers:
                 self.computation[transfer] = row
                 slot = grid.slots[row]
                 if slot.chunk != without:
-                    found[slot.chunk, slot.microbatch] = transfer
-        return found
+                    by_chunk[slot.chunk, slot.microbatch] = transfer
+        return by_chunk
 
 
 def _order_worker(
@@ -172,7 +172,7 @@ def _chain(rows: Sequence[int], before: list[set[int]]) -> None:
 
 
 class _RecordedOrder:
-    """Recorded starts and ends, `[slot, step and data rank]`, of at most `_MOST_SAMPLES` steps and data ranks."""
+    """Recorded starts and ends in ms, `[slot, sample]`, for at most `_MOST_SAMPLES` samples of (step, data rank)."""
 
     def __init__(self, grid: OperationGrid) -> None:
         samples = grid.starts_ms.shape[1] * grid.starts_ms.shape[2]
@@ -183,14 +183,14 @@ class _RecordedOrder:
         self._tolerance = min(_TOLERANCE_MS, _TOLERANCE * typical)
 
     def sorted(self, rows: Sequence[int]) -> list[int]:
-        """Return rows in the order of their typical starts."""
+        """Return rows in the order of their median starts."""
         typical = np.median(self._starts[list(rows)], axis=1)
         return [rows[number] for number in np.argsort(typical, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
-        """Let each row follow the last operation of a stream that has ended in all steps when the row starts.
+        """Let each row follow the last operation of a stream that has ended in (nearly) all steps when the row starts.
 
-        `stream` is in the order of execution. An operation that has ended in most steps only happens to be early.
+        `stream` is in the order of execution. An operation that has ended in only some steps is no dependency.
         """
         if not rows or not stream:
             return
@@ -244,9 +244,9 @@ def _sorted(groups: Sequence[OperationGroup], before: Sequence[set[int]]) -> tup
 
 
 def transfer_durations(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return durations without waiting, `[slot, step, data rank]`: a member of a group transfers from the last start.
+    """Return durations without waiting, `[slot, step, data rank]`, ms: a group transfers from its last start on.
 
-    Clocks of workers differ by some microseconds, so that a transfer may seem to end before it starts; it takes 0.
+    Clocks of workers differ by some microseconds. A transfer that seems to end before it starts takes 0 ms.
     """
     durations = grid.durations_ms.copy()
     for group in graph.groups:

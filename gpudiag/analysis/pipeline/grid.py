@@ -22,7 +22,7 @@ _NO_STEP_HINT = "Record every operation of every worker, for at least one step."
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The `index`-th operation of a kind on a stage, by start; microbatch and chunk of computations, else -1."""
+    """The `index`-th operation of a kind on a stage, by start. `microbatch` and `chunk` are -1 for communication."""
 
     stage: int
     kind: str
@@ -35,9 +35,9 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Times of all slots in complete steps.
 
     Attributes:
-        slots: ordered by stage, kind, start.
+        slots: all slots, sorted by stage, kind and start.
         starts_ms, durations_ms: `[slot, step, data rank]`; starts are relative to the step's first operation.
-        rows: rows of the slots by kind and stage.
+        rows: kind → stage → indices of the slots.
         ranks: global rank, `[stage, data rank]`.
         steps_recorded: number of steps in the table, complete or not.
     """
@@ -73,12 +73,12 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def microbatches(self) -> int:
-        """Return the microbatches per step and data-parallel rank."""
+        """Return the number of microbatches per step and data-parallel rank."""
         return len({self.slots[row].microbatch for row in self.rows_of(FORWARD, stage=0)})
 
     @property
     def chunks_per_stage(self) -> int:
-        """Return the parts of the model on each stage."""
+        """Return the number of model chunks on each stage."""
         return len({self.slots[row].chunk for row in self.rows_of(*COMPUTE_KINDS, stage=0)})
 
 
@@ -91,7 +91,7 @@ def arrange(table: OperationTable) -> OperationGrid:
     stages, data_ranks = (np.unique(column) for column in (table.stage, table.data_rank))
     if not len(table) or stages[0] != 0 or stages[-1] != len(stages) - 1:
         raise UnreadableInputError(f"{table.source}: its stages are not numbered from 0", _NO_STEP_HINT)
-    # Receives may be posted together; the first to end is the first.
+    # Receives may start together, so they are sorted by their ends.
     order = np.lexsort(
         (table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step)
     )

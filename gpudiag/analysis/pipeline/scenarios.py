@@ -1,4 +1,4 @@
-"""Counterfactual scenarios: the ideal step, and steps without one cause of imbalance."""
+"""Simulate counterfactual scenarios: the ideal step, and steps without one cause of imbalance."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         grid, graph: operations and their dependencies.
         durations_ms: durations without waiting, `[slot, step, data rank]`.
-        steps: the simulated steps, without host gaps.
-        ideal: one ideal step (all steps are equal).
+        steps: the simulated recorded steps, without host gaps.
+        ideal: one ideal step, because all ideal steps are equal.
         factors: factors of the computation times.
     """
 
@@ -33,7 +33,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     factors: ComputeFactors
 
     def step_ms_without(self, factor: Times) -> Times:
-        """Return the times of the steps in which durations are divided by a factor."""
+        """Return the step times in ms if durations are divided by a factor."""
         return simulate(self.graph, self.durations_ms / factor).step_ms
 
 
@@ -41,7 +41,7 @@ def simulate_job(grid: OperationGrid) -> SimulatedJob:
     """Simulate the recorded steps and the ideal step.
 
     Raises:
-        UnreadableInputError: the operations do not fit together.
+        UnreadableInputError: a send has no receive, or the recorded order contradicts itself.
     """
     graph = build_graph(grid)
     durations = transfer_durations(grid, graph)
@@ -56,10 +56,10 @@ def simulate_job(grid: OperationGrid) -> SimulatedJob:
 
 
 def ideal_durations(grid: OperationGrid, durations_ms: Times) -> Times:
-    """Return the durations of the ideal step, `[slot, 1, 1]`.
+    """Return the durations of the ideal step, `[slot, 1, 1]`, ms.
 
-    A local operation takes the mean of its kind over all workers, steps and microbatches; a transfer takes the median,
-    because single transfers may be disturbed by orders of magnitude (Lin et al., "Understanding Stragglers in Large
+    A local operation takes the mean of its kind over all workers, steps and microbatches. A transfer takes the median,
+    because single transfers may be slower by orders of magnitude (Lin et al., "Understanding Stragglers in Large
     Model Training Using What-if Analysis", OSDI 2025).
     """
     ideal = np.zeros((len(grid.slots), 1, 1))
@@ -77,7 +77,7 @@ def replay_error_percent(job: SimulatedJob) -> float:
 
 
 def imbalance_of(job: SimulatedJob) -> Imbalance:
-    """Return the slowdown against the ideal step, and the effect of each cause."""
+    """Return the slowdown relative to the ideal step, and the effect of each cause."""
     step_ms, ideal_ms = float(job.steps.step_ms.mean()), float(job.ideal.step_ms.mean())
     factors = {"rank": job.factors.worker, "stage": job.factors.stage, "sequence": job.factors.sequence}
     by = {}

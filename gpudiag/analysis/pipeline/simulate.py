@@ -22,12 +22,12 @@ class SimulatedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None = None) -> SimulatedSteps:
-    """Simulate steps in which operations have these durations without waiting.
+    """Simulate steps from the durations of their operations.
 
     Args:
         graph: dependencies.
-        durations_ms: `[slot, step, data rank]`; a group's members all transfer from the last start in the group.
-        gaps_ms: time of the host between the moment at which an operation could start and its start; none if left out.
+        durations_ms: `[slot, step, data rank]`, without waiting; a group's members transfer from its last start on.
+        gaps_ms: the host's delay of each operation after it could have started, `[slot, 1, 1]`; None for no delay.
     """
     starts, ends = np.zeros_like(durations_ms), np.zeros_like(durations_ms)
     for group in graph.groups:
@@ -45,9 +45,9 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 
 
 def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return the host's delay of each operation, `[slot, 1, 1]`: the median over steps of the smallest of the workers.
+    """Return the host's delay of each operation, `[slot, 1, 1]`, ms: the median over steps of the smallest per step.
 
-    The smallest is taken because a synchronization that was not recorded makes all workers but the last wait.
+    The smallest delay is used because an unrecorded synchronization makes all workers but the last wait.
     """
     ends = grid.ends_ms
     ready = np.stack([ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before])

@@ -1,4 +1,4 @@
-"""Traces → Timeline: one clock, steps, windows, launches joined to device work, collectives matched across ranks."""
+"""Build a timeline from traces: one clock, steps, windows, launches joined to device work, matched collectives."""
 
 from gpudiag.analysis.timeline.build import build_timeline
 

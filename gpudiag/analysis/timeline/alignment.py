@@ -1,12 +1,12 @@
 """Match the collectives of two ranks, and find the offset between their clocks.
 
-All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of their arrival: on
-one host, 0.4 to 13 µs apart in the median and at most 70 µs. Therefore matched collectives *end* together, up to a
-constant offset between clocks. Matching by index fails, because the ranks' captures begin and end at different times,
-and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of their arrival.
+Measured on one host: 0.4 to 13 µs apart in the median, and at most 70 µs. Therefore matched collectives *end* together,
+up to a constant offset between clocks. Matching by index fails, because the ranks' captures begin and end at different
+times, and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
-    rank 1             14.0   20.0   26.0   31.0        pairs 0 apart: 3;   4 apart: 1;   5 apart: 1;   6 apart: 3
+    rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
 
 The offset under which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6).
 If the clocks have a common origin, the smallest of these offsets is the right one.
@@ -61,8 +61,8 @@ class Alignment(msgspec.Struct, frozen=True):
 
     Attributes:
         offset_ns: clock of b minus clock of a.
-        residual_ns: median distance of matched ends after the offset is removed.
-        ambiguous: another pairing with a different offset fits about as well.
+        residual_ns: median distance between matched ends after the offset is removed.
+        ambiguous: whether another pairing with a different offset fits about as well.
     """
 
     a: NDArray[np.intp]
@@ -109,7 +109,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
     votes = np.sort(b.end[partner[same]] - a.end[voter[same]])
     if len(votes) == 0:
         return []
-    # Votes within one tolerance above each vote; the highest counts are peaks, at least one tolerance apart.
+    # Count the votes up to one tolerance above each vote. The highest counts are peaks, at least one tolerance apart.
     count = np.searchsorted(votes, votes + tolerance, side="right") - np.arange(len(votes))
     enough = count.max() // 2
     peaks: list[tuple[int, int]] = []
@@ -145,8 +145,8 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    Half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit closely, and
-    half of the shorter capture, because an offset under which the captures hardly overlap always fits.
+    At least half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit with
+    small spread. They must be half of the shorter capture, because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -192,7 +192,7 @@ def _by_nearest_end(
     first, last = int(a.end[keep_a].min()), int(a.end[keep_a].max())
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
-    # Put the signatures on one axis, too far apart for a nearest neighbour of another signature.
+    # Shift the ends of each signature so far that every nearest neighbour has the same signature.
     apart = last - first + 8 * tolerance
     end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
@@ -205,8 +205,8 @@ def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
     """Pair the collectives that overlap in time, in order, within each signature, on one clock.
 
     No participant of a symmetric collective leaves before all have arrived, so its records on two ranks must overlap.
-    On busy CPUs host-side collectives (gloo) end milliseconds apart, so only their overlap is reliable. These ends do
-    not determine the clocks, which stay unchanged; the whole distance is residual.
+    On busy CPUs host-side collectives (gloo) end milliseconds apart, so only their overlap is reliable. The clocks stay
+    unchanged, and the whole distance between the ends is residual.
     """
     indices_a, indices_b = [], []
     for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
@@ -246,7 +246,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
-        # A pairing with a slightly larger distance, or with more pairs, may be the right one.
+        # A pairing with a slightly larger offset, or with more pairs, may be the right one.
         ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
             abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
         )
@@ -260,10 +260,10 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 
 
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair rooted collectives between two matched neighbours, if both ranks recorded the same sequence there.
+    """Pair rooted collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    A capture may lack collectives before the first match and after the last. There, collectives are paired outwards
-    from the match, as long as the signatures agree.
+    Before the first match and after the last one, a capture may lack collectives. In these two ranges, collectives are
+    paired outwards from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

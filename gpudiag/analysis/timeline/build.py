@@ -44,7 +44,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, H
 
 Times = NDArray[np.int64]
 Slot = tuple[int, int]
-"""Index of a trace, and a device of it."""
+"""Index of a trace, and one of its devices."""
 
 
 def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Timeline:
@@ -86,7 +86,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
 
 
 def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
-    """Give unused ranks to the traces without a rank; return all by rank."""
+    """Give unused ranks to the traces without a rank; return all traces sorted by rank."""
     taken = {trace.rank for trace in traces if trace.rank is not None}
     free = (rank for rank in range(len(traces) + len(taken) + 1) if rank not in taken)
     ranked = []
@@ -132,7 +132,7 @@ def _calls(traces: Sequence[Trace], slots: Sequence[Slot]) -> list[TrackCalls]:
 
 
 def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Return the calls with groups and peers that the traces do not state, where they can be inferred."""
+    """Add groups and peers that the traces do not state to the calls, if they can be inferred."""
     unstated = any(
         (not call.group_ranks and traces[track.trace].groups)
         or (call.operation in {"send", "recv"} and call.peer is None)
@@ -141,7 +141,7 @@ def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCa
     )
     if len(calls) < 2 or not unstated:
         return calls
-    from gpudiag.analysis.timeline.process_groups import with_groups_and_peers  # noqa: PLC0415  # gloo alone needs it
+    from gpudiag.analysis.timeline.process_groups import with_groups_and_peers  # noqa: PLC0415  # only gloo needs it
 
     return with_groups_and_peers(calls, traces)
 
@@ -292,13 +292,13 @@ def _later(spans: Intervals, shift_ns: int) -> Intervals:
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
-    """Cut intervals out of disjoint operators: 0-10 without 4-6 is 0-4 and 6-10, of the same row."""
+    """Cut intervals out of disjoint operators: 4-6 cut out of 0-10 leaves 0-4 and 6-10, both of the same row."""
     left = subtract(Intervals(start, end), cut)
     return rows[np.searchsorted(start, left.start, side="right") - 1], left.start, left.end
 
 
 def _top_level(rows: NDArray[np.intp], start: Times, end: Times, thread: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Select the rows that no other row of their thread encloses; rows and result are by start (ties: longer first)."""
+    """Select the rows that no other row of their thread encloses. `rows` is sorted by start (ties: longer first)."""
     kept = []
     for _, positions in groups(thread[rows]):
         on_thread = rows[positions]

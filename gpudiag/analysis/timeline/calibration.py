@@ -5,74 +5,74 @@ from __future__ import annotations
 from gpudiag.units import NS_PER_S, NS_PER_US
 
 LEAST_TOLERANCE_NS = 300 * NS_PER_US
-"""Ends of one collective further apart than this (after the clock offset) are not one collective. Measured:
-participants leave at most 70 µs apart on one host; the rest is room for clocks that drift."""
+"""Ends on two ranks that are further apart than this, after removing the clock offset, belong to different collectives.
+Measured: participants leave at most 70 µs apart on one host; the rest is room for clocks that drift."""
 SAME_CLOCK_NS = 100 * NS_PER_US
-"""Offsets up to this are the spread of participants' departures, not a difference between clocks; a larger median
+"""Offsets up to this are the spread of participants' departures, not a difference between clocks. A larger median
 distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 MATCHED_SHARE = 0.5
-"""At least this share of the collectives that two captures both recorded must match for them to be of one run.
-Measured: in 18 sound recordings 97 to 100 % match; of two runs or two models mixed, none."""
+"""Two captures are of one run if at least this share of the collectives recorded by both has a match. Measured: in 18
+sound recordings 97 to 100 % match, and none in mixtures of two runs or two models."""
 TO_MOVE_A_CLOCK = 0.75
-"""At least this share must fit before a clock is moved. Measured: as above, half-way between the share that must match
-and the share that does."""
+"""A clock is moved only if at least this share of the collectives fits. Measured: as above; this is half-way between
+`MATCHED_SHARE` and the share in sound recordings."""
 NEARLY_ALL = 0.95
-"""Pairings with less coverage than this share of the best are worse. Measured: as above, up to 3 % are lost at the
-edges."""
+"""A pairing is worse than the best one if its coverage is below this share of the best. Measured: in the recordings
+above, up to 3 % of collectives are lost at the edges."""
 EQUALLY_GOOD = 4.0
-"""Pairings whose spread is within this factor of the best are equally good; the clocks decide. Judgement: without a
-common origin of the clocks, a warning says that the match is ambiguous."""
+"""Pairings whose spread is within this factor of the smallest are equally good, and the clocks decide. Judgement:
+without a common origin of the clocks, a warning says that the match is ambiguous."""
 FINEST_SPREAD_NS = 20 * NS_PER_US
 """Pairings whose spread is below this are equally good too. Measured: participants leave up to 13 µs apart in the
 median."""
 TELLING = 8
-"""Fewer pairs than this may fit closely by chance. Statistical: one offset is fitted to them."""
+"""Fewer pairs than this may fit closely by chance. Statistical: one offset is fitted to all pairs."""
 FEWEST_SEEN = 4
 """Fewer collectives than this may match, or not match, by chance. Statistical."""
 FEWEST_REPEATS = 3
-"""Fewer repetitions than this are no pattern of steps. Statistical: two distances are the fewest that can agree."""
+"""Fewer repetitions than this are no pattern of steps. Statistical: at least two distances must agree."""
 FEW_STEPS = 3
-"""Fewer analysed steps than this say little about the steps that were not recorded. Statistical: as above."""
+"""Fewer analysed steps than this say little about unrecorded steps. Statistical: as for `FEWEST_REPEATS`."""
 PERIOD_APART = 0.02
-"""Distances within this share of a step's launches are of one period. Judgement: a warning says that such steps are
-guessed."""
+"""Two distances are the same period if they differ by at most this share of a step's launches. Judgement: a warning
+says that such steps are guessed."""
 LOST_SHARE = 0.02
-"""From this share of launches without a device op on, ops were lost. Measured: 77 traces of sound processes lack at
-most 0.08 %, memsets of zero bytes, which do nothing; a very short one lacks 2 of 100."""
+"""The profiler lost ops if at least this share of launches has no device op. Measured: 77 traces of sound processes
+lack at most 0.08 % (memsets of zero bytes, which do nothing); a very short trace lacks 2 of 100."""
 FEWEST_LOST = 10
-"""Fewer lost ops than this are ignored. Measured: as above, 2 of 100."""
+"""Fewer lost ops than this are ignored. Measured: a very short trace lacks 2 of 100, see above."""
 FEWEST_DURATIONS = 100
-"""Equal traces with fewer distinct durations are not copies. Judgement: measured durations differ; only simulated
-ranks, all alike, have few."""
+"""Equal traces with fewer distinct durations are not copies. Judgement: measured durations differ; only traces of
+identical simulated ranks have few distinct durations."""
 LEAST_UNIX_NS = 10**17
 """A clock with a smaller value does not count from 1970. Physical: this is in March 1973."""
 RUNS_APART_NS = 10 * NS_PER_S
-"""A recording that begins this long after all others have ended is of another run. Judgement: clocks set over the
-network agree to milliseconds, and a restarted job needs longer until it trains."""
+"""A recording that begins this long after all others have ended is of another run. Judgement: clocks that are
+synchronized over the network agree to milliseconds, and a restarted job needs longer until it trains."""
 THIN_SHARE = 0.10
-"""A recording whose events cover less than this share of the windows is thin. Measured: the least covered of 70 tracks
-of sound jobs have 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""
+"""A recording is thin if its events cover less than this share of the windows. Measured: of 70 tracks of sound jobs,
+the three lowest are 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""
 COVERED_SHARE = 0.70
 """Steps that represent less than this share of the recorded device work do not describe the rest. Contract
 (`partial-coverage`)."""
 ALIKE_OPS = 0.1
-"""A step at the edge of a capture is complete if its number of device ops is within this share of its neighbour's;
-ranges are steps if their numbers of launches are within it. Judgement: an edge step is used only if there would be
-only one step otherwise, and a repeating pattern is searched if ranges vary more."""
+"""A step at the edge of a capture is complete if its number of device ops differs by at most this share from its
+neighbour's. Ranges are steps if their numbers of launches differ by at most this share from the median. Judgement: an
+edge step is used only if there would otherwise be one step. If ranges vary more, a repeating pattern is searched."""
 AT_ONCE_NS = 20 * NS_PER_US
-"""A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that were
-launched 0.1 ms before or more, 99 % started within 22 µs of the one before."""
+"""A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that started
+0.1 ms or more after their launch, 99 % started within 22 µs of the previous op."""
 AS_CLOSE = 2.0
-"""A group of ranks is preferred to its subgroups if its members' collectives end at most this many times as far apart.
-Measured: with four gloo processes on two cores, other ranks' collectives end 4 to 170 times as far away."""
+"""A group of ranks is preferred to its subgroups if the ends of its members' collectives are at most this many times as
+far apart. Measured: with four gloo processes on two cores, non-members' ends are 4 to 170 times as far away."""
 NOT_BY_CHANCE = 0.3
-"""The same if they end nearer than this share of the distance that is expected by chance. Measured: as above, 0.004 to
-0.2 of it among members and 0.6 to 0.9 among others."""
+"""The group is also preferred if the ends are nearer than this share of the distance expected by chance. Measured: as
+above, 0.004 to 0.2 of that distance among members and 0.6 to 0.9 among others."""
 TWICE_AS_OFTEN = 1.5
-"""Middle stages of a pipeline send this many times as often as the first one, unless its schedule is interleaved.
-Physical: twice, because only they send activations and gradients."""
+"""Middle stages of a pipeline send this many times as often as the first one, unless the schedule is interleaved.
+Physical: they send twice as often, because only they send both activations and gradients."""
 SHORT_PASS = 0.1
 """Compute between two messages that is shorter than this share of the longest is no pass. Judgement: updates and losses
 take a few percent of a pass."""
 WIDEST_SHIFT = 64
-"""Most messages by which one capture may begin later than another. Judgement: several steps of a pipeline."""
+"""Maximum number of messages by which one capture may begin later than another. Judgement: several pipeline steps."""

@@ -1,7 +1,7 @@
 """Match the collectives of all tracks, and find the last rank and its arrival time at each collective.
 
 `torch.nn.DataParallel` on one device, DistributedDataParallel in a world of one and collectives in a group of one rank
-keep their ranges, hooks and kernels, but move nothing between devices.
+keep their ranges, hooks and kernels, but move nothing between devices. Such events get the roles of ordinary work.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
-#: Operations that all participants leave together. The others (rooted, point to point) may leave early.
+#: Operations that all participants leave together. Participants of rooted operations and of messages may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 GroupKey = tuple[str, tuple[int, ...]]
 """Name of the process group and its global ranks (empty where unknown)."""
 
-#: Stands for a group where two ranks are aligned by messages between them.
+#: Placeholder for a group if two ranks are aligned by the messages between them.
 _MESSAGES: GroupKey = ("send, recv", ())
 
 _FAR_PAST = np.iinfo(np.int64).min
@@ -52,7 +52,7 @@ _ORDINARY_ROLE[EventKind.MEMSET] = Role.COPY
 
 
 class Messages(NamedTuple):
-    """Matched messages from one track to another: indices into the calls of each, by order of the sends."""
+    """Matched messages from one track to another: indices into the calls of each track, in the order of the sends."""
 
     sender: int
     receiver: int
@@ -71,9 +71,9 @@ NO_MESSAGES = MatchedMessages()
 
 
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication of one track before matching: columns of equal length m by start, on the trace's absolute clock.
+    """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    Tracks of one process (`trace`) share its clock. `on_host` is true for the track of a process without devices.
+    Tracks of one process (`trace`) share a clock. `on_host` is true for the track of a process without devices.
     """
 
     rank: int
@@ -96,7 +96,7 @@ def track_calls(
     origin_ns: int,
     clock_known: bool,
 ) -> TrackCalls:
-    """Return the communication of the given devices (UNKNOWN stands for the host), by start."""
+    """Return the communication of the given devices (UNKNOWN stands for the host), sorted by start."""
     chosen = [call for call in calls if int(events.device[call.row]) in devices]
     rows = np.array([call.row for call in chosen], np.int64)
     order = np.argsort(events.start_ns[rows], kind="stable")
@@ -170,7 +170,7 @@ class _Pair(msgspec.Struct, frozen=True):
 
 
 def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp]]]:
-    """Return group → track → indices of that track's collectives in it, by start."""
+    """Return group → track → indices of the track's collectives in the group, sorted by start."""
     members: dict[GroupKey, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for track_index, track in enumerate(tracks):
         for index, call in enumerate(track.calls):
@@ -210,10 +210,10 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset to add to each track's times, following pairs of clocks with most matches.
+    """Return the offset to add to each track's times, in ns; pairs of clocks with most matches are followed first.
 
-    Processes may have no collective path to the first process, for example stages of pipeline parallelism. These are
-    aligned among themselves: the first process of each connected component keeps its clock.
+    Processes without a chain of collectives to the first one (for example other pipeline stages) are aligned among
+    themselves: the first process of each connected component keeps its clock.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
@@ -262,7 +262,7 @@ def _match_messages(
 ) -> list[Times]:
     """Fill (instance, last arrival, last rank) of matched messages; return the ends of all calls on the common clock.
 
-    A host-side send is recorded until its process waits for it. It ended when it was received.
+    The record of a host-side send lasts until its process waits for it, but the send ended when it was received.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -276,10 +276,10 @@ def _match_messages(
         if tracks[sender].on_host:
             ends[sender][send] = np.clip(received, begun, ends[sender][send])
         both = np.maximum(begun, posted)
-        for track, calls, own in ((sender, send, begun), (receiver, receive, posted)):
-            waited = (both > own) & (both <= ends[track][calls])
+        for track, calls, arrived in ((sender, send, begun), (receiver, receive, posted)):
+            waited = (both > arrived) & (both <= ends[track][calls])
             instance[track][calls] = following + np.arange(len(calls))
-            arrival[track][calls] = np.where(waited, both, own)
+            arrival[track][calls] = np.where(waited, both, arrived)
             other = receiver if track == sender else sender
             last[track][calls] = np.where(waited, tracks[other].rank, tracks[track].rank)
         following += len(send)

@@ -66,10 +66,9 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
-    The analysed windows count, and the step before and the step after them. Those two are not analysed because their
-    bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that follows the
-    start of the last step counts as one step at most, because its end is not known. On a CPU, operators of the training
-    thread and collectives replace device work.
+    The steps represent the busy time of the analysed windows, of the step before and of the step after them. The bounds
+    of these two steps are unknown, so each counts at most the largest busy time of a window. Work after the start of
+    the last step belongs to this step. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -91,10 +90,10 @@ def covered_share(track: DeviceTrack) -> float:
 
 
 def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
-    """Return the recorded device work as raw intervals, and for each whether a recorded step launched it.
+    """Return the recorded device work as raw intervals, and for each interval whether a recorded step launched it.
 
-    Work before the windows whose launch was not captured is left out: it was queued before the recording began. On a
-    CPU, the training thread's operators count, and the collectives, which run on separate threads.
+    Work before the windows is left out if its launch was not captured, because it was queued before the recording
+    began. On a CPU, the work is the training thread's operators and the collectives, which run on separate threads.
     """
     ops, calls = track.ops, track.collectives
     if not track.is_cpu:
@@ -129,7 +128,7 @@ def partial_coverage(tracks: Sequence[DeviceTrack]) -> list[Validity]:
 def _short_window(track: DeviceTrack) -> list[Validity]:
     """Warn if a single unmarked window covers little of the time that the training thread recorded.
 
-    It may hold all device work while most of the recording is loading and setup.
+    Such a window may contain all device work although most of the recording is loading and setup.
     """
     thread = track.threads.get(track.steps.thread)
     if track.steps.source not in _UNMARKED or len(track.window_steps) != 1 or thread is None or not len(thread.busy):
@@ -159,7 +158,7 @@ def thin_recording(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> li
 
 
 def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
-    """Return the share of the track's windows inside any event, without marks of steps and modules."""
+    """Return the share of the track's windows that events other than marks of steps and modules cover, 0 to 1."""
     events, ends = trace.events, track.bounds[[0, -1]] - track.shift_ns
     begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
     kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
@@ -170,16 +169,16 @@ def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """Launches of one process, and the amount of their device work that was recorded.
+    """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: calls that put work into a device's queue, of such names as led to device work at least once; those
-            at the capture's edges, whose work may have run after its end, are left out.
-        lost: launches without a device op.
-        missing: the process launched, or reports that it works on a device, and no kernel was recorded.
+        launches: number of calls that put work into a device's queue, if calls of the same name led to device work.
+            Calls at the capture's edges are left out, because their work may lie outside.
+        lost: number of launches without a device op.
+        missing: the process launched work, or reports that it uses a device, but no kernel was recorded.
         unread: names of accelerators whose activity no reader understands, if nothing else computed.
-        graphs: launched graphs without recorded kernels.
-        absent: what the recording lacks, if nothing in it computes.
+        graphs: number of launched graphs without recorded kernels.
+        absent: kinds of events that the recording lacks, if nothing in it computes.
     """
 
     launches: int
@@ -223,7 +222,7 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Memsets are launches too, so a process that only sets and copies has lost nothing.
+        # Memsets are launches too, so a process that only sets and copies memory has lost no kernels.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):

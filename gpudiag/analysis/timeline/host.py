@@ -1,4 +1,4 @@
-"""Find what host threads did: when they worked, waited and communicated, and what device work they launched.
+"""Find when host threads worked, waited and communicated, and which device work they launched.
 
     host     gloo:all_reduce ├──────────────────────┤      gpudiag.exchange ├── copy, sum, copy back ──┤
     device   ── backward ──┤                          ├── optimizer ──
@@ -37,7 +37,7 @@ _CLASS_OF[Role.COMMUNICATION] = OpClass.COMMUNICATION
 
 
 def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[int, HostThread]:
-    """Return the threads that run framework ops, launch device work or wait for data, by id, on the trace's clock.
+    """Return thread id → thread, for threads that run framework ops, launch device work or wait for data.
 
     Args:
         events: the process's events, on the trace's own clock.
@@ -55,13 +55,13 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     rows = np.flatnonzero(known | blocked)
     threads = {}
     for ident, positions in groups(thread[rows]):
-        own = rows[positions]
-        if known[own].any():
+        on_thread = rows[positions]
+        if known[on_thread].any():
             threads[ident] = HostThread(
                 thread=ident,
-                busy=union(_raw(events, own[busy[own]]), bridge_ns=PAUSE_NS),
-                input=union(_raw(events, own[waiting[own]])),
-                blocked=_raw(events, own[blocked[own]]),
+                busy=union(_raw(events, on_thread[busy[on_thread]]), bridge_ns=PAUSE_NS),
+                input=union(_raw(events, on_thread[waiting[on_thread]])),
+                blocked=_raw(events, on_thread[blocked[on_thread]]),
             )
     return threads
 
@@ -86,7 +86,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """Return each host thread's communication spans, and the same spans including enqueues and bucket copies.
 
     A range around threads that launch device work (DataParallel's replicas) counts only while these threads are idle.
-    Both results are sets by thread id, on the trace's own clock.
+    Both results map thread ids to sets of intervals on the trace's own clock.
 
     Args:
         trace: the process's trace.
@@ -95,7 +95,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
-    # A send is recorded until its process waits for it; when it ended is known only if its receive is matched.
+    # A send's record lasts until its process waits for it. The true end is known only if the receive is matched.
     messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
     communications = communications[~among(communications, messages)]
@@ -151,7 +151,7 @@ def _awaited(
 ) -> Intervals:
     """Return the training thread's idle time between the last communication range and the update that needs its result.
 
-    During this time a library's thread, which no profiler records, communicates; when it ends, the update begins.
+    A library's thread, which no profiler records, communicates during this time. The update begins after it.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -198,7 +198,7 @@ def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the training thread's waits as intervals, in the trace's clock. The process must compute on the host."""
+    """Return the training thread's waits for collectives, on the trace's clock, if the job computes on the host."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
@@ -213,7 +213,7 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
 
 
 def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Return the positions of each enqueue inside an operator and of the innermost operator around it."""
+    """Return (enqueue, innermost operator around it) for each enqueue inside an operator, as positions in `rows`."""
     end = events.end_ns[rows]
     reach = np.maximum.accumulate(end)
     enclosed = []
@@ -229,7 +229,7 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses after the enqueue in the operator at `outer` that ended with one of its collectives."""
+    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended."""
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]
@@ -250,7 +250,7 @@ def _waits(
 
 
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return for each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
+    """Return for each device row the row of the runtime call with the same correlation id, or `UNKNOWN`.
 
     Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
     the driver call inside it), the first to start is used, which is the outer call.
@@ -284,12 +284,12 @@ def device_ops(
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
         shift_ns: offset from the trace's clock to the common clock, added to every time.
-        communication: host threads' communication spans, on the trace's own clock. Copies launched then are part of it.
+        communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)
     launch_end = np.where(known, events.end_ns[calls], 0)
-    # The step is the last mark at or before the launch; none if launched before the first mark or the capture.
+    # An op belongs to the last step that was marked before its launch, or to no step.
     step = np.where(known, np.searchsorted(step_start, launch_start, side="right") - 1, UNKNOWN)
     op_class = _CLASS_OF[events.role[rows]]
     thread = np.where(known, events.thread[calls], UNKNOWN)

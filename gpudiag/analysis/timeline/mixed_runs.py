@@ -2,10 +2,9 @@
 
 Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
 step. A collective ends at the same time on all ranks, so the collectives of two ranks of one run match. Measured on 18
-sound
-recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the time over three or
-four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two busy CPUs. Of two
-runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
+sound recordings: all collectives that two captures contain match, except for up to 3 % at the edges. The total time of
+three or four steps differs by up to 0.1 steps on GPUs (one rank in garbage collection), and by 0.7 on two busy CPUs. If
+two runs or two models are mixed, nothing matches. Recordings of two runs may also follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤
@@ -39,7 +38,7 @@ from gpudiag.units import NS_PER_S, milliseconds
 
 
 class Deduplicated(msgspec.Struct, frozen=True):
-    """The traces that are kept, the ranks whose only trace repeats another's, and the warnings."""
+    """The traces that are kept, the ranks whose only trace repeats another rank's, and the warnings."""
 
     kept: tuple[Trace, ...]
     repeated_ranks: frozenset[int]
@@ -47,9 +46,9 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the events of an earlier trace; traces that know their rank come first.
+    """Leave out traces with the events of an earlier trace; traces that state their rank come first.
 
-    Call this before giving ranks to traces that do not know theirs, because a copy takes no rank.
+    Call this function before ranks are given to the other traces, because a copy takes no rank.
     """
     kept: list[Trace] = []
     alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
@@ -76,8 +75,7 @@ def without_copies(traces: Sequence[Trace]) -> Deduplicated:
 
 
 def without_claims(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces that claim the rank of an earlier one, and warn, because the first may be from a different
-    run."""
+    """Leave out traces with the rank of an earlier trace, and warn, because they may be of different runs."""
     kept: dict[int | None, Trace] = {}
     warnings = []
     for trace in traces:
@@ -95,9 +93,9 @@ def _left_out(kept: str, copy: str, reason: str) -> Validity:
 
 
 def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
-    """Return the trace with the same events to the nanosecond, among those with the same origin and event count.
+    """Return the candidate with the same events to the nanosecond. Candidates have the same origin and event count.
 
-    The devices of one process have a trace each from one file, so these are not copies.
+    Traces from one file are not copies, because the file has one trace for each device of the process.
     """
     events = trace.events
     if not candidates or len(distinct(events.end_ns - events.start_ns)) < FEWEST_DURATIONS:
@@ -111,7 +109,7 @@ def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
 
 
 class _Member(msgspec.Struct, frozen=True):
-    """A track in a process group: the ends and the instances of its collectives of that group, int64[m] each."""
+    """A track in a process group, with the ends (int64[m], ns) and instance numbers of its collectives in the group."""
 
     track: DeviceTrack
     ends: NDArray[np.int64]
@@ -122,7 +120,7 @@ def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: It
     """Warn if the traces cannot be of one run.
 
     Args:
-        traces: of the job.
+        traces: traces of the job.
         tracks: all tracks.
         lossy: ranks whose trace lacks device work, so that too few of their collectives match.
     """
@@ -143,7 +141,7 @@ def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: It
 
 
 def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list[_Member]]:
-    """Return the members of each known process group of several traces, with their symmetric collectives in it."""
+    """Return the members of each known process group that spans several traces."""
     groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
     for track in tracks:
         group_of = {
@@ -186,7 +184,7 @@ def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> l
 
 
 def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
-    """Return the matched collectives of the chosen traces."""
+    """Return the instance numbers of the matched collectives of the chosen traces."""
     instances: set[int] = set()
     for track in tracks:
         if track.trace in chosen:
@@ -214,10 +212,10 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Name ranks whose collectives mostly match no other rank's in their group."""
+    """Name the ranks for which most collectives match no collective of another rank in the group."""
     alone: set[int] = set()
     for members in groups:
-        # Too few collectives of a lossy rank match because they were lost.
+        # Lossy ranks are left out, because lost collectives match nothing.
         whole = [member for member in members if member.track.rank not in lossy]
         by_trace: dict[int, list[_Member]] = defaultdict(list)
         for member in whole:
@@ -225,10 +223,12 @@ def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int |
         if len(by_trace) < 2:
             continue  # no other trace to match with
         every_capture = _captures(whole)
-        seen_enough = {trace for trace, own in by_trace.items() if any(len(m.ends) >= FEWEST_SEEN for m in own)}
-        for trace, own in by_trace.items():
-            own_captures = _captures(own)
-            for member in own:
+        seen_enough = {
+            trace for trace, in_trace in by_trace.items() if any(len(m.ends) >= FEWEST_SEEN for m in in_trace)
+        }
+        for trace, in_trace in by_trace.items():
+            own_captures = _captures(in_trace)
+            for member in in_trace:
                 seen = _containing(*every_capture, member.ends) > _containing(*own_captures, member.ends)
                 if not _matches(member, seen, few_others=seen_enough <= {trace}):
                     alone.add(member.track.rank)
@@ -247,11 +247,11 @@ def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray
 
 
 def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
-    """Return whether enough collectives match of those that ended while another rank's capture saw some."""
+    """Return whether enough of the member's collectives match. `seen` selects those inside another trace's capture."""
     if len(member.ends) < FEWEST_SEEN:
         return True
     matched = member.instances != UNKNOWN
     if np.count_nonzero(seen) < FEWEST_SEEN:
-        # The captures do not overlap: the other ranks recorded as many collectives at a different time.
+        # The captures do not overlap: the other ranks recorded enough collectives, but at a different time.
         return bool(matched.any()) or few_others
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))

@@ -22,7 +22,7 @@ Columns = NDArray[np.int64]
 
 #: Maximum number of spans per row; beyond it, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
-#: Nesting depth of the host's rows, and of the rows of source lines.
+#: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
@@ -38,7 +38,7 @@ _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME
 
 
 class _NameTable:
-    """Names by number, and the source lines of each process.
+    """Numbered names, and the source lines of each process.
 
     Attributes:
         known: number of each name.
@@ -91,7 +91,7 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return the step at this window of the first track, on all tracks, without the names."""
+    """Return one step on all tracks, without names. `first_window` is the window of the step on the first track."""
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
@@ -220,7 +220,7 @@ def _line_track(lines: LineSpans, span: tuple[int, int], names: _NameTable) -> S
 
 
 def _depths(start: Columns, end: Columns) -> Columns:
-    """Count the spans that enclose each span; spans are by start (ties: longer first)."""
+    """Count the spans that enclose each span; spans are sorted by start (ties: longer first)."""
     depths = np.zeros(len(start), np.int64)
     open_ends: list[int] = []
     for index, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):

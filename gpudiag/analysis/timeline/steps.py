@@ -17,7 +17,7 @@ _THREE = 3
 
 
 def marked_steps(trace: Trace) -> HostSteps | None:
-    """Return the steps of one process from its marks, else its optimizer, on the trace's clock; None without both."""
+    """Return the steps of one process from its marks, else from its optimizer's steps; None if it has neither."""
     return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
 
 
@@ -26,8 +26,8 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
 
     Args:
         events: the process's events. Events and returned steps are on the trace's own clock.
-        launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
-        labels: int32[n], name of the work that each launch launched, as an index into the events' names.
+        launches: rows of the runtime calls that launched device work (CPU-only: of the top-level ops), sorted by start.
+        labels: int32[n], name of the work of each launch, as an index into the events' names.
     """
     steps = _enclosing(events, launches) or _repeating(events, launches, labels)
     if steps is not None:
@@ -44,7 +44,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     """Return steps from ranges around launches: user-defined ranges, or else calls of a root module.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. Of several names, the
-    repeating name with the longest total time is used. Its ranges must contain most launches of their thread.
+    repeating name with the longest total time is used. The chosen ranges must contain most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -78,7 +78,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether equally many launches follow each begin, which excludes, for example, collectives of one step."""
+    """Return whether about equally many launches follow each begin. Collectives within one step fail this test."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -105,9 +105,9 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Return steps that begin where an optimizer step ends, which every training loop has.
+    """Return steps that begin where an optimizer's step ends; every training loop has these.
 
-    The period is correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
+    Steps are correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -130,8 +130,8 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
     """Return steps from names of launches that recur after a constant number of launches.
 
-    Each name votes for the distance between its occurrences, if it is constant. The distance with most votes is the
-    step's length. Of equal votes, the longest wins, because names that occur twice in a step vote for half of it.
+    Each name votes for the distance between its occurrences (in launches), if it is constant. The distance with most
+    votes is the step's length. If votes are equal, the longest wins, because names that occur twice vote for half.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -176,7 +176,7 @@ def _busiest_thread(events: EventTable, rows: NDArray[np.intp]) -> int:
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """k windows that tile [bounds[0], bounds[k]); `steps` contains their step numbers."""
+    """k windows that tile [bounds[0], bounds[k]) in ns; `steps` contains their step numbers."""
 
     bounds: Times
     steps: NDArray[np.int64]
@@ -186,21 +186,21 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
     """Return the windows of one device.
 
     The window of a step lasts from its first device op to the first device op of the next step. The first and the last
-    step are omitted: the first contains work launched before the capture, and the last has no end. With marks
+    step are omitted: the first contains work launched before the capture, and the last has no end. For example:
 
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
-    there are fewer than three, the recorded work is one window. If only one of two or three steps remains, an edge step
-    with known bounds is used too (`_two_steps`).
+    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. Of two steps, the first is the
+    window. If there is only one step, all recorded work is the window. If only one window results from two or three
+    steps, `_two_steps` looks for a second one.
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
     first = np.empty(len(steps), np.int64)
-    first[ops.step[known]] = ops.start[known]  # ops are by start: of each step the first is written last
+    first[ops.step[known]] = ops.start[known]  # in reverse order, so that the first op of each step is written last
     # A copy that was launched late but ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
@@ -213,12 +213,12 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
     """Return the windows of two steps of a short capture, or None if only one has known bounds.
 
-    Of two steps, both are used. Of three steps, the middle one is used with the last if the device still works when its
-    mark ends, or else with the first. A step at the edge must contain as much work as its neighbour.
+    Of two steps, both are used. Of three steps, the middle one is used together with the last one if the device still
+    works after the last mark's end, else with the first one. An edge step must have about as many ops as its neighbour.
 
     The end of the last step is known if its mark has an end. Each step then begins at its mark, or when the device has
     finished the earlier steps if that is later. The first op does not give the begin, because it may follow a wait for
-    data. The begin of the first step is known if the device was idle before it, because it contains no earlier work.
+    data. The begin of the first step is known if the device was idle before: the step then contains no earlier work.
 
     Args:
         ops: the device's work.
@@ -244,7 +244,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
 
 def _idle_before(ops: DeviceOps, begin: int) -> bool:
-    """Return whether the device was idle before `begin` and the op that begins there followed its launch at once."""
+    """Return whether the device was idle before `begin`, and an op that starts at `begin` started at its launch."""
     opening = ops.start == begin
     before = ops.end[ops.start < begin]
     at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())

@@ -1,4 +1,4 @@
-"""Collect all doubts about a timeline: what makes it untrustworthy, and what to record instead."""
+"""Collect the warnings about a timeline: reasons not to trust it, and advice for recording again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEP_MARKS = {
 }
 #: Frameworks whose steps gpudiag.profile() marks.
 _OWN_MARKS = ("pytorch", "tensorflow")
-#: Sources of steps other than marks, and how those steps were found.
+#: Sources of steps other than marks, each with a description for messages.
 _UNMARKED = {
     "optimizer": "steps were taken from the ends of Optimizer.step",
     "range": "steps were taken from named ranges or calls of the whole model",
@@ -48,12 +48,12 @@ def examine(
     """Return all warnings about the timeline.
 
     Args:
-        traces: of the job, one per rank.
+        traces: traces of the job, one per rank.
         tracks: all tracks.
         matching: the collectives matched across ranks.
         world_size: number of ranks.
-        activities: of each trace.
-        repeated_ranks: ranks whose traces were left out with a warning, because they repeat another's.
+        activities: device activity of each trace.
+        repeated_ranks: ranks whose traces were left out with a warning, because they repeat another rank's trace.
     """
     lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
     return (

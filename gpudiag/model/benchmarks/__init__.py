@@ -1,1 +1,1 @@
-"""Nouns of measurements over several runs: strategy benchmarks, sweeps, scaling, the selftest."""
+"""Define the data types of measurements over several runs: strategy benchmarks, sweeps, scaling, the selftest."""

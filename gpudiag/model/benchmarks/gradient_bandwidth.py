@@ -1,4 +1,4 @@
-"""Gradient bandwidth: plan and results of all-reduces of one model's buckets (`gpudiag bandwidth --like`)."""
+"""Define plan and results of measuring all-reduces of one model's buckets (`gpudiag bandwidth --like`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GRADIENT_BANDWIDTH_FILE = "gradient-bandwidth.json"
 
 
 class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True, tag="gradient-bandwidth"):
-    """The transports that a set of processes measures, with messages of these bytes, rising.
+    """The transports that a set of processes measures, and the message sizes in ascending order.
 
-    Each transport has a candidate that communicates over it.
+    `transports` maps each transport to a candidate that communicates over it.
     """
 
     device: Literal["cuda", "cpu"]
@@ -33,9 +33,9 @@ class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's buckets, in the order of communication, and all-reduces of their sizes.
+    """A model's buckets in the order of communication, and all-reduces of their sizes.
 
-    `skipped` are transports that could not be measured, and why.
+    `skipped` maps transports that could not be measured to the reason.
     """
 
     workload: str

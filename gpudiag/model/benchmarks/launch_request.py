@@ -1,4 +1,4 @@
-"""LaunchRequest: the request of the launcher to each training process that it starts."""
+"""Define the launcher's request to each training process that it starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpudiag.model.benchmarks.sweep import SweepPlan
 from gpudiag.model.benchmarks.tries import TriesPlan
 from gpudiag.model.job import Job
 
-#: Arguments of gpudiag's own training programs; their type names the program.
+#: Arguments of gpudiag's own training programs. The type determines the program.
 ProgramPlan = StrategyBenchmarkPlan | GradientBandwidthPlan | SweepPlan | SelftestPlan | TriesPlan
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch, as a training process reads it.
+    """The work of a training process.
 
     Attributes:
         program: the program to run; None to train the job's workload.

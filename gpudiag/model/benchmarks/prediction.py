@@ -1,4 +1,4 @@
-"""Predicted cost of a strategy, and the facts about the trained model that a prediction needs."""
+"""Define the predicted cost of a strategy, and the facts about the trained model that a prediction needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Compress = Literal["bf16", "fp16"]
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """A step without communication, in ms of one device, at the batch to be trained.
+    """A step without communication on one device, with the batch to be trained.
 
     Attributes:
-        forward_ms: forward and loss, device time.
-        backward_ms: backward, device time.
-        update_ms: the optimizer, device time.
+        forward_ms: device time of forward and loss.
+        backward_ms: device time of backward.
+        update_ms: device time of the optimizer.
         step_ms: the whole step with input and launch gaps; at least the sum of the three. In the remaining time the
-            device waits for the host, so that communication costs nothing.
-        source: `measured`, `given`, or how it was estimated, in words.
+            device waits for the host, and communication costs nothing.
+        source: `measured`, `given`, or the way of estimating in words.
     """
 
     forward_ms: Milliseconds
@@ -34,7 +34,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting_ms(self) -> float:
-        """Part of the step in which the device waits for the host."""
+        """Return the time in which the device waits for the host."""
         return max(0.0, self.step_ms - self.forward_ms - self.backward_ms - self.update_ms)
 
 
@@ -42,13 +42,13 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
     """A model's gradients for communication (`gpudiag/gradients/1`).
 
     Attributes:
-        name: the workload, for people.
-        sizes: bytes of each parameter's gradient, in the order in which backward makes them.
-        ready: time of each gradient, as a share of backward (0 to 1, rising); empty if unknown.
+        name: name of the workload, for people.
+        sizes: bytes of each parameter's gradient, in the order in which backward computes them.
+        ready: time at which each gradient is ready, as a share of backward (0 to 1, ascending); empty if unknown.
         compute: a step without communication; None if unknown.
         batch_size: samples per device and step of `compute`.
-        input_bytes: of one batch per device.
-        blocks: modules that FSDP would gather separately, the rest being one; None if unknown.
+        input_bytes: size of one batch per device.
+        blocks: number of modules that FSDP would gather separately, counting the rest as one; None if unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA
@@ -62,12 +62,12 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all gradients."""
+        """Return the bytes of all gradients."""
         return sum(self.sizes)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A strategy with its options, as `gpudiag profile` takes them.
+    """A strategy with its options, as in `gpudiag profile`.
 
     `framework` distinguishes strategies of the same name.
     """
@@ -80,12 +80,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def label(self) -> str:
-        """The strategy and its options, if any: `nccl --compress bf16`."""
+        """Return the strategy and its options, for example `nccl --compress bf16`."""
         return " ".join((self.strategy, *self.options))
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The command line's options after `--strategy`."""
+        """Return the command-line options in addition to `--strategy`."""
         words: list[str] = []
         for option, value in (
             ("--compress", self.compress),
@@ -103,7 +103,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def wire(self) -> float:
-        """Bytes that are communicated per byte of gradients."""
+        """Return the bytes that are communicated per byte of gradients."""
         return 0.5 if self.lossy else 1.0
 
 
@@ -111,12 +111,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted cost of one candidate on `devices` devices.
 
     Attributes:
-        step_ms: the step; None if the compute is unknown.
-        exposed_ms: addition of communication to the step without it.
-        exchange_ms: communication alone.
-        reason: why it costs that, in one line.
-        assumed: figures that were not measured, and the assumed values.
-        cannot: why it cannot run here; then the figures are meaningless.
+        step_ms: the whole step; None if the compute is unknown.
+        exposed_ms: time that communication adds to the step without it.
+        exchange_ms: time of communication alone.
+        reason: reason for this cost, in one line.
+        assumed: name of a figure that was not measured → assumed value.
+        cannot: reason why the candidate cannot run here; then the figures are meaningless.
     """
 
     candidate: Candidate

@@ -1,4 +1,4 @@
-"""Recommendation: the strategy to use, its savings, and the reasons (`gpudiag/recommendation/1`)."""
+"""Define the recommendation of a strategy, with savings and reasons (`gpudiag/recommendation/1`)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ RECOMMENDATION_FILE = "recommendation.json"
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
-    """A strategy with its options, fastest first.
+    """A strategy of the ranking, with its predicted and measured step times.
 
     Attributes:
         strategy: name and options, as in `gpudiag profile --strategy`.
-        predicted_step_ms: from facts, gradient sizes and compute; None if unknown.
+        predicted_step_ms: step predicted from facts, gradient sizes and compute; None if unknown.
         exposed_ms: predicted addition to a step without communication.
-        exchange_ms: predicted communication alone.
+        exchange_ms: predicted time of communication alone.
         measured_step_ms: mean step of the slowest rank; None if not measured.
-        ci95: its 95 % confidence interval.
+        ci95: 95 % confidence interval of `measured_step_ms`.
         rounds: number of measured rounds.
-        samples_per_s: of all devices, measured if possible, else predicted.
-        slower_percent: than the fastest measured one, compared round by round; None if either was not measured.
-        slower_ci95: its interval.
-        unranked: why its measurement gives no rank: it may be faster or slower than the others.
-        reason: why it costs what it does.
+        samples_per_s: throughput of all devices, measured if possible, else predicted.
+        slower_percent: slowdown relative to the fastest measured strategy, compared round by round; None if unmeasured.
+        slower_ci95: 95 % confidence interval of `slower_percent`.
+        unranked: reason why the measurement gives no rank, so that the strategy may be faster or slower than others.
+        reason: reason for the predicted cost.
         lossy: whether gradients lose precision.
-        cannot: why it cannot run here, or failed.
+        cannot: reason why the strategy cannot run here, or why it failed.
     """
 
     strategy: str
@@ -51,7 +51,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     cannot: str | None = None
 
     def step_words(self) -> str:
-        """Return the measured step in ms: `154.00 ± 4.10`; `about 154` if its interval is too wide."""
+        """Return the measured step in ms, for example `154.00 ± 4.10`, or `about 154` if the interval is too wide."""
         if self.measured_step_ms is None or self.ci95 is None:
             return "—"
         half = (self.ci95[1] - self.ci95[0]) / 2
@@ -61,7 +61,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings per step of the recommended strategy over another; `percent` is of the other one's step."""
+    """Savings per step of the recommended strategy over another one. `percent` is relative to the other one's step."""
 
     over: str
     ms: Difference
@@ -72,7 +72,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 class StepCeiling(msgspec.Struct, frozen=True, kw_only=True):
     """The step without communication (`independent`), which no strategy can beat.
 
-    `percent_left` is what the recommended strategy's step could still lose.
+    `percent_left` is the share of the recommended strategy's step by which it exceeds this step.
     """
 
     step_ms: Milliseconds
@@ -82,7 +82,7 @@ class StepCeiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected step of a strategy on several devices with equal batches."""
+    """Expected step of a strategy on several devices, with unchanged batch per device."""
 
     strategy: str
     devices: Devices
@@ -96,14 +96,14 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict and its basis.
 
     Attributes:
-        verdict: `winner`, or `tie` if the best ones cannot be distinguished, or an equally fast one may be unmeasured.
-        recommended: name and options of the strategy to use; among tied ones the simplest whose step is known.
-        tied: strategies that cannot be distinguished from the best, the recommended one included; empty for a winner.
+        verdict: `winner`, or `tie` if several strategies may be equally fast, including unmeasured ones.
+        recommended: name and options of the strategy to use; of tied strategies, the simplest whose step is known.
+        tied: strategies that cannot be distinguished from the best, including the recommended one; empty for a winner.
         basis: `measured`, or `predicted` if nothing was run.
         flags: options for `gpudiag profile`.
         code: the change to a custom training loop.
         notes: limits of the verdict.
-        assumed: figures that were not measured, and the assumed values.
+        assumed: name of a figure that was not measured → assumed value.
         seconds: duration of the whole command.
     """
 
@@ -135,7 +135,7 @@ class RecommendRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: options of the training.
         exact: leave out strategies that round gradients.
-        compress: precision to which the others round them.
+        compress: precision to which compressing strategies round gradients.
         every: measure all strategies, not only the most promising ones.
         only: labels of the strategies to consider; empty for all.
         budget_s: approximate duration of the whole command.

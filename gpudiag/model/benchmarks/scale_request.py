@@ -1,4 +1,4 @@
-"""The arguments of `gpudiag scale`."""
+"""Define the arguments of `gpudiag scale`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     latency_us: float = 5.0
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the network in words."""
         return f"{self.gb_per_s:g} GB/s per machine, {self.latency_us:g} µs"
 
 
@@ -30,8 +30,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         network: network between machines, for forecasts.
-        samples, iterations, voxels: amounts whose duration is estimated.
-        voxels_per_sample: voxels that a sample writes, by workload, in place of counted ones.
+        samples, iterations, voxels: numbers whose training duration is estimated.
+        voxels_per_sample: workload → voxels that a sample writes, in place of the counted number.
     """
 
     network: Network | None = None
@@ -45,24 +45,24 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The points to measure, and their accuracy. Empty tuples and None leave the choice to gpudiag.
 
     Attributes:
-        run: options of every point; those that a point varies are unset.
+        run: options of every point; options that points vary are unset.
         output: directory of results; results of the same machine are continued.
         workloads, devices, strategies, batch_sizes, data, precisions, memory_formats, compiled: every combination is a
-            point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size is the
-            whole job's.
-        mode: `weak` keeps the samples per device, `strong` those of the whole step.
+            point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size applies to
+            the whole job.
+        mode: `weak` keeps the samples per device constant, `strong` keeps the samples of the whole step constant.
         pairs: also measure every pair of devices.
         alone: also measure every GPU alone, with the first workload.
-        starts: number of starts of each point's job; a baseline that is still in doubt is started once more.
-        accuracy: half the 95 % interval of a mean step time, as a share of it.
+        starts: number of starts of each point's job. A baseline that is not yet conclusive is started once more.
+        accuracy: half the 95 % interval of a mean step time, as a share of the mean.
         seconds: longest measurement of a point.
         warmup_s: longest warm-up of a point.
         budget_s: begin no point after this many seconds of measuring; the most useful points come first.
-        recorded: points to record for the waterfall: `auto` the largest of each strategy that communicates, and their
-            baselines; `first` those of the first strategy only.
+        recorded: points to record for the waterfall: `auto` for the largest of each strategy that communicates, and
+            their baselines; `first` for those of the first strategy only; `all`; `none`.
         halve: halve the batch of a point that runs out of memory, until it fits.
-        again: measure again what failed before.
-        measure_only: save the points without conclusions, which can be drawn elsewhere while the GPUs do other work.
+        again: measure points again that failed before.
+        measure_only: save the points without conclusions, so that another machine can derive these later.
         wanted: optional results.
     """
 

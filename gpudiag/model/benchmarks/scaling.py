@@ -1,7 +1,7 @@
-"""Scaling: throughput over devices, and the reason of each lost percent (`scaling.json`, `gpudiag/scaling/1`).
+"""Define throughput over numbers of devices, and the causes of each loss (`scaling.json`, `gpudiag/scaling/1`).
 
-A *point* is one training job on a fixed set of devices, measured in unprofiled steps. Comparisons always state samples
-per device and step, precision, layout, and source of the batches.
+A *point* is one training job on a fixed set of devices, measured in unprofiled steps. Comparisons always state the
+samples per device and step, the precision, the memory format, and the source of the batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCALING_SCHEMA = "gpudiag/scaling/1"
 POINT_SCHEMA = "gpudiag/scale-point/1"
 
 SCALING_FILE = "scaling.json"
-#: A setting that a run's record lacks.
+#: Value of a setting that a run's record does not contain.
 NOT_RECORDED = "unknown"
 POINT_FILE = "point.json"
 
@@ -38,12 +38,12 @@ Mode = Literal["weak", "strong"]
 NO_P2P = "-no-p2p"
 
 PointStatus = Literal["measured", "failed", "not measured"]
-#: Amounts whose duration can be estimated.
+#: Units of work whose duration can be estimated.
 Amount = Literal["samples", "iterations", "voxels"]
 
-#: Losses from N times one device's throughput down to the measured one, in drawing order.
+#: Losses from N times one device's throughput down to the measured throughput, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: Losses without recorded steps: without communication, and the whole cost of communication.
+#: Losses if no steps were recorded: `together` without communication, and `exchange` for all of communication.
 MEASURED_LOSSES = ("together", "exchange")
 
 #: Parts of a step's time, in the order in which the simulation removes them.
@@ -68,8 +68,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that points must share to be compared: host, devices, software.
 
     Attributes:
-        gpus: model names of the GPUs that training could use, by index; empty for CPU processes.
-        which: digest of these GPUs' UUIDs, which distinguishes equal machines whose hosts may have equal names.
+        gpus: model names of the GPUs that training could use, sorted by index; empty for CPU processes.
+        which: digest of these GPUs' UUIDs, which distinguishes equal machines even if their hosts have equal names.
     """
 
     host: str = ""
@@ -80,11 +80,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, str] = {}
 
     def differences(self, other: Machine) -> list[str]:
-        """Return what makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`).
+        """Return the differences that make points of two machines incomparable, in words (`torch 2.11 and not 2.13`).
 
-        Unknown values count as equal. Two machines of one kind have different hosts: ResNet-50 took 18 ms on one
-        machine's GPU and 33 ms on another's, whose host was busy. An efficiency computed from points of both machines
-        would describe neither.
+        Unknown values count as equal. Machines of one kind are incomparable because their hosts differ: ResNet-50 took
+        18 ms on one machine's GPU, and 33 ms on the GPU of another machine with a busy host.
         """
         pairs = (
             ("GPUs", ", ".join(self.gpus), ", ".join(other.gpus)),
@@ -101,7 +100,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples per second of one start of a point's job, with the 95 % interval of its steps alone."""
+    """Samples per second of one start of a point's job, with a 95 % interval from the steps of this start only."""
 
     samples_per_s: Throughput
     ci95: tuple[Difference, Difference]
@@ -109,33 +108,33 @@ class StartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A point. Missing figures are None, and `error` says why.
+    """A point. Missing figures are None, and `error` gives the reason.
 
     Attributes:
-        id: names its run directory, `points/<id>`; made of the fields up to `threads`.
+        id: name of the run directory `points/<id>`, derived from the fields up to `threads`.
         strategy: `nccl-no-p2p` if peer access was off.
         device_indices: indices of GPUs or CPU processes (0, 1, ...).
         batch_per_device, global_batch: samples per step.
         options: options of the strategy and the job that are not the default.
         threads: CPU threads of each process.
-        samples_per_s, ci95: of all devices together, mean of all starts; the interval covers differences between
-            starts.
-        paced_by_host: whether the host enqueued work no faster than the device did it; None if unknown.
-        freedom: degrees of freedom of the Student t behind `ci95`.
-        mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device; `jitter_ms` is 1.4826 times
-            the median absolute deviation; `step_ms` is the mean.
-        steps: unprofiled steps.
-        per_device_samples_per_s: in the order of `device_indices`.
-        warmup_steps, warmup_seconds, settled: the warm-up, and whether step times had settled by then.
-        baseline: id of the one-device point behind `speedup`: same strategy, same samples per device (weak) or per step
-            (strong), same everything else.
-        speedup, efficiency: samples per second over the baseline's, and that over the number of devices; None if the
-            baseline is not conclusive, which a remark says.
-        voxels_per_sample, mvox_per_s: of workloads that predict a volume: mean voxels that a block writes, and voxels
-            written per second, each once, over the whole volume.
+        samples_per_s, ci95: throughput of all devices together, mean of all starts. The interval covers differences
+            between starts.
+        paced_by_host: whether the host enqueued work no faster than the device completed it; None if unknown.
+        freedom: degrees of freedom of Student's t distribution for `ci95`.
+        mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device. `jitter_ms` is 1.4826 times
+            the median absolute deviation. `step_ms` is the mean.
+        steps: number of unprofiled steps.
+        per_device_samples_per_s: throughput of each device in the order of `device_indices`.
+        warmup_steps, warmup_seconds, settled: the warm-up, and whether step times were stable at its end.
+        baseline: id of the one-device point to which `speedup` refers: same samples per device (weak) or per step
+            (strong), and all other settings equal.
+        speedup, efficiency: throughput divided by the baseline's, and this ratio divided by the number of devices. None
+            if the baseline is not conclusive; a remark then says so.
+        voxels_per_sample, mvox_per_s: for workloads that predict a volume: mean number of voxels that a block writes,
+            and million voxels written per second over the whole volume, each voxel counted once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
-        alone: this GPU alone, to find one that differs from the others.
-        profiled: run directory with its trace and analysis, relative to `scaling.json`; None if not profiled.
+        alone: whether the point measures one GPU alone, to find a GPU that differs from the others.
+        profiled: run directory with the trace and analysis, relative to `scaling.json`; None if not profiled.
         halved_from: id of the point whose larger batch did not fit.
         seconds: duration of the point, set-up included.
     """
@@ -195,15 +194,15 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a step's time without the profiler (`parts.json`), in milliseconds.
 
     Attributes:
-        timed_ms: the mean unprofiled step.
-        replayed_ms: the what-if simulation's step; its parts add up to it.
-        recorded_ms: the mean recorded step, with the profiler.
-        profiler_us_per_event: assumed profiler overhead per event on the host, so that the simulation takes as long as
-            the unprofiled steps.
-        parts_ms: by name of `STEP_PARTS`; `disturbed` is contention of kernels with collectives.
-        scaled_by: factor on all parts (on CPUs), or all but the kernels' (on GPUs), if recorded steps were longer than
-            the unprofiled ones beyond the profiler's overhead; else 1.
-        hidden_communication_ms: communication that the step does not wait for.
+        timed_ms: mean unprofiled step.
+        replayed_ms: step of the what-if simulation, the sum of `parts_ms`.
+        recorded_ms: mean recorded step, with the profiler.
+        profiler_us_per_event: assumed profiler overhead per event on the host, chosen so that the simulated step equals
+            the unprofiled one.
+        parts_ms: name in `STEP_PARTS` → time; `disturbed` is contention of kernels with collectives.
+        scaled_by: factor on all parts (on CPUs), or on all but the kernels' (on GPUs), if recorded steps exceeded the
+            unprofiled ones by more than the profiler's overhead; else 1.
+        hidden_communication_ms: communication for which the step does not wait.
     """
 
     schema: str = PARTS_SCHEMA
@@ -218,7 +217,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded steps of a point: their run directory, relative to the benchmark's, and their parts if known."""
+    """Recorded steps of a point: run directory, relative to the benchmark's directory, and parts if known."""
 
     directory: str
     parts: StepParts | None
@@ -227,7 +226,7 @@ class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """A loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
 
-    A negative loss is a gain: with N devices this part took less than with one.
+    A negative loss is a gain: this part of the step took less time with N devices than with one.
     """
 
     name: str
@@ -240,7 +239,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """Losses from N times one device's throughput (100 %) down to the throughput of N devices.
 
     `reached_percent` and the losses' percents sum to 100. `rest` is the unexplained residual between the simulations of
-    the two points. Without recorded steps the losses are those of `MEASURED_LOSSES`, and `parts` is None.
+    the two points. If no steps were recorded, the losses are `MEASURED_LOSSES`, and `parts` is None.
     """
 
     point: str
@@ -259,10 +258,10 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected throughput on more devices, with the same samples per device, in percent of N times one device.
+    """Expected throughput on more devices, with the same samples per device.
 
     Attributes:
-        efficiency, samples_per_s: expected values, with the range that measured points and assumptions leave.
+        efficiency, samples_per_s: expected values, with the range that measured points and assumptions allow.
         network: network between machines; empty within the measured machine.
     """
 
@@ -275,13 +274,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
     """The fitted cost of one workload and strategy, and its forecasts.
 
-    step_ms(n) = compute_ms + transfer_ms * 2 (n - 1) / n + latency_ms * growth(n), for 2 <= n; `growth` is n - 1 for a
-    ring and log2 n for a tree; both are fitted, and the range covers both.
+    step_ms(n) = compute_ms + transfer_ms * 2 (n - 1) / n + latency_ms * growth(n) for n >= 2 devices. `growth` is n - 1
+    for a ring and log2 n for a tree. Ring and tree are fitted, and the forecasts' ranges cover both.
 
     Attributes:
         worst_error: largest relative deviation of a measured point from the fit.
-        degrees: measured points minus fitted terms; 0 means that the fit is exact by construction and unchecked.
-        assumptions: in words.
+        degrees: number of measured points minus fitted terms. With 0, the fit is exact by construction and unchecked.
+        assumptions: assumptions in words.
     """
 
     workload: str
@@ -302,14 +301,14 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """Duration of a given amount of training at a measured point's speed.
+    """Duration of a given number of samples, iterations or voxels at a measured point's speed.
 
     Attributes:
-        of: kind of the amount: samples, iterations, or voxels.
-        iterations: number of steps; a step of N devices has N times the samples of a step of one.
+        of: the given unit: samples, iterations, or voxels.
+        iterations: number of steps of the whole job.
         per_minute: iterations per minute.
-        like_one_device_hours: hours for the samples of as many iterations on one device, if an iteration on N devices
-            has N times its samples; else None.
+        like_one_device_hours: hours for the samples that one device trains in as many iterations, if an iteration on N
+            devices has N times the samples; else None.
         mvox_per_s: million voxels written per second.
     """
 
@@ -325,7 +324,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
+    """Throughput of a GPU alone, also relative to the median of all GPUs. `odd` marks an outlier."""
 
     index: Ordinal
     name: str
@@ -336,7 +335,7 @@ class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two GPUs together, compared with the sum of each alone."""
+    """Throughput of two GPUs together, compared with the sum of each alone."""
 
     indices: tuple[Ordinal, Ordinal]
     link: str
@@ -359,7 +358,7 @@ class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact that matters for the use of the figures: `code` for scripts, `message` for people."""
+    """A remark on the use of the figures: `code` for scripts, `message` for people."""
 
     code: str
     message: str
@@ -368,7 +367,7 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `gpudiag scale`; its JSON is a contract (`gpudiag/scaling/1`).
 
-    Several workloads are joined by a comma in `workload`, and each point names its own.
+    `workload` lists several workloads with commas; each point names its own workload.
     """
 
     schema: str = SCALING_SCHEMA

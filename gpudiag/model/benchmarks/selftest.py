@@ -1,4 +1,4 @@
-"""Selftest: the plan of its training processes, their measurements, and the results."""
+"""Define the selftest's plan for training processes, their measurements, and the results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A fault to inject.
 
     Attributes:
-        name: names its run directory.
+        name: name of the fault's run directory.
         kind: `CatalogueEntry.kind` of the fault.
-        amount: its size as a share of the clean step.
-        ranks: the ranks that have it; empty for all.
+        amount: size of the fault as a share of the clean step.
+        ranks: the ranks that have the fault; empty for all.
         marked: mark the profiled steps through `gpudiag.profile`; otherwise only the profiler runs.
-        job: a whole job, whose loss to its own host is measured too.
+        job: whether the fault is a whole job, whose launch overhead is measured too.
     """
 
     name: str
@@ -50,9 +50,9 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
     Attributes:
         pairs: number of blocks with the fault, and of blocks without.
         block_ms: approximate duration of a block at the clean step time.
-        least_steps: fewest steps of a block.
-        active: recorded steps.
-        warm_up_s: training before the first measurement.
+        least_steps: minimum number of steps of a block.
+        active: number of recorded steps.
+        warm_up_s: duration of training before the first measurement.
         background: costs of the clean job itself, measured like faults but neither recorded nor judged.
     """
 
@@ -71,7 +71,7 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
 
 
 class StepBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive steps, all with the fault or all without; `step_ms[rank][step]`."""
+    """Consecutive steps, all with the fault or all without it. Times are `step_ms[rank][step]`."""
 
     on: bool
     step_ms: tuple[tuple[Milliseconds, ...], ...]
@@ -82,7 +82,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
 
     For a whole job, `blocks` compare the job with and without communication. `held` compare the unchanged job with
     steps whose work is launched before the device begins; the difference is the launch overhead. `amount_ms` is the
-    intended size of the fault (time late, time of extra work); its cost follows from the blocks.
+    intended size of the fault (delay, time of extra work). The cost of the fault follows from the blocks.
     """
 
     schema: str = ABLATION_SCHEMA
@@ -97,7 +97,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The true cost per step: faulty minus clean, in milliseconds, and its standard error over pairs of blocks."""
+    """The true cost per step (`ms`: faulty minus clean), and its standard error over pairs of blocks."""
 
     clean_ms: Milliseconds
     faulty_ms: Milliseconds
@@ -106,10 +106,9 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should report; no code for a clean run. `causes` are the right ones, empty for
-    any.
+    """The finding that the diagnosis should report. A clean run has no `code`. `causes` is empty if any is right.
 
-    `or_else` are alternative right findings with their causes, because the remedy is the same or because both are true.
+    `or_else` maps codes of alternative right findings to their causes, because the remedy is the same or both are true.
     """
 
     code: str | None
@@ -119,16 +118,16 @@ class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codes(self) -> frozenset[str]:
-        """Every right code; empty for a clean run."""
+        """Return all right codes; none for a clean run."""
         return frozenset() if self.code is None else frozenset({self.code, *self.or_else})
 
     def causes_of(self, code: str) -> tuple[str, ...]:
-        """Return the right causes of a right code; empty for any."""
+        """Return the right causes of a right code; empty if any cause is right."""
         return self.causes if code == self.code else self.or_else.get(code, ())
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding, in short."""
+    """The main fields of a finding."""
 
     code: str
     ranks: tuple[Ordinal, ...]
@@ -138,20 +137,21 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault: the true cost beside the finding.
+    """A fault's true cost and the reported finding.
 
     Attributes:
         found: the actionable finding with the largest savings; None without one.
-        others: other findings above the alarm level after removing larger causes.
-        exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of that size is
+        others: other findings with savings above the alarm level after larger causes are removed.
+        exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             no false alarm.
-        launching_ms: likewise its loss to its host's launching.
-        included_ms: part of these that removing the found cause saves too, so that the found amount may include it.
-        tolerance_ms: allowed difference between found and true cost; for a clean run the alarm level.
-        verdict: `too small` if the fault costs less than the tolerance or the alarm level here, so that no finding is
-            required; it must still raise no other alarm.
-        why: what is wrong, one line each; empty for a right row.
-        run_dir: relative to the output directory.
+        launching_ms: launch overhead of the clean job, by ablation; None if not measured.
+        included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
+            the finding may include this share.
+        tolerance_ms: allowed difference between found and true cost; for a clean run, the alarm level.
+        verdict: `too small` if the fault costs less than the tolerance or the alarm level, so that no finding is
+            required. The fault must still raise no other alarm.
+        why: errors of the row, one line each; empty for a right row.
+        run_dir: run directory, relative to the output directory.
     """
 
     workload: str
@@ -173,7 +173,7 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be injected although it should have been, and why."""
+    """A fault that should have been injected but could not, and the reason."""
 
     schema: str = FAILURE_SCHEMA
     fault: str
@@ -181,7 +181,7 @@ class FaultFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be injected here, and why; `failed` if it was tried."""
+    """A fault that could not be injected here, and the reason. `failed` is True if it was tried."""
 
     fault: str
     why: str
@@ -189,7 +189,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of right rows among the rows that can show one aspect, and the share's 95 % Wilson interval."""
+    """Number of right rows among the rows that test one aspect, and the 95 % Wilson interval of the share."""
 
     name: str
     right: Count
@@ -199,7 +199,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selftest(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `gpudiag selftest`; its JSON is a contract (`gpudiag/selftest/1`). `tolerance` is in words."""
+    """The result of `gpudiag selftest`, a JSON contract (`gpudiag/selftest/1`). `tolerance` is in words."""
 
     schema: str = SELFTEST_SCHEMA
     device: Literal["cuda", "cpu"]

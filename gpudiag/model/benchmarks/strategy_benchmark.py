@@ -1,4 +1,4 @@
-"""Strategy benchmark: plan and results of measuring strategies on one workload in turns, in one set of processes."""
+"""Define plan and results of a strategy benchmark: strategies measured in turns, in one set of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason for a candidate without turns: no time was left.
+#: Reason why a candidate has no turns.
 NO_TIME = "there was no time left to measure it"
 
 
-#: Fewest rounds for a rank: intervals of fewer rounds are not informative.
+#: Minimum number of rounds for a rank, because intervals of fewer rounds are not informative.
 RANKED_ROUNDS = 3
 
 
@@ -33,9 +33,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workload: a built-in name.
         batch_size: samples per device and step; None for the workload's default.
-        candidates: the candidates, `independent` included.
-        cannot: labels of those that cannot run here, and why.
-        finalists: number of candidates to measure besides `independent`: the best by prediction. 0 for all.
+        candidates: the candidates, including `independent`.
+        cannot: label of a candidate that cannot run here → reason.
+        finalists: number of candidates to measure besides `independent`, the best by prediction first; 0 for all.
         seconds: duration of measuring in turns.
     """
 
@@ -54,12 +54,12 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True, tag="stra
 
     Attributes:
         p2p: False if peer access is switched off.
-        least_rounds, most_rounds: number of turns of each candidate.
+        least_rounds, most_rounds: minimum and maximum number of turns of each candidate.
         block_ms: duration of a turn.
-        least_steps: fewest steps of a turn.
+        least_steps: minimum number of steps of a turn.
         measure: False to stop after measuring gradients, compute and transports.
-        began: Unix time in seconds of the request.
-        limit_s: approximate time from then to the end of the processes; candidates without time left are not measured.
+        began: Unix time of the request in seconds.
+        limit_s: approximate time from `began` to the end of the processes. Candidates without time left are skipped.
     """
 
     device: Literal["cuda", "cpu"]
@@ -79,10 +79,10 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one candidate.
 
     Attributes:
-        round_ms: mean step of its turn in each round, of the slowest rank. A candidate that is clearly slow has no
-            turns; then the steps of its warm-up.
-        steps: measured steps per turn.
-        cannot: why it was not measured, or not to the end.
+        round_ms: mean step of the candidate's turn in each round, on the slowest rank. For a clearly slow candidate,
+            which has no turns, the steps of its warm-up.
+        steps: number of measured steps per turn.
+        cannot: reason why the candidate was not measured, or not to the end.
     """
 
     candidate: Candidate
@@ -98,11 +98,11 @@ class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
         p2p: False if peer access was switched off.
         peer_access: whether every pair of GPUs copies directly; None without GPUs.
         gradients: measured sizes, compute and time at which each gradient is ready.
-        transports: all-reduces of the sizes of its buckets.
-        predictions: of all candidates, from the facts, `gradients` and `transports`, made before measuring.
-        turns: of the candidates that were measured, or that failed.
-        seconds: duration by phase; `start` ends when the processes run.
-        setup_s: duration of the phase `setup`, by candidate.
+        transports: measured all-reduces of the sizes of the gradients' buckets.
+        predictions: predicted costs of all candidates, from the facts, `gradients` and `transports`, before measuring.
+        turns: measurements of the candidates that were measured or that failed.
+        seconds: phase → duration; `start` ends when the processes run.
+        setup_s: candidate → duration of its phase `setup`.
     """
 
     schema: str = STRATEGY_BENCHMARK_SCHEMA

@@ -1,4 +1,4 @@
-"""A sweep: several training jobs that run in sequence in one set of processes."""
+"""Define a sweep: several training jobs that run in sequence in one set of processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from gpudiag.model.job import Job
 from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
-#: File beside a job's record, written when its turn came, with the outcome.
+#: File with a job's outcome beside the job's record, written when the job's turn begins and when it ends.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
 
@@ -16,8 +16,8 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A job of a sweep.
 
     Attributes:
-        directory: its run directory, relative to the directory above the sweep's.
-        ranks: the participating processes of the sweep; the others wait. On GPUs also the devices.
+        directory: run directory, relative to the parent of the sweep's directory.
+        ranks: the participating processes of the sweep; the others wait. On GPUs, these are also the device indices.
         accuracy, seconds: as in `gpudiag.training.session.step_counts.TimingTarget`.
         warmup_s: longest automatic warm-up.
         recorded: profile a few steps after the unprofiled ones.
@@ -35,19 +35,19 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
-    """All jobs, in their order."""
+    """All jobs in the order of execution."""
 
     entries: tuple[SweepEntry, ...]
 
 
 class EntryOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one entry; an outcome with only `began` means that the entry did not end.
+    """Outcome of one entry. If it has only `began`, the entry did not end.
 
     Attributes:
-        seconds: duration, set-up included.
-        error: why it failed, one line.
-        out_of_memory: it failed because a device's memory was insufficient.
-        usage: it failed because its options contradict each other.
+        seconds: duration including set-up.
+        error: reason of a failure, one line.
+        out_of_memory: whether the entry failed because a device's memory was insufficient.
+        usage: whether the entry failed because its options contradict each other.
     """
 
     schema: str = OUTCOME_SCHEMA

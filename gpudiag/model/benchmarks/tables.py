@@ -1,4 +1,4 @@
-"""Tables of results: many runs and machines, ranked if comparable (`gpudiag/table/1`); forms of earlier benchmarks."""
+"""Define tables of results of many runs, ranked if comparable (`gpudiag/table/1`), and forms of earlier benchmarks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the path that the user gave.
-        rank: 1 for the highest throughput among comparable rows; None if there is no other, if it trains no common
-            model (`independent`), or has no figure.
-        verdict: the first conclusion of the analysis kept with the run, in a few words; "" without one.
+        rank: 1 for the highest throughput among comparable rows. None if there is no other row, if the run trains no
+            common model (`independent`), or if it has no throughput.
+        verdict: the first conclusion of the run's saved analysis, in a few words; "" without one.
     """
 
     source: str
@@ -29,14 +29,14 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one machine with one set of software, which may be ranked."""
+    """Rows of one machine with one set of software versions, which may be ranked."""
 
     machine: str
     rows: tuple[ResultRow, ...]
 
 
 class Comparable(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows with equal training settings; `refusals` say why their environments are not ranked together."""
+    """Rows with equal training settings. `refusals` has the reasons why environments are not ranked together."""
 
     setting: str
     devices: int
@@ -47,7 +47,7 @@ class Comparable(msgspec.Struct, frozen=True, kw_only=True):
 class ResultsTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table of all given results.
 
-    `refusals` say why groups of one workload are not ranked together; `left_out` are unreadable inputs, one line each.
+    `refusals` has the reasons why groups of one workload are not ranked together; `left_out` lists unreadable inputs.
     """
 
     schema: str = TABLE_SCHEMA
@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A form; None in a row is unknown. Without rows, `missing` names the measurements that the form needs."""
+    """A table in one form. None in a row is unknown. Without rows, `missing` names the required measurements."""
 
     form: str
     columns: tuple[Column, ...]
@@ -94,12 +94,12 @@ class FormTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Title of the form."""
+        """Return the title of the form."""
         return FORMS[self.form]
 
 
 class FormTables(msgspec.Struct, frozen=True, kw_only=True):
-    """All requested forms; `machines` describes the machines by source, `left_out` are unreadable inputs."""
+    """All requested forms. `machines` maps sources to descriptions; `left_out` lists unreadable inputs."""
 
     schema: str = FORM_TABLES_SCHEMA
     machines: dict[str, str]

@@ -1,4 +1,4 @@
-"""Tries: changes of a job, trained by turns with the unchanged job, and their savings beside the prediction."""
+"""Define tried changes: jobs that are trained in turns with the unchanged job to measure their savings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpudiag.model.job import Change, Job
 from gpudiag.model.quantities import Milliseconds
 
 TRIES_SCHEMA = "gpudiag/tries/1"
-#: Pairs of blocks, one of the unchanged and one of the changed job.
+#: Number of pairs of blocks, one of the unchanged and one of the changed job.
 PAIRS = 8
 
 
 class TriesPlan(msgspec.Struct, frozen=True, kw_only=True, tag="tries"):
-    """The changed jobs, in their order; the launch's job is the unchanged one."""
+    """The changed jobs in the order of measuring. `LaunchRequest.job` is the unchanged one."""
 
     jobs: tuple[Job, ...]
 
@@ -23,8 +23,8 @@ class ChangeTurns(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         base_ms, changed_ms: mean step of the unchanged and the changed job in each pair of blocks, on the slowest rank.
-        skipped: why it does not fit the job or its device.
-        failed: why it was not measured to the end.
+        skipped: reason why the change does not fit the job or its device.
+        failed: reason why the change was not measured to the end.
     """
 
     change: Change

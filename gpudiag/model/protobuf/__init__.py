@@ -1,8 +1,8 @@
-"""Protobuf messages, built at run time from the descriptors beside this file: XSpace, Perfetto's traces, summaries.
+"""Build protobuf message classes at run time from the descriptors beside this file: XSpace, Perfetto, summaries.
 
-Classes that protoc generates require a protobuf runtime of about the same version, and TensorFlow pins a version;
-descriptors work with all versions. A separate descriptor pool avoids collisions with what TensorFlow registers in one
-process.
+Classes that protoc generates require a protobuf runtime of about the same version, and TensorFlow pins a version.
+Descriptors work with all versions. A separate descriptor pool avoids collisions with messages that TensorFlow registers
+in the same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def message_type(schema: str, message: str, undecoded: str = "") -> Any:
 
     Args:
         schema: `xplane`, `perfetto` or `summary`.
-        message: its name in the schema.
+        message: name of the message in the schema.
         undecoded: `Message.field` to keep as `bytes`, because decoding many small messages as Python objects takes
             longer than everything else.
     """
@@ -30,7 +30,7 @@ def message_type(schema: str, message: str, undecoded: str = "") -> Any:
         owner, _, name = undecoded.partition(".")
         (parent,) = (message for message in file.message_type if message.name == owner)
         (field,) = (known for known in parent.field if known.name == name)
-        # On the wire a submessage is bytes with a length before them.
+        # A submessage is encoded like bytes: its length, then its content.
         field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
         field.ClearField("type_name")
     pool = descriptor_pool.DescriptorPool()

@@ -1,4 +1,4 @@
-"""Host time by source line, as an analysis reports it."""
+"""Define host time by source line, as an analysis reports it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpudiag.model.quantities import Count, Milliseconds, Ordinal
 #: Maximum length of a line's code in a title, in characters.
 _LONGEST_CODE = 60
 
-#: What a line calls, as far as known.
+#: Kind of work that a line calls, as far as known.
 LineWork = Literal["input", "forward", "backward", "optimizer", "other"]
-#: The process that runs the line: that of the training thread, or a DataLoader's worker.
+#: Kind of the process that runs a line: the training process, or a DataLoader's worker.
 LineProcess = Literal["training", "worker"]
 
 
@@ -34,14 +34,14 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def words(self) -> str:
-        """Return `train.py:12 torch.save(…)`."""
+        """Return place and code, for example ``train.py:12 `torch.save(…)` ``."""
         code = self.text.partition("  #")[0].rstrip()
         code = code if len(code) <= _LONGEST_CODE else f"{code[: _LONGEST_CODE - 1]}…"
         return f"{self.place} `{code}`" if code else self.place
 
     @property
     def place(self) -> str:
-        """Return `train.py:12`."""
+        """Return file and line, for example `train.py:12`."""
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
@@ -49,20 +49,20 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the user's program, below one caller.
 
     Attributes:
-        rank: rank of the process; of a worker, the rank that it loads for.
-        process: whose line it is.
+        rank: rank of the process; for a worker, the rank for which it loads data.
+        process: kind of the process that runs the line.
         file, line, function: see `SourceLocation`.
         source: the line with its indentation; "" if it was not saved.
-        depth: number of reported lines that call it, one below the other; the caller is the last line before it with a
+        depth: number of reported lines on the call stack above the line. The caller is the last preceding line with a
             smaller depth.
-        work: what the line calls.
-        ms_per_step: time in the line and below, mean per step; per batch in a worker.
-        self_ms: time in the line outside of the lines below it.
-        device_idle_ms: part of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
-        samples: number of steps (batches) that were measured.
-        ci95: half the 95 % confidence interval of `ms_per_step`; None of fewer than two steps.
-        estimated: the line runs too often to be timed each time, so that its share of its function is that of the first
-            steps.
+        work: kind of work that the line calls.
+        ms_per_step: mean time in the line and its callees, per step; in a worker, per batch.
+        self_ms: time in the line outside of reported callees.
+        device_idle_ms: share of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
+        samples: number of measured steps (in a worker: batches).
+        ci95: half the 95 % confidence interval of `ms_per_step`; None with fewer than two steps.
+        estimated: whether the line runs too often to be timed each time, so that its share of its function's time is
+            taken from the first steps.
     """
 
     rank: Ordinal = 0
@@ -82,5 +82,5 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def location(self) -> SourceLocation:
-        """Return where the line is."""
+        """Return the location of the line."""
         return SourceLocation(file=self.file, line=self.line, function=self.function, text=self.source.strip())

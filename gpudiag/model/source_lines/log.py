@@ -1,4 +1,4 @@
-"""The log of line events of one process, as `training.session.line_log` writes it, and how to read it."""
+"""Define and read the log of one process's line events, which `training.session.line_log` writes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpudiag.model.run_directory import LINES_DIR, find_run_directory
 
 LINES_SCHEMA = "gpudiag/lines/1"
 
-#: Values of an event that are no line number.
+#: Values of an event that are no line numbers.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
-#: `CALLS` - n: n functions that are not recorded were called since the event before; `sys.settrace` slows each.
+#: Value `CALLS - n`: n unrecorded functions were called since the previous event. `sys.settrace` slows each call.
 CALLS = -1000
-#: Values of an event that say which work the current line calls.
+#: Values of an event → kind of work that the current line calls.
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
 #: Values of an event that begin and end a range named `input`, in which all lines are input.
 INPUT_BEGIN, INPUT_END = -15, -16
@@ -29,18 +29,18 @@ INPUT_BEGIN, INPUT_END = -15, -16
 #: Maximum size of a log and of all logs together, unpacked, in bytes, and maximum number of logs. Events in memory take
 #: up to ten times the bytes of the file.
 MAX_LOG_BYTES, MAX_TOTAL_BYTES, _MAX_LOGS = 64 << 20, 256 << 20, 4096
-#: Number of files whose text is unknown that are named.
+#: Maximum number of named files without text.
 _SHOWN_FILES = 3
-#: Logs of ranks.
+#: Names of the logs of ranks.
 _RANK_LOG = re.compile(r"rank(\d{1,7})\.json\.gz", re.ASCII)
-#: Logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
+#: Names of the logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
 _WORKER_LOG, _MAX_WORKERS = re.compile(r"worker\d{1,12}(-[0-9a-f]{1,16})?\.json\.gz", re.ASCII), 256
 _NAME = Annotated[str, msgspec.Meta(max_length=4096)]
 _UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
 
 class Code(msgspec.Struct, frozen=True):
-    """A function; `own` is False in a library that drives the loop."""
+    """A function. `own` is True if it belongs to the user's program, False if to a library that drives the loop."""
 
     file: _NAME
     function: _NAME
@@ -63,7 +63,7 @@ class Events(msgspec.Struct, frozen=True):
     """Events as columns.
 
     Attributes:
-        ns: differences of times; the first is a time of `perf_counter_ns`.
+        ns: time since the previous event; for the first event, its time on the clock of `perf_counter_ns`.
         code: index of the function; -1 for none.
         value: line number, or one of `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `CALLS` and
             the keys of `WORK`.
@@ -74,7 +74,7 @@ class Events(msgspec.Struct, frozen=True):
     value: list[Number]
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (time, code, value) of each event."""
+        """Yield (time in ns, code, value) of each event."""
         at_ns = 0
         for ns, code, value in zip(self.ns, self.code, self.value, strict=False):
             at_ns += ns
@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Consecutive steps: without the profiler (`alone`), or those of a recording; `threads` has those of others."""
+    """Line events of consecutive steps, of the training thread and of other `threads`; `alone` is without profiler."""
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -118,10 +118,10 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
 
     Attributes:
         by: `events`: `sys.monitoring`. `traced`: `sys.settrace`, which slows pure Python.
-        call_ns: cost of an event, or of a call of a function that is not recorded, under `sys.settrace`; 0 if unknown.
+        call_ns: cost of an event, or of a call of an unrecorded function, under `sys.settrace`; 0 if unknown.
         unavailable: the reason why nothing was recorded, or recording ended early; "" otherwise.
         directory: the program's working directory.
-        stack: (code, line) of the loop's frames as the first section began, outermost first.
+        stack: (code, line) of the frames around the loop at the begin of the first section, outermost first.
         codes: the functions.
         texts: file → line number → text.
         without_text: file → reason why its text is unknown.
@@ -145,10 +145,10 @@ class LineLogs(msgspec.Struct, frozen=True):
     """The logs of a run.
 
     Attributes:
-        ranks: log of each process, by the rank of its first device.
+        ranks: rank of a process's first device → log.
         workers: logs of DataLoader workers.
         unread: names of files that could not be read, with the reason.
-        omitted: names of files that were not read, because all together are too large.
+        omitted: names of files that were not read, because all logs together are too large.
     """
 
     ranks: dict[int, ProcessLines] = {}
@@ -158,7 +158,7 @@ class LineLogs(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> str:
-        """Return why lines of some processes are unknown; "" if none are missing."""
+        """Return the reasons why lines of some processes are unknown; "" if none are missing."""
         reasons = [log.unavailable for log in self.ranks.values() if log.unavailable]
         reasons += [f"in a DataLoader worker, {log.unavailable}" for log in self.workers if log.unavailable]
         reasons += [f"{name} cannot be read" for name in self.unread]
@@ -170,7 +170,7 @@ class LineLogs(msgspec.Struct, frozen=True):
 
     @property
     def without_text(self) -> str:
-        """Return why the text of some lines is unknown; "" if none is."""
+        """Return the reasons why the text of some lines is unknown; "" if all text is known."""
         logs = (*self.ranks.values(), *self.workers)
         reasons = {f"{file} {reason}": None for log in logs for file, reason in sorted(log.without_text.items())}
         more = f", and {len(reasons) - _SHOWN_FILES} more" if len(reasons) > _SHOWN_FILES else ""
@@ -178,7 +178,7 @@ class LineLogs(msgspec.Struct, frozen=True):
 
     @property
     def has_lines(self) -> bool:
-        """Return whether lines of some rank are known."""
+        """Return whether lines of at least one rank are known."""
         return any(log.sections for log in self.ranks.values())
 
     def workers_of(self, rank: int) -> tuple[ProcessLines, ...]:
@@ -190,7 +190,7 @@ class LineLogs(msgspec.Struct, frozen=True):
 def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
     """Return the logs beside the given traces, if a single path names a run directory.
 
-    Logs that cannot be read, and logs beyond `MAX_TOTAL_BYTES`, are named. Ranks are read before workers.
+    Unreadable logs and logs beyond `MAX_TOTAL_BYTES` are listed by name. Workers' logs are read last.
     """
     directory = find_run_directory(paths)
     ranks: dict[int, ProcessLines] = {}
@@ -223,7 +223,7 @@ def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
 
 
 def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
-    """Return the processes of the readable logs in a run directory, by the file's name."""
+    """Return file name → origin, for the readable logs in a run directory."""
     origins = {}
     for path in _log_files(directory):
         with contextlib.suppress(*_UNREADABLE):
@@ -234,9 +234,9 @@ def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
 
 
 def logs_of_rank(origins: Mapping[str, LogOrigin], rank: int) -> dict[str, str]:
-    """Return the paths in a run directory of the logs of a rank's process and of its workers, with those of copies.
+    """Return log → copy, as paths in a run directory, for the logs of a rank's process and of its workers.
 
-    Names of workers' logs contain process numbers, which may be equal on two machines, so copies add the rank.
+    Names of workers' logs contain process numbers, which may be equal on two machines, so names of copies add the rank.
     """
     own = f"rank{rank}.json.gz"
     process = origins.get(own)
@@ -248,7 +248,7 @@ def logs_of_rank(origins: Mapping[str, LogOrigin], rank: int) -> dict[str, str]:
 
 
 def _log_files(directory: Path | None) -> list[Path]:
-    """Return the logs of ranks in their order, then the others."""
+    """Return the logs of ranks, sorted by rank, then the other logs."""
     folder = None if directory is None else directory / LINES_DIR
     if folder is None or folder.is_symlink() or not folder.is_dir():
         return []
@@ -258,7 +258,7 @@ def _log_files(directory: Path | None) -> list[Path]:
 
 
 def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
-    """Return the unpacked log; None if it is larger than `most_bytes`, less than the limit of a log."""
+    """Return the unpacked log; None if it is larger than `most_bytes` and this is below the limit of a single log."""
     if path.is_symlink() or not path.is_file():
         raise ValueError("no regular file")
     limit = min(most_bytes, MAX_LOG_BYTES)

@@ -1,7 +1,7 @@
-"""Provide `msgspec`, or the part of it that a training process needs if the job's interpreter lacks it.
+"""Provide `msgspec`, or a replacement for training processes if the job's interpreter lacks it.
 
 A command under `gpudiag profile --` may run in an interpreter that has PyTorch and none of gpudiag's other
-dependencies. Every module that is loaded there imports `msgspec` from here. gpudiag's own interpreter always has it.
+dependencies. Modules that the command loads import `msgspec` from this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Implement the part of msgspec's interface that a training process uses, with the standard library alone.
 
-Structs are dataclasses; JSON uses the `json` module. Files and messages are the same to their readers: NaN and infinity
-become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads only records
-of its own job.
+Structs are dataclasses, and JSON uses the `json` module. Readers see no difference in files and messages: NaN and
+infinity become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads
+only records of its own job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ValidationError(DecodeError):
 
 
 class Meta:
-    """Accept the bounds of annotations; they are not checked here."""
+    """Accept the bounds of annotations without checking them."""
 
     def __init__(self, **bounds: Any) -> None:
         self.bounds = bounds

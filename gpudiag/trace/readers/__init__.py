@@ -1,7 +1,7 @@
-"""Readers, one folder per format: from a profiler's file to events with roles.
+"""Convert profilers' files to events with roles, with one reader per format in a folder.
 
-Only a reader knows the names that a framework or a version gives to events. A reader is a module with the names of
-`Reader`. A reader of another package is found by its entry point in the group `gpudiag.readers`.
+Only a reader knows the names that a framework or a version gives to events. A reader is a module that defines the names
+of the protocol `Reader`. Other packages provide readers by entry points in the group `gpudiag.readers`.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ _DEFAULT = "kineto"
 class Reader(Protocol):
     """Reader of the files of one format.
 
-    A reader may also define two functions, whose defaults suit formats with one rank per file:
+    A reader may also define two functions, if the format may have several ranks per file or unusual sizes in memory:
 
     `assign_ranks(files, world_size)`: set the ranks of all traces that it read; see `gpudiag.trace.ranks`.
     `memory_bytes(path, size)`: estimate the memory that reading a file takes, from its size on disk.
 
     Attributes:
-        ENDINGS: endings of the names of such files, in lower case.
+        ENDINGS: endings of names of files in the format, in lower case.
     """
 
     ENDINGS: tuple[str, ...]
 
     def recognises(self, path: Path) -> bool:
-        """Return whether a file found in a directory has this format, by its name or else its first bytes."""
+        """Return whether a file found in a directory has this format, by its name or else by its first bytes."""
 
     def read(self, path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
         """Return the traces in a file: one, or one per device.
 
         Args:
             path: the file.
-            shown: its name in messages and in `Trace.source`.
-            limits: limits on its unpacked size.
+            shown: name of the file in messages and in `Trace.source`.
+            limits: limits on the unpacked size.
 
         Raises:
-            UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
-            NotATraceError: not of this format.
-            TooLargeError: it unpacks to more than the limits allow.
+            UnreadableInputError: the file is missing, damaged, cut short, or a trace without events.
+            NotATraceError: the file does not have this format.
+            TooLargeError: the file unpacks to more than the limits allow.
         """
 
 
@@ -60,7 +60,7 @@ def reader_named(name: str) -> Reader:
 
 
 def reader_of(path: Path) -> Reader:
-    """Return the reader for a file that the user named: by its ending, by its content, or else the default."""
+    """Return the reader for a file that the user named: by the file's ending, by its content, or else the default."""
     for reader in _built_in():
         if path.name.lower().endswith(reader.ENDINGS):
             return reader
@@ -68,7 +68,7 @@ def reader_of(path: Path) -> Reader:
 
 
 def recognised(files: list[Path]) -> list[Path]:
-    """Return the traces among the files of a directory: those of the first format that has any."""
+    """Return the traces among the files of a directory: all files of the first format that is present."""
     for reader in _all_readers():
         if traces := [path for path in files if reader.recognises(path)]:
             return traces
@@ -103,7 +103,7 @@ def _built_in() -> Iterator[Reader]:
 
 
 def _all_readers() -> Iterator[Reader]:
-    """Yield the built-in readers first, so that others are searched for only if no built-in one fits."""
+    """Yield the built-in readers first, so that other packages are searched only if no built-in reader fits."""
     yield from _built_in()
     yield from _third_party()
 

@@ -1,4 +1,4 @@
-"""Names that do not depend on the profiler: of collectives, kernels, and host calls of CUDA and HIP."""
+"""Interpret names that do not depend on the profiler: of collectives, kernels, and host calls of CUDA and HIP."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Ev
 #: Operation of a communication kernel whose name does not state one.
 UNKNOWN = "unknown"
 
-#: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`; before 2.18 `ncclKernel_AllReduce_RING_LL…`;
-#: for symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`; RCCL also `ncclDevKernel_Generic_4(…)`.
+#: NCCL's and RCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, before 2.18 `ncclKernel_AllReduce_RING_LL…`,
+#: with symmetric memory `ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_…`, in RCCL also `ncclDevKernel_Generic_4(…)`.
 _LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl)(?:Sym[a-z]?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z0-9]+)")
 
 #: DeepEP's communication of tokens between experts, plain or mangled: `deep_ep::internode::dispatch<…>`,
@@ -60,13 +60,13 @@ _OTHER_KERNELS = (
     (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), UNKNOWN),
 )
 
-#: Every name above contains one of these; searching for them first is cheap.
+#: Each name above contains at least one of these strings. Searching for them first is cheap.
 _SIGNS = (
     *("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "crossDevice", "nvshmem", "vdev", "mscclK", "oneccl"),
     *("deep_ep", "dpsk::ep", "llreduce", "ll_reduce", "llReduce", "allgather", "reduce_scatter", "moeA"),
 )
 
-#: Operations by their names in lower case without underscores.
+#: Names of operations in lower case without underscores → operation.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -90,18 +90,18 @@ _OPERATIONS = {
 }
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
-#: Fused optimizers and gradients of weights, which no forward pass computes.
+#: Kernels of fused optimizers and of weight gradients, which no forward pass runs.
 _OPTIMIZER = re.compile(
     r"(?:multi_tensor|fused|foreach)\w*.*(?:adam|sgd|lamb(?!da)|adagrad|rmsprop|adafactor|\blion|muon)"
     r"|(?:adam|sgd|lamb(?!da)|adagrad)_?\w*(?:kernel|functor)|wgrad|bprop|Resource(?:Sparse)?Apply",
     re.IGNORECASE,
 )
-#: Backward kernels. The forward pass of a transposed convolution runs the kernels of a gradient of data, so these prove
-#: nothing if the recorded operators show no backward pass.
+#: Backward kernels, which prove training only if no operators were recorded, because the forward pass of a transposed
+#: convolution runs kernels of data gradients too.
 _BACKWARD = re.compile(r"dgrad|[Bb]ackward|(?<![a-z])bwd|Bwd")
 Rows = NDArray[np.intp]
 
-#: Suffixes of versions and of per-thread streams: `cudaMemcpy_v3020_ptds`, `hipMemcpy_spt`.
+#: Suffixes for versions and per-thread streams: `cudaMemcpy_v3020_ptds`, `hipMemcpy_spt`.
 _VERSION = r"(?:_v\d+|_ptds|_ptsz|_spt)*$"
 _MEMSET = re.compile(r"(?:cuda|hip|cu)Memset")
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
@@ -148,15 +148,15 @@ _ROLES = (
 
 
 def events_named(table: EventTable, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-    """Return bool[n]: the events whose name satisfies a predicate."""
+    """Return bool[n]: whether each event's name satisfies the predicate `matches`."""
     return np.array([bool(matches(name)) for name in table.names], np.bool_)[table.name]
 
 
 @cache
 def kernel_operation(kernel: str) -> str | None:
-    """Return the collective operation of a kernel, None if it does not communicate.
+    """Return the collective operation of a kernel; None if the kernel does not communicate.
 
-    `unknown` if it communicates but its name does not state the operation (RCCL's `ncclDevKernel_Generic`).
+    The operation is `unknown` if the name of a communication kernel does not state it (`ncclDevKernel_Generic`).
     """
     if not any(sign in kernel for sign in _SIGNS):
         return None
@@ -174,7 +174,7 @@ def is_communication_kernel(kernel: str) -> bool:
 
 
 def normal_operation(word: str) -> str | None:
-    """Return the normal name of an operation; None if the word names no known one.
+    """Return the normal name of an operation; None if the word names no known operation.
 
     `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
     """
@@ -223,7 +223,7 @@ def is_graph_launch(name: str) -> bool:
 
 @cache
 def role_of_call(name: str) -> Role:
-    """Return the role of a call.
+    """Return the role of a host call of CUDA or HIP.
 
     >>> role_of_call("cudaMemcpyAsync"), role_of_call("cudaMemcpy_v3020")
     (<Role.COPY: 3>, <Role.SYNCHRONIZATION: 5>)
@@ -238,9 +238,9 @@ def role_of_call(name: str) -> Role:
 def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
     """Return the role column, uint8[n], with `OTHER` for memsets and captured launches that have no device op.
 
-    Such calls have no device op although the profiler lost nothing:
+    Memsets and captured launches may have no device op although the profiler lost nothing:
 
-        cudaMemsetAsync                          a memset of zero bytes, or one that the driver does by other means
+        cudaMemsetAsync                          a memset of zero bytes, or one that runs on the device without an op
         cudaStreamBeginCapture ┤ launch launch ├ cudaStreamEndCapture    work captured into a graph, which runs later
     """
     calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & any_of(table.role, Role.LAUNCH, Role.COPY))
@@ -259,10 +259,10 @@ def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
 
 
 def count_unrecorded_graphs(table: EventTable) -> int:
-    """Return how many graph launches have no recorded device work, except at the end of the recording.
+    """Return the number of graph launches without recorded device work, except at the end of the recording.
 
     The kernels of a graph have the correlation of its launch. Some profilers give them a correlation that no recorded
-    call has: such kernels between one graph launch and the next belong to the graph.
+    call has. Kernels of this kind between a graph launch and the next one belong to the graph.
     """
     launches = np.flatnonzero((table.kind == EventKind.RUNTIME) & events_named(table, is_graph_launch))
     if not len(launches):
@@ -280,7 +280,7 @@ def count_unrecorded_graphs(table: EventTable) -> int:
 
 
 def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
-    """Return for each call whether a device op has its correlation."""
+    """Return bool[n]: whether a device op has the correlation of each call."""
     work = table.rows_of(*DEVICE_WORK)
     correlation = table.correlation[calls]
     has_work: NDArray[np.bool_] = among(correlation, table.correlation[work]) & (correlation != NO_CORRELATION)
@@ -288,9 +288,9 @@ def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
 
 
 def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return the begins and ends of graph captures by thread, int64[k] each.
+    """Return thread → (begins, ends) of its graph captures in ns, int64[k] each.
 
-    A capture that began before the recording begins with it.
+    A capture that began before the recording counts from the recording's begin.
     """
     runtime = table.kind == EventKind.RUNTIME
     python = table.kind == EventKind.PYTHON

@@ -1,4 +1,4 @@
-"""Reader of the JSON that torch.profiler writes, of any year and vendor."""
+"""Read the JSON that torch.profiler writes, of all versions and for all vendors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceP
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file is a trace: by its name (then a broken one is an error), or else by its first bytes."""
+    """Return whether a file is a trace, by its name (even if it is broken) or else by its first bytes."""
     if path.name in _GPUDIAG_FILES or not path.name.lower().endswith(ENDINGS):
         return False
     if "trace" in path.name.lower() or parse_name(path.relative_to(path.parent)).rank is not None:
@@ -31,5 +31,5 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """Return the one trace of a file. Raise the same errors as every reader."""
+    """Return the one trace of a file. Raise the errors of `Reader.read`."""
     return (read_kineto(path, shown, limits),)

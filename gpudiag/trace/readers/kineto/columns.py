@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 _SKIP = 255
 _PROFILER = 254
 _MISSING = -1
-#: A row takes 50 bytes in its columns and three times that while they are sorted.
+#: Bytes per row: 50 in the columns, and three times as many while they are sorted, plus a margin.
 _MEMORY_PER_ROW = 256
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
@@ -66,12 +66,12 @@ _ON_DEVICE = _kinds(
     EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC
 )
 _CORRELATED = _kinds(EventKind.RUNTIME, EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET, EventKind.DEVICE_SYNC)
-#: Kinds whose arguments' numbers are read.
+#: Kinds of events whose numeric arguments are read.
 _NUMBERED = _ON_DEVICE | _CORRELATED
 
 
 class _KindCodes(dict[str, int]):
-    """Code of each category: its `EventKind`, `_SKIP` or `_PROFILER`."""
+    """Category → code: its `EventKind`, `_SKIP` or `_PROFILER`."""
 
     def __missing__(self, category: str) -> int:
         kind = kind_of(category)
@@ -81,7 +81,7 @@ class _KindCodes(dict[str, int]):
 
 
 class _NameIndex(dict[str, int]):
-    """Index of each name, and the properties of events that follow from the name."""
+    """Name → index, and the properties of events that follow from the name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Columns as written: up to `thread` of all events, `correlation` of `_NUMBERED`, the rest of device events."""
+    """Columns as written: up to `thread` for all events, `correlation` for `_NUMBERED`, the rest for device events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -111,7 +111,7 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The table, facts about collectives by row, waits for CUDA events, modules, and the first start in ns."""
+    """The table, row → facts about its collective, waits for CUDA events, modules, and the first start in ns."""
 
     table: EventTable
     collectives: dict[int, CollectiveFacts]
@@ -125,7 +125,7 @@ class Columns:
 
     Args:
         shown: the file's name in messages.
-        repairs: counts arguments that were left out.
+        repairs: counter of arguments that were left out.
     """
 
     def __init__(self, shown: str, repairs: Repairs) -> None:
@@ -136,8 +136,7 @@ class Columns:
         self._batches: list[_Batch] = []
         self._collectives: dict[int, CollectiveFacts] = {}
         self._syncs: dict[int, SyncFacts] = {}
-        #: Arguments of operators as text, decoded at the end if there are marks of modules, because those may come
-        #: last.
+        #: Arguments of operators, which are decoded at the end, and only if there are marks of modules.
         self._operator_arguments: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
@@ -145,7 +144,7 @@ class Columns:
         self._max_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
 
     def add(self, events: list[Event]) -> None:
-        """Add the events of known categories from a batch."""
+        """Add the events of a batch that have known categories."""
         code_of = self._codes
         codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
         if len(codes) and codes.max() >= _PROFILER:
@@ -192,7 +191,7 @@ class Columns:
         )
 
     def unknown_categories(self) -> list[str]:
-        """Return the categories that are neither read nor left out on purpose, printable."""
+        """Return the printable names of categories that are neither read nor left out on purpose."""
         return sorted(
             with_escapes(word)
             for word, code in self._codes.items()
@@ -204,9 +203,9 @@ class Columns:
         return sorted({device for word in self._codes if (device := unread_accelerator(word)) is not None})
 
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
-        """Return the accelerators with recorded activity or calls that no reader reads.
+        """Return the accelerators with recorded activity or calls that no reader understands.
 
-        Calls and operators identify the accelerator; they count only if no device activity was read.
+        Calls and operators count only if no device activity was read.
         """
         devices: set[str | None] = {*self.activity_not_read()}
         if not len(table.rows_of(*DEVICE_WORK)):
@@ -215,7 +214,7 @@ class Columns:
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """Return all events in order, None without any; repairs are appended to `notes`."""
+        """Return all events in order, or None if there are none. Repairs are appended to `notes`."""
         if not self._batches:
             return None
         batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))
@@ -257,9 +256,9 @@ class Columns:
         )
 
     def _modules(self, table: EventTable, operator_rows: NDArray[np.int64]) -> ModuleWork | None:
-        """Return the module that each operator worked for; None without marks of modules.
+        """Return the module for which each operator worked; None without marks of modules.
 
-        Row -1 stands for operators that were left out.
+        `operator_rows` is -1 for operators that were left out.
         """
         if not (table.kind == int(EventKind.MODULE)).any():
             return None
@@ -284,7 +283,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
     thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)
     device = np.full(len(thread), HOST, np.int16)
     number = np.where(batch.device == _MISSING, batch.process, batch.device)
-    device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # replaces an invalid device by the first
+    device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # if invalid, use the first device
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
     # CUPTI counts from 1; 0 is none.
     correlation[_NUMBERED[batch.kind]] = np.where(batch.correlation > 0, batch.correlation, NO_CORRELATION)
@@ -295,14 +294,14 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
 
 
 def _by_position(facts: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
-    """Return the facts by row of the table."""
+    """Replace the keys of `facts`, indices in the file, by rows of the table. Facts without a row are left out."""
     before = np.fromiter(facts, dtype=np.int64, count=len(facts))
     pairs = zip(position[before].tolist(), facts.values(), strict=True)
     return {row: fact for row, fact in pairs if row >= 0}
 
 
 def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.int64]:
-    """Return a column of integers; text such as `stream 7`, `0x7` or `5555` counts as its number."""
+    """Return a column of integers. Text such as `stream 7`, `0x7` or `5555` is replaced by its number."""
     try:
         return np.fromiter(values, dtype=np.int64, count=len(values))
     except (TypeError, ValueError, OverflowError):
@@ -313,7 +312,7 @@ def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.i
 def _integer(value: float | str) -> int:
     """Return the number in a value.
 
-    Text without a number gets a number that no profiler writes: below -2**32.
+    Text without a number is replaced by a number below -2**32, which no profiler writes.
     """
     if isinstance(value, float):
         value = int(value) if math.isfinite(value) else _MISSING

@@ -1,12 +1,12 @@
-"""Read Kineto: from the JSON that torch.profiler writes to a `Trace`, of any year and vendor.
+"""Convert the JSON that torch.profiler writes, of all versions and for all vendors, to a `Trace`.
 
-A trace is decoded piece by piece while it is unpacked, so that its text and events are never whole in memory. This
-makes reading fast, because a megabyte at a time stays in the processor's caches.
+A trace is decoded piece by piece while it is unpacked, so that neither all text nor all events are in memory at once.
+Reading in pieces is fast, because a megabyte at a time stays in the processor's caches.
 
-A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. It is cut at commas between events, and each piece is decoded as a
-list. The text before the first and after the last event is decoded as a document with the last few events. A cut in the
-wrong place (inside a string, inside an event) leaves a quote or a brace open, so both halves are invalid JSON: a wrong
-cut cannot go unnoticed.
+A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. The text is cut at commas between events. A piece is decoded as a
+list. The text before the first and after the last event is decoded as a document with the last few events. A wrong cut
+(inside a string, inside an event) is always noticed, because it leaves a quote or a brace open, so that both halves are
+invalid JSON.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from gpudiag.trace.unpack import ReadLimits, begins_as_json, not_json, read_head
 
 _EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\},\s*\{")
-#: Longest header or single event.
+#: Maximum bytes of the header or of a single event.
 _LONGEST = 8 << 20
 _TRIES = 64
 _REPAIRED_AT_ONCE = 1 << 20
-#: First bytes that suffice to recognise a format.
+#: Number of first bytes that suffice to recognise a format.
 _HEAD_BYTES = 512 << 10
 _PROFILER_SPAN = re.compile(rb'"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"Trace"')
 
 
 class NotInPiecesError(Exception):
-    """The text cannot be decoded in pieces; decode it whole to find out why."""
+    """The text cannot be decoded in pieces. Decode it as a whole to find the reason."""
 
 
 class CutShortError(Exception):
-    """All pieces were decoded, and the last one ends unfinished; `args[0]` is the length of the text."""
+    """The text ends unfinished in its last piece. `args[0]` is the length of the text in bytes."""
 
 
 def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
-    """Decode a trace from pieces of its text; `repairs` counts omissions.
+    """Decode a trace from pieces of its text. `repairs` counts omissions.
 
     Yields:
         Lists of events in file order; the last item is the document with the remaining events.
@@ -78,10 +78,10 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
 def repaired_pieces(text: bytearray) -> Iterator[bytes]:
     """Yield the text with known defects of profilers repaired, piece by piece.
 
-    A piece ends after a closing brace, because no escape, number or character continues there.
+    A piece ends after a closing brace, so that no escape, number or character is cut.
 
     Raises:
-        NotInPiecesError: no closing brace for too long.
+        NotInPiecesError: the next closing brace is too far away.
     """
     begin = 0
     while begin < len(text):
@@ -111,7 +111,7 @@ def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterato
         if comma is None:
             _check_length(text)
             continue
-        # The comma becomes the end of this list and the begin of the next, so that only the rest is copied.
+        # The comma is replaced by the end of this list, and the rest is copied into the next list.
         rest = bytearray(b"[") + text[comma + 1 :]
         text[comma] = ord("]")
         del text[comma + 1 :]
@@ -146,7 +146,7 @@ def _check_length(text: bytearray) -> None:
 
 
 def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
-    """Read one trace. Takes the arguments of `Reader.read` and raises the same errors."""
+    """Read one trace. Take the arguments of `Reader.read`, and raise the same errors."""
     header, columns, repairs = _decode(path, shown, limits)
     job = describe(header)
     unknown = columns.unknown_categories()
@@ -196,7 +196,7 @@ def _has_pytorch_events(table: EventTable) -> bool:
 
 
 def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Columns, Repairs]:
-    """Decode piece by piece, or whole if the text's layout or damage does not allow that."""
+    """Decode piece by piece, or as a whole if the layout or damage of the text does not allow pieces."""
     try:
         return _decode_pieces(read_pieces(path, shown, limits), shown, Repairs())
     except NotInPiecesError:
@@ -210,7 +210,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Co
     try:
         document = decode_whole(text, shown, repairs)
     except DamagedError as damage:
-        # Long text is repaired piece by piece, until no event ends for too long.
+        # Repair long text piece by piece.
         repairs = Repairs()
         repairs.invalid_json = True
         try:
@@ -234,7 +234,7 @@ def _decode_pieces(pieces: Iterable[bytes], shown: str, repairs: Repairs) -> tup
 
 
 def _other_format(head: bytes, shown: str) -> NotATraceError | None:
-    """Return the error that names the format of the file; None if it is unknown."""
+    """Return the error that names the format of the file; None if the format is unknown."""
     from gpudiag.trace.other_formats import other_format
 
     if (other := other_format(head, shown)) is None:
@@ -243,7 +243,7 @@ def _other_format(head: bytes, shown: str) -> NotATraceError | None:
 
 
 def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -> UnreadableInputError:
-    """Return the error for a document without readable events: it is from a different program, or an empty trace."""
+    """Return the error for a document without readable events: a file of a different program, or an empty trace."""
     from gpudiag.trace.other_formats import other_format
 
     head = read_head(path, shown, limits)[:_HEAD_BYTES]
@@ -254,7 +254,7 @@ def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -
         if other is None:
             return NotATraceError(message)
         return NotATraceError(f"{message}: it looks like {other.name}", other.hint)
-    # The profiler's span of its recording does not identify other formats.
+    # Ignore the span of PyTorch's profiler, which would look like a different program's trace.
     return _other_format(_PROFILER_SPAN.sub(b"", head), shown) or UnreadableInputError(
         f"{shown} is a trace without events: nothing was recorded",
         "Record while steps run: start the profiler before the loop and call prof.step() in it.",

@@ -1,9 +1,9 @@
-"""Decode the arguments of events: what was communicated, and which waits belong to which CUDA event.
+"""Decode the arguments of events: details of collectives, and the CUDA event for which each wait waits.
 
 PyTorch since 2.2 writes a collective's operation, group and size on its kernel. Earlier versions write them on the host
-operator `record_param_comms` that encloses the kernel's launch; still earlier ones only write a range such as
-`nccl:all_reduce` with the shapes of its inputs. `cuda_sync` events are written if `enable_cuda_sync_events` was set;
-since CUDA 13 they name only the waiting stream.
+operator `record_param_comms` around the kernel's launch. Still earlier versions only write a range such as
+`nccl:all_reduce` with the shapes of its inputs. `cuda_sync` events are written if `enable_cuda_sync_events` is set.
+Since CUDA 13 they name only the waiting stream.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.header import is_present, loosely
 from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
 
-#: Ranges of collectives that run on the host; they span the communication.
+#: Ranges of collectives that run on the host, which span the communication.
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
-#: Host ranges of collectives that run on a device; they span only the enqueue.
+#: Host ranges of collectives that run on a device, which span only the enqueue.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
 #: Deepest nesting of ranges around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
 _MAX_NESTING = 8
@@ -48,7 +48,7 @@ _ELEMENT_BYTES = {
 
 
 class _CollectiveArguments(msgspec.Struct, gc=False):
-    """`args` of a communication event, undecoded, because their forms differ."""
+    """`args` of a communication event, undecoded because their types differ between versions."""
 
     collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
     in_elements: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
@@ -77,10 +77,10 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
         peer: global rank of the other end of a send or receive.
         description: description of the process group.
         members: number of ranks in the group.
-        in_bytes: input of this rank, by the count of elements.
-        out_bytes: output of this rank.
-        shaped_bytes: input of this rank, by the shapes of the inputs.
-        blocks_per_sm: the kernel's blocks over the device's multiprocessors.
+        in_bytes: size of this rank's input, from the number of elements.
+        out_bytes: size of this rank's output, from the number of elements.
+        shaped_bytes: size of this rank's input, from the shapes of the inputs.
+        blocks_per_sm: number of the kernel's blocks divided by the number of the device's multiprocessors.
     """
 
     word: str = ""
@@ -138,7 +138,7 @@ def collective_calls(
 ) -> tuple[CollectiveCall, ...]:
     """Return one call for each communication kernel and for each collective on the host.
 
-    `facts` are those in communication events' arguments, by row; `groups` are the header's process groups.
+    `facts` maps rows of communication events to facts in their arguments. `groups` has the header's process groups.
     """
     on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
@@ -157,7 +157,7 @@ def collective_calls(
 
 
 def all_groups(groups: Mapping[str, ProcessGroup], facts: Iterable[CollectiveFacts]) -> dict[str, ProcessGroup]:
-    """Return the header's process groups, and those that only events describe."""
+    """Return the header's process groups, and the groups that only events describe."""
     known = dict(groups)
     for fact in facts:
         if fact.group and fact.ranks and fact.group not in known:
@@ -173,8 +173,8 @@ def _call(
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
     details = details or CollectiveFacts()
-    # A kernel's name has less detail than its arguments (SendRecv is a part of all_to_all), but more than an argument
-    # that names no operation ("coalesced").
+    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they name no known operation
+    # ("coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
     only_group = next(iter(groups)) if len(groups) == 1 else ""
@@ -192,7 +192,7 @@ def _call(
 
 
 def _launches(table: EventTable, kernels: list[int]) -> dict[int, int]:
-    """Return the row of each kernel's launch, by the kernel's row; unrecorded launches are left out."""
+    """Return row of a kernel → row of its launch, if the launch was recorded."""
     calls = np.flatnonzero((table.kind == EventKind.RUNTIME) & (table.correlation != NO_CORRELATION))
     wanted = table.correlation[kernels]
     calls = calls[np.isin(table.correlation[calls], wanted)]
@@ -202,7 +202,7 @@ def _launches(table: EventTable, kernels: list[int]) -> dict[int, int]:
 
 
 def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
-    """Return the rows of the host ranges that enqueue collectives, by thread."""
+    """Return thread → rows of its ranges that enqueue collectives."""
     rows = _rows_starting(table, _HOST_ENQUEUE, EventKind.ANNOTATION, EventKind.OPERATOR)
     threads = table.thread[rows]
     return {thread: rows[threads == thread] for thread in set(threads.tolist())}
@@ -211,7 +211,7 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the host range around a launch: the innermost that names the operation, else the innermost."""
+    """Return the innermost host range around a launch that names the operation; the innermost one if none does."""
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
         return None
@@ -234,7 +234,7 @@ def _rows_starting(table: EventTable, starts: tuple[str, ...], *kinds: EventKind
 
 
 def _parse_ranks(value: object) -> tuple[int, ...]:
-    """Return the ranks in `"[0, 1, 2]"` or `[0, 1, 2]`; none if the list was cut (`"[0, 1, ...]"`)."""
+    """Return the ranks in `"[0, 1, 2]"` or `[0, 1, 2]`; () if the list was cut (`"[0, 1, ...]"`)."""
     if isinstance(value, str):
         words = [word.strip() for word in value.strip().strip("[]()").split(",")]
         value = [int(word) for word in words] if all(word.isdecimal() and len(word) < 10 for word in words) else None
@@ -266,7 +266,7 @@ def _input_bytes(arguments: _CollectiveArguments) -> int | None:
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Return the bytes of one element, by PyTorch's name of its type; None for an unknown name."""
+    """Return the bytes of one element by PyTorch's name of the type; None for an unknown name."""
     lowered = dtype.strip().lower()
     if lowered.startswith(("float8", "c10::float8")):
         return 1
@@ -283,9 +283,9 @@ class _SyncArguments(msgspec.Struct, gc=False):
 
 
 class SyncFacts(NamedTuple):
-    """Facts in a synchronization event's arguments: correlation of the recording call, stream, CUDA event.
+    """Facts in a synchronization event's arguments; `NO_NUMBER` if unknown.
 
-    `NO_NUMBER` if unknown.
+    `record` is the correlation of the call that recorded the CUDA event, `stream` is its stream, `event` its number.
     """
 
     record: int
@@ -301,12 +301,11 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 
 
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
-    """Return the waits whose call was recorded, from the facts in synchronization events' arguments, by row.
+    """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their arguments' facts.
 
-    If the recording call comes after the wait, it belongs to a later recording of the same event, because profilers
-    keep only the last one. In that case neither the call nor its stream is known. A host call counts as a wait only if
-    it
-    synchronizes: `cudaEventQuery` has an event too.
+    If the call that recorded a CUDA event comes after the wait, it is a later recording of the event, because profilers
+    keep only the last one. The right call and its stream are then unknown. A host call is a wait only if it
+    synchronizes, because `cudaEventQuery` refers to an event too.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T

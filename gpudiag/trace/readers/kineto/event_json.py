@@ -1,4 +1,4 @@
-"""Decode the JSON of a Kineto trace to typed structures, in one pass and only the fields that are read."""
+"""Decode the JSON of a Kineto trace to typed structures in one pass. Only fields that are needed are decoded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError
 
-#: Integers that fit a column; msgspec checks the bounds while decoding.
+#: Integers that fit a column. msgspec checks the bounds while decoding.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text is repaired
-#: in blocks.
+#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory. Longer text is
+#: repaired in pieces.
 _REPAIRED_WHOLE = 32 << 20
 
 
@@ -35,9 +35,9 @@ class AutogradArguments(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """A complete event (phase X); times in microseconds as written. Integers up to 2**53 are exact as floats.
+    """A complete event (phase X). Times are in microseconds as written; integers up to 2**53 are exact as floats.
 
-    Its arguments stay undecoded, because most are not needed.
+    The arguments stay undecoded, because most are not needed.
     """
 
     cat: str = ""
@@ -53,7 +53,7 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Other phases: arrows, instants, counters, process names. Such events are a third of a trace and are not decoded.
+#: Events of other phases (arrows, instants, counters, process names) are a third of a trace and are not decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -61,13 +61,13 @@ _ANY_PHASE: Any = Union[_Complete, *_OTHERS]  # made of a list
 
 
 class _LooseEvent(Event, gc=False):
-    """An event of any phase, or without one."""
+    """An event of any phase, or without a phase."""
 
     ph: str = ""
 
 
 class TraceHeader(msgspec.Struct, gc=False):
-    """Fields beside the events, undecoded, because PyTorch's versions disagree on their types."""
+    """Fields beside the events, undecoded because their types differ between PyTorch's versions."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)
@@ -101,7 +101,7 @@ _loose_event = msgspec.json.Decoder(_LooseEvent, strict=False)
 
 
 class Repairs:
-    """Count omissions in decoding, for the trace's notes."""
+    """Counters of omissions in decoding, for the trace's notes."""
 
     def __init__(self) -> None:
         self.without_arguments = 0
@@ -127,7 +127,7 @@ def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
     """Decode the complete events of a JSON list: strictly, or event by event if that fails.
 
     Raises:
-        msgspec.DecodeError: no valid JSON, or no list.
+        msgspec.DecodeError: the text is not valid JSON, or no list.
     """
     try:
         return _complete(_event_list.decode(text))
@@ -139,8 +139,8 @@ def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
     """Decode a whole trace: strictly, or event by event if that fails.
 
     Raises:
-        msgspec.ValidationError: JSON, but no object with a list of `traceEvents`.
-        msgspec.DecodeError: no valid JSON.
+        msgspec.ValidationError: the text is JSON, but no object with a list of `traceEvents`.
+        msgspec.DecodeError: the text is not valid JSON.
     """
     document: _StrictDocument | _LooseDocument
     try:
@@ -157,7 +157,7 @@ def _complete(events: list[object]) -> list[Event]:
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """Return the complete events; unreadable ones are left out."""
+    """Return the complete events, without unreadable ones."""
     events: list[Event] = []
     for raw in raw_events:
         try:
@@ -179,7 +179,7 @@ def _decode_event(raw: msgspec.Raw, repairs: Repairs) -> _LooseEvent:
 
 
 def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode events' arguments: strictly, or with defaults in place of unknown forms if that fails."""
+    """Decode events' arguments: strictly, or if this fails, with defaults in place of unknown types."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
         return list(map(decode, raw_arguments))
@@ -196,16 +196,16 @@ def _decode_loosely(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
 
 
 class DamagedError(UnreadableInputError):
-    """No valid JSON, and too long to be repaired at once."""
+    """The text is not valid JSON, and too long to be repaired at once."""
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
-    """Decode a trace of any layout, and repair known defects of profilers; `repairs` counts omissions.
+    """Decode a trace of any layout, and repair known defects of profilers. `repairs` counts omissions.
 
     Raises:
-        NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
-        UnreadableInputError: no valid JSON: cut short, damaged, or nested too deep.
-        DamagedError: no valid JSON, and too long to be repaired at once.
+        NotATraceError: the text is JSON, but neither an object with a list `traceEvents` nor a list of events.
+        UnreadableInputError: the text is cut short, damaged, or nested too deep.
+        DamagedError: the text is not valid JSON, and too long to be repaired at once.
     """
     text = text.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -231,13 +231,13 @@ def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Docum
 
 
 def ends_unfinished(error: Exception, text: bytes | bytearray) -> bool:
-    """Return whether this decoding error means that the text was cut short."""
+    """Return whether a decoding error means that the text was cut short."""
     # msgspec also reports half a surrogate pair as "truncated", which can be repaired.
     return "truncated" in str(error) and not _HALF_PAIR.search(text)
 
 
 def cut_short(shown: str, length: int) -> UnreadableInputError:
-    """Return the error for a file whose JSON ends unfinished after so many bytes."""
+    """Return the error for a file whose JSON ends unfinished after `length` bytes."""
     return UnreadableInputError(
         f"{shown} is cut short: its JSON ends unfinished at byte {length}",
         "The job was probably killed while the profiler wrote; record again and let it finish.",
@@ -263,9 +263,9 @@ _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
 def repaired(text: bytes) -> bytes:
-    """Replace invalid JSON that profilers are known to write.
+    """Replace invalid content that profilers are known to write.
 
-    Such content is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
+    Replaced are nan and inf, control characters, broken UTF-8, invalid escapes, and halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))

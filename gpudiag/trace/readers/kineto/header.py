@@ -39,13 +39,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: this process's global rank, or None.
-        world_size: ranks in the job, or None.
-        groups: process groups by name.
+        world_size: number of ranks in the job, or None.
+        groups: name → process group.
         host: host name, or "".
-        device_names: model by ordinal.
+        device_names: device ordinal → model.
         backend: backend of the default process group, or "".
         base_ns: absolute time (Unix, ns) of the timestamps' zero.
-        dropped_events: events that the profiler reported as lost.
+        dropped_events: number of events that the profiler reported as lost.
         notes: other problems that the profiler reported.
         is_kineto: whether the header has fields that only PyTorch's profiler writes.
     """
@@ -64,8 +64,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     def device_name(self, device: int) -> str:
         """Return the model of a device, or "".
 
-        ROCm numbers devices among all agents of the host, but the properties by GPU: if all described devices are of
-        one model, an undescribed device is of that model too.
+        ROCm numbers devices among all agents of the host, but their properties among GPUs only. If all described
+        devices are of one model, an undescribed device is therefore assumed to be of this model too.
         """
         models = set(self.device_names.values())
         return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")
@@ -77,7 +77,7 @@ def is_present(raw: msgspec.Raw) -> bool:
 
 
 def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
-    """Decode a value leniently; the default if it is missing or of another form."""
+    """Decode a value leniently; return the default if the value is missing or has a different type."""
     if not is_present(raw):
         return default
     try:
@@ -88,7 +88,7 @@ def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
 
 
 def describe(header: TraceHeader) -> JobFacts:
-    """Read the header leniently: missing fields and unknown forms are ignored."""
+    """Read the header leniently: missing fields and fields of unknown types are ignored."""
     distributed = loosely(header.distributed, _Distributed, _Distributed())
     rank = loosely(distributed.rank, int, -1)
     world_size = loosely(distributed.world_size, int, -1)

@@ -1,4 +1,4 @@
-"""Normalise kinds and times of events: categories of every year and vendor, and microseconds to ordered nanoseconds."""
+"""Normalise kinds and times of events: categories of all versions and vendors, and microseconds to nanoseconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gpudiag.model.event import EventKind
 from gpudiag.units import NS_PER_US
 
-#: Categories of Kineto, lower case. 2021's were `Operator`, `Runtime`, `Kernel`, `Memcpy`, `Memset`; since 2022 they
-#: are `cpu_op` and so on (libkineto, ActivityType.cpp).
+#: Kineto's categories in lower case: in 2021 `Operator`, `Runtime`, `Kernel`, `Memcpy`, `Memset`; since 2022 `cpu_op`
+#: and so on (libkineto, ActivityType.cpp).
 _KINDS = {
     "cpu_op": EventKind.OPERATOR,
     "operator": EventKind.OPERATOR,
@@ -39,14 +39,14 @@ _ACCELERATOR = re.compile(
 )
 #: Accelerators whose kernels have the same category as a GPU's.
 _READ = ("xpu",)
-#: Endings of an accelerator's categories that belong to the host.
+#: Endings of categories that contain an accelerator's name but belong to the host.
 _HOST_ENDINGS = ("runtime", "driver", "insight", "counters")
-#: Accelerators by the beginning of their operators, for traces that give the accelerator's events no category.
+#: Beginning of operators' names → accelerator, for traces that give the accelerator's events no category.
 _OPERATOR_STARTS = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::": "MLU"}
 
 _PROFILER_SPAN = "trace"
 
-#: Known and not needed: counters, and arrows, because events are joined by correlation.
+#: Categories that are known but not needed: counters, and arrows, because events are joined by correlation.
 _LEFT_OUT = {
     _PROFILER_SPAN,
     "cpu_instant_event",
@@ -77,14 +77,14 @@ _ANNOTATION_STARTS = (
     "## ",
 )
 
-#: A module's call as gpudiag marks it, an operator for the profiler.
+#: Beginning of the name with which gpudiag marks a module's call. The profiler records the mark as an operator.
 _MODULE = "gpudiag.module:"
 _DAY_US = 86_400e6
 _LAST_US = 4e15  # the year 2096: later times are invalid; fits int64 nanoseconds
 
 
 def kind_of(category: str) -> EventKind | None:
-    """Return the kind of a category in any case; None if it is not read."""
+    """Return the kind of a category in upper or lower case; None if the category is not read."""
     lowered = category.lower()
     kind = _KINDS.get(lowered)
     if kind is None and lowered.endswith(_RUNTIME_ENDINGS):
@@ -93,7 +93,7 @@ def kind_of(category: str) -> EventKind | None:
 
 
 def unread_accelerator(category: str) -> str | None:
-    """Return the accelerator whose activity this category holds; None if it is read, or belongs to the host.
+    """Return the accelerator whose unread activity has this category; None if it is read, or belongs to the host.
 
     >>> unread_accelerator("mtia_ccp_events"), unread_accelerator("mtia_runtime"), unread_accelerator("kernel")
     ('MTIA', None, None)
@@ -105,7 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator, other than a GPU, that host calls of this category address.
+    """Return the accelerator other than a GPU to which host calls of this category belong.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -121,7 +121,7 @@ def operators_accelerator(name: str) -> str | None:
 
 
 def is_profiler_span(category: str) -> bool:
-    """Return whether the category holds the profiler's span of its own recording."""
+    """Return whether the profiler gives the category to the span of its own recording."""
     return category.lower() == _PROFILER_SPAN
 
 
@@ -138,12 +138,12 @@ def kind_of_operator(name: str) -> EventKind:
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts and ends in order.
+    """Sorted starts and ends.
 
     Attributes:
-        order: intp[m], indices of the m <= n valid events, by start; ties: the longer first, else as given.
-        start_ns: int64[m], in that order, since the first start.
-        end_ns: int64[m].
+        order: intp[m], indices of the m <= n valid events, sorted by start; ties: longer first, then as given.
+        start_ns: int64[m], starts in this order, since the first start.
+        end_ns: int64[m], ends in this order, since the first start.
         first_ns: the first start on the profiler's clock.
     """
 
@@ -165,7 +165,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: start and duration of the profiler's spans, within which every event must end and fit.
+            recordings: start and duration of the profiler's spans in µs. Events must not last beyond these.
             notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)
@@ -210,7 +210,7 @@ def _cut_endless(
     recordings: Sequence[tuple[float, float]],
     notes: list[str],
 ) -> None:
-    """Cut, in place, events that last longer than the recording and end after it: their end was not recorded."""
+    """Cut, in place, events that outlast the recording and end after it, because their end was not recorded."""
     spans = [(start, length) for start, length in recordings if abs(start) < _LAST_US and 0 < length <= _DAY_US]
     if not spans:
         return
@@ -224,11 +224,11 @@ def _cut_endless(
 
 
 def _order(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return indices sorted by start; among equal starts the longer first, then as given."""
+    """Return indices sorted by start; ties: longer first, then as given."""
     order = np.argsort(start_ns, kind="stable")
     equal = np.diff(start_ns[order]) == 0
     if equal.any():
-        # Few starts are equal: only those are sorted again, within their positions.
+        # Few starts are equal, so only events with equal starts are sorted again, within their positions.
         tied_positions = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
         tied = order[tied_positions]
         order[tied_positions] = tied[np.lexsort((-end_ns[tied], start_ns[tied]))]

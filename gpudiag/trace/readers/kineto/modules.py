@@ -1,4 +1,4 @@
-"""Find the module that each operator worked for, from marks of modules' calls and autograd's numbers on operators.
+"""Find the module for which each operator worked, from marks of modules' calls and autograd's numbers on operators.
 
     forward    gpudiag.module:Net/fc (Linear) ├────────────────────────┤
                  aten::linear                    ├──────────────────┤     innermost mark around it: fc
@@ -6,10 +6,10 @@
     backward   …evaluate_function: AddmmBackward0, sequence 7, of thread 1 ├──────────┤   module of sequence 7: fc
                  aten::mm                                                    ├──────┤
 
-An operator recorded for autograd has the number of the next node made in its thread; of several with the same number
-the last one made it. A backward operator has the number of the node that it executes and the thread that made the node.
-The module nodes' thread has a different number in the rest of the trace: it is the thread that made most of those
-nodes.
+A forward operator has the number of the next node that its thread makes. Of several operators with the same number, the
+last one made the node. A backward operator has the number of the node that it executes, and autograd's number of the
+thread that made the node. Elsewhere the trace numbers threads differently: the thread that made most of the nodes with
+one number of autograd is the thread with this number.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork
 
-#: Mark as training processes write it (`MarkedModules`); any other text is taken as a module's name.
+#: Mark as training processes write it (`MarkedModules`). Other text counts as a module's name.
 _MARK = re.compile(r"gpudiag\.module:(?P<root>[^/]*)/(?P<path>.*) \((?P<kind>[^()]*)\)", re.DOTALL)
 _NONE = -1
-#: (module, in backward).
+#: (index of the module, whether in backward).
 _Work = tuple[int, bool]
 #: An autograd node: (thread, number).
 _Node = tuple[int, int]
@@ -38,7 +38,7 @@ class AutogradNodes(NamedTuple):
     Attributes:
         row: the operator's row.
         sequence: the node's number in its thread.
-        forward_thread: the thread that made the node, if the operator executes its backward; else 0.
+        forward_thread: autograd's number of the thread that made the node, if the operator executes the node; else 0.
     """
 
     row: NDArray[np.int64]
@@ -47,7 +47,7 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module that each operator and mark worked for, from the marks and the operators' autograd nodes."""
+    """Return the module for which each operator and mark worked, from the marks and the operators' autograd nodes."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
     modules = tuple(_parse_mark(table.names[name]) for name in names)
@@ -66,14 +66,14 @@ def _parse_mark(name: str) -> Module:
 
 
 def _made_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
-    """Return the node that each operator may have made, by row."""
+    """Return row of a forward operator → the node that it may have made."""
     made = nodes.forward_thread == 0
     rows = nodes.row[made].tolist()
     return dict(zip(rows, zip(table.thread[rows].tolist(), nodes.sequence[made].tolist(), strict=True), strict=True))
 
 
 def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
-    """Return the node that each backward operator executes, by row."""
+    """Return row of a backward operator → the node that it executes."""
     made = nodes.forward_thread == 0
     made_on = table.thread[nodes.row[made]]
     numbers = {thread: nodes.sequence[made][made_on == thread] for thread in distinct(made_on).tolist()}
@@ -89,7 +89,7 @@ def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]
 
 
 class _Nesting:
-    """Visit rows in order of their starts and track the open ones of each thread."""
+    """Visit rows in order of their starts and track the rows of each thread that have not ended."""
 
     def __init__(self, marked: dict[int, int], made: dict[int, _Node], executed: dict[int, _Node]) -> None:
         self._marked = marked
@@ -98,7 +98,7 @@ class _Nesting:
         self._module_of_node: dict[_Node, int] = {}
 
     def work(self, table: EventTable, rows: NDArray[np.intp]) -> list[_Work]:
-        """Return the module that each row worked for."""
+        """Return the module for which each row worked, and whether it did so in backward."""
         open_by_thread: dict[int, list[tuple[int, _Work]]] = {}
         result: list[_Work] = []
         columns = (rows, table.thread[rows], table.start_ns[rows], table.end_ns[rows])

@@ -1,4 +1,4 @@
-"""Roles of the events of PyTorch's profiler, and the workload, by the names that PyTorch, CUDA and loaders give."""
+"""Find the roles of the events of PyTorch's profiler, and the workload, by names of PyTorch, CUDA and loaders."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _INPUT = re.compile(
     r"|.*\bdataloader_next\b|.*\bfetch_batch\b|.*\bget_batch\b",
     re.IGNORECASE,
 )
-#: Copies gradients into and out of buckets (DDP's reducer), and shards into and out of parameters (FSDP).
+#: Copies of gradients into and out of buckets (DDP's reducer), and of shards into and out of parameters (FSDP).
 _BUCKET_COPY = re.compile(r"torch(?:::|\.)distributed(?:::|\.).*reducer::|fsdp::")
-#: Enqueues a collective: eager calls, functional ones (DTensor's, compiled).
+#: Operators that enqueue a collective: eager calls, and functional calls (DTensor's, compiled).
 _ENQUEUE = re.compile(r"c10d::|_?c10d_functional::")
-#: Communication on the host: ranges of gpudiag's strategies and of users, FSDP's hooks, and DataParallel, as functions
-#: of the autograd engine or around the threads in which its replicas train.
+#: Communication on the host: ranges of gpudiag's strategies and of users, FSDP's hooks, and DataParallel (its range
+#: around the threads of its replicas, and its functions in the autograd engine).
 _COMMUNICATION_RANGE = re.compile(
     r"gpudiag\.exchange|FSDP::|RegisterPostBackwardFunction|FullyShardedDataParallel\._|DataParallel\.forward"
 )
@@ -66,7 +66,7 @@ _ON_GPUS = ("aten::cudnn_", "aten::_cudnn", "aten::miopen_")
 #: A cuDNN availability check, which recurrent layers also make on CPUs.
 _AVAILABILITY_CHECK = "aten::cudnn_is_acceptable"
 
-#: Directions as written by CUPTI (`Memcpy HtoD (Pinned -> Device)`) and ROCm (`CopyHostToDevice`).
+#: Directions in the names of copies from CUPTI (`Memcpy HtoD (Pinned -> Device)`) and ROCm (`CopyHostToDevice`).
 _DIRECTIONS = (
     (Direction.HOST_TO_DEVICE, re.compile(r"Memcpy HtoD|.*CopyHostToDevice")),
     (Direction.DEVICE_TO_HOST, re.compile(r"Memcpy DtoH|CopyDeviceToHost")),
@@ -85,7 +85,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """Return the roles of events by their kinds and indices into `names`, determined once for each pair of both."""
+    """Return the roles of events by their kinds and names (indices into `names`), determined once for each pair."""
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
     role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))
@@ -99,7 +99,7 @@ def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[s
 
 
 def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
-    """Return the step marks of a table whose roles are known, the preferred kind first."""
+    """Return the step marks of a table with known roles, the preferred kind first."""
     rows = np.flatnonzero((events.role == Role.STEP_MARK) & (events.kind == EventKind.ANNOTATION))
     names = [events.name_of(row) for row in rows.tolist()]
     marks = []
@@ -112,7 +112,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
-    """Return whether events of these names, operators included, belong to a process that uses GPUs."""
+    """Return whether events (including operators) with these names belong to a process that uses GPUs."""
     return any(name.startswith(_ON_GPUS) and name != _AVAILABILITY_CHECK for name in names)
 
 
@@ -250,8 +250,8 @@ def _spans(table: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 #: Operators and ranges of a backward pass or an update: autograd's nodes (`MulBackward0`, `CompiledFunctionBackward`),
-#: `aten::convolution_backward`, hooks of DDP and FSDP, ranges that users name so. Megatron's `forward_backward_func`
-#: also evaluates.
+#: `aten::convolution_backward`, hooks of DDP and FSDP, ranges that users name `backward` or `optimizer`. Megatron's
+#: `forward_backward_func` is left out, because evaluation uses it too.
 _TRAINING = re.compile(
     r"autograd::engine::evaluate_function|(?:torch::autograd::)?AccumulateGrad\b|Optimizer\.step#"
     r"|(?:.*[a-z0-9_])?Backward\d*$|aten::\w*_backward\b|torch(?:::|\.)distributed(?:::|\.).*reducer::"
@@ -263,7 +263,7 @@ _TRAINING_FUNCTION = re.compile(
     r"torch/_tensor\.py\(\d+\): backward$|torch/autograd/__init__\.py\(\d+\): backward$"
     r"|(?:<built-in method run_backward\b)|torch/optim/\w+\.py\(\d+\): step$"
 )
-#: Operators of a model, or kernels of its layers.
+#: Operators, ranges and kernels of a model's layers.
 _MODEL = re.compile(
     r"aten::(?:_?\w*mm\b|addmm|bmm|baddbmm|matmul|linear|conv\w*|_convolution|cudnn_convolution|miopen_\w+|\w*layer_norm"
     r"|\w*batch_norm|\w*rms_norm|\w*softmax|\w*attention\w*|embedding\w*|\w*scaled_mm|relu\w*|gelu|silu|sigmoid|tanh)"

@@ -1,4 +1,4 @@
-"""Reader of XSpace, the format of TensorFlow's and JAX's profilers."""
+"""Read XSpace, the format of TensorFlow's and JAX's profilers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ENDINGS = (".xplane.pb", ".xplane.pb.gz")
 
 
 def recognises(path: Path) -> bool:
-    """Return whether the file has the name of such a profile."""
+    """Return whether a file's name has an ending of XSpace files."""
     return path.name.lower().endswith(ENDINGS)
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """Return a trace per GPU of the process in a file. Raises as every reader does."""
+    """Return one trace per GPU of the process in a file. Raise the errors of `Reader.read`."""
     from gpudiag.trace.readers.xspace.devices import trace_per_device
     from gpudiag.trace.readers.xspace.space import read_xspace
 

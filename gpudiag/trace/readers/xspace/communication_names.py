@@ -1,13 +1,13 @@
 """Find the copies and ops by which TensorFlow communicates between devices without NCCL.
 
 A tensor that an op on a different device needs passes through a pair of ops, `_Send` and `_Recv`, with a common key.
-The profiler adds the key to the copy of the tensor, with the op that it comes `from` and the op that it goes `to`:
+The profiler adds the key to the copy of the tensor, with the producing op (`from`) and the consuming op (`to`):
 
     /job:localhost/replica:0/task:0/device:GPU:1;7685745f;/job:localhost/replica:0/task:0/device:CPU:0;edge_16904_…;0:0
 
-So a reduction on the CPU consists of copies from several GPUs `to` one op there (`sgd/AddN_7`), and of copies of that
-op's result back to each GPU. A copy to the host from only one GPU (a loss to be printed), or from the host to one GPU
-(a batch), is not communication.
+So a reduction on the CPU consists of copies from several GPUs `to` one op on the CPU (`sgd/AddN_7`), and of copies of
+this op's result back to each GPU. A copy to the host from only one GPU (a loss to be printed), or from the host to one
+GPU (a batch), is not communication.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from gpudiag.trace.readers.xspace.planes import FROM, KEY, NODE, OP, TO, Plane
 
-#: A device in a key, after its process: `/job:worker/replica:0/task:1` and `CPU` or `GPU:0`.
+#: Process and device in a key: `/job:worker/replica:0/task:1` and `CPU:0` or `GPU:0`.
 _DEVICE = re.compile(r"(?P<task>.*)/device:(?P<device>(?P<kind>[A-Za-z_]+):\d+)$")
 #: Scope in which jobs of `gpudiag profile` copy, add and scale gradients.
 _GPUDIAG_SCOPE = re.compile(r"(?:^|/)gpudiag\.exchange/")
-#: A read of a variable, which every device needs if the variable is on one of the devices.
+#: A read of a variable. If the variable is on one device, all devices need the value.
 _READ = re.compile(r"(?:^|/)ReadVariableOp(?:_\d+)?$")
-#: `_Recv` is named after the op whose result it waits for, with a number: `sgd/AddN_7/_1546`.
+#: Number in the name of a `_Recv`, after the name of the op for whose result it waits: `sgd/AddN_7/_1546`.
 _NUMBER = re.compile(r"/_\d+$")
 _HOST = "CPU"
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The route of a tensor from one op to another: names of the ops and devices, and kinds of the devices."""
+    """The route of a tensor, from the op `tensor` on device `source` to the op `consumer` on device `target`."""
 
     key: str
     tensor: str
@@ -47,12 +47,12 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def between_peers(self) -> bool:
-        """Whether the route is between GPUs, or without GPUs between the CPU's logical devices."""
+        """Return whether the route is between GPUs, or (without GPUs) between the CPU's logical devices."""
         return self.from_host == self.to_host
 
 
 class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
-    """TensorFlow's names of all parts of communication.
+    """TensorFlow's names of everything that takes part in communication.
 
     Attributes:
         keys: keys of copies and of ops that send.
@@ -67,29 +67,29 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
     consumers: frozenset[str] = frozenset()
 
     def sends(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: copies and ops that carry a communicated tensor."""
+        """Return bool[n]: whether each event is a copy or op that carries a communicated tensor."""
         return _with_stat(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: ops, or kernels of ops, that add tensors from several devices, or that gpudiag marks so."""
+        """Return bool[n]: whether each event is an op or kernel that adds tensors of several devices."""
         return _belong_to(plane, self.sums | {op for op in map(_op_of, _op_texts(plane)) if _GPUDIAG_SCOPE.search(op)})
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: ops, or kernels and copies of ops, that cannot begin before a communication has ended."""
+        """Return bool[n]: whether each event is an op, kernel or copy that can begin only after a communication."""
         return _belong_to(plane, self.consumers)
 
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: the starts of a host's waits for communicated tensors."""
+        """Return bool[n]: whether each event starts a host's wait for a communicated tensor."""
         numbered = [text for text in plane.texts.values() if _NUMBER.search(text)]
         return _with_stat(plane, NODE, [text for text in numbered if _NUMBER.sub("", text) in self.tensors])
 
 
 def find_communication(planes: Sequence[Plane]) -> CommunicationNames:
-    """Find the communication of one process, from the routes of its copies and of its hosts' ops."""
+    """Find the communication of one process from the routes of its copies and of its host's ops."""
     routes = {route.key: route for plane in planes for route in routes_of(plane)}.values()
     sent_to: dict[str, set[str]] = defaultdict(set)
     for route in routes:
-        # An op on a GPU or logical device adds what its peers sent to that device's own value.
+        # An op on a GPU or logical device also adds the value of its own device.
         sent_to[route.consumer] |= {route.source, route.target} if route.between_peers else {route.source}
     forwarded = {route.tensor for route in routes}
     sums = {consumer for consumer, devices in sent_to.items() if len(devices) > 1} & forwarded
@@ -109,7 +109,7 @@ def _communicates(route: Route, sums: set[str]) -> bool:
 
 
 def feeds_devices(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: copies of a multi-device loader, made for the function that gives a device its batches."""
+    """Return bool[n]: whether each event is a copy of a multi-device loader that gives a device its batches."""
     return _with_stat(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 
@@ -137,7 +137,7 @@ def routes_of(plane: Plane) -> Iterable[Route]:
 
 
 def _with_stat(plane: Plane, stat: str, values: Iterable[str]) -> NDArray[np.bool_]:
-    """Return bool[n]: the events that have this stat with one of these values."""
+    """Return bool[n]: whether each event has this stat with one of these values."""
     chosen = np.zeros(len(plane.name), np.bool_)
     if stat in plane.stats:
         events, refs = plane.stats[stat]
@@ -151,12 +151,12 @@ def _op_texts(plane: Plane) -> Iterable[str]:
 
 
 def _belong_to(plane: Plane, ops: frozenset[str]) -> NDArray[np.bool_]:
-    """Return bool[n]: a host's events of these ops, or a GPU's work for them; both are named `scope/op:Type`."""
+    """Return bool[n]: whether each event is one of these ops on a host, or a GPU's work for one of them."""
     if plane.device is not None:
         return _with_stat(plane, OP, [text for text in _op_texts(plane) if _op_of(text) in ops])
     return plane.named(lambda name: _op_of(name) in ops)
 
 
 def _op_of(name: str) -> str:
-    """Return the op of an event that is named `scope/op:Type`."""
+    """Return the op (`scope/op`) of an event that is named `scope/op:Type`."""
     return name.rpartition(":")[0]

@@ -1,8 +1,8 @@
-"""Split the trace of a process that drives several GPUs into one trace per GPU, which is a rank in the analysis.
+"""Split the trace of a process that drives several GPUs into one trace per GPU. Each GPU is a rank in the analysis.
 
-A rank's trace has the GPU's work, the calls that launched it, and the related host events: the training thread, and
-events around those calls on the threads that launch them. Executor threads serve different GPUs in different steps, so
-calls rather than threads are assigned to ranks.
+A rank's trace has the GPU's work, the calls that launched it, and related host events: events of the training thread,
+and events around the calls on launching threads. Executor threads serve different GPUs in different steps, so calls
+rather than threads are assigned to ranks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, 
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's GPUs by ordinal; without GPUs those of its logical devices. Ranks are unset."""
+    """Return the traces of a process's GPUs (without GPUs: of its logical devices) by ordinal. Ranks are not set."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
     launched = distinct(process.launches_on[launches])
     if not len(work):
-        # If launched work was not recorded, the CPU does not stand in for the device.
+        # If launched work was not recorded, the CPU does not take the place of the device.
         whole = (launched != HOST).any() or process.trace.unread_devices
         return (process.trace,) if whole else trace_per_logical_device(process)
     # Devices without recorded work count if work was launched on them.
@@ -110,7 +110,7 @@ def _device_trace(
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
-    """Return the thread that is blocked by these waits: the training thread, inside its function call."""
+    """Return the thread that the executor's waits block: the training thread, inside its function call."""
     if process.training_thread is not None:
         return process.training_thread
     return int(process.trace.events.thread[calls[0]]) if len(calls) else 0
@@ -119,7 +119,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 def _with_waits(
     events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return the table of these rows and of waits, as blocking calls, and the new position of each row."""
+    """Return a table of these rows and of the waits as blocking calls, and the new position of each row."""
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
         "name": len(events.names) + (roles == Role.COMMUNICATION),
@@ -141,8 +141,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return the events of a thread around calls for this GPU. If it has such calls, also return events that contain no
-    call."""
+    """Return the events of a thread around calls for this GPU, and events around no call; none without such calls."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():
@@ -155,10 +154,10 @@ def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> ND
 
 
 def _delayed_devices(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[k]: the GPU whose launch the profiler's overhead delayed; `HOST` if unknown.
+    """Return int64[k]: the GPU whose launch each overhead of the profiler delayed; `HOST` if unknown.
 
-    CUPTI identifies threads by the operating system's numbers, TensorFlow by its own. A delayed launch encloses the
-    overhead: the thread whose launches do so most often is the same thread.
+    CUPTI identifies threads by numbers of the operating system, TensorFlow by different ones. A delayed launch encloses
+    the overhead, so each thread of CUPTI is taken for the thread whose launches enclose most of the overhead.
     """
     events = process.trace.events
     device = np.full(len(overhead), HOST, np.int64)
@@ -186,7 +185,7 @@ def _launches_by_thread(process: Process) -> Iterator[NDArray[np.intp]]:
 
 
 def _enclosing_call(events: EventTable, calls: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the call of one thread that encloses each row, or -1."""
+    """Return intp[n]: the call among `calls` (of one thread) that encloses each row, or -1."""
     slot = np.searchsorted(events.start_ns[calls], events.start_ns[rows], side="right") - 1
     call = calls[np.maximum(slot, 0)]
     inside = (slot >= 0) & (events.end_ns[call] >= events.end_ns[rows])

@@ -1,13 +1,13 @@
-"""Kinds and roles of the events of TensorFlow's host threads; the framework and workload of a process.
+"""Find kinds and roles of the events of TensorFlow's host threads, and the framework and workload of a process.
 
 A function call of TensorFlow passes through several layers on the training thread. Each layer is an event that encloses
-the next, and the innermost one waits until executor threads have run the function: in
+the next one. The innermost layer waits until executor threads have run the function:
 
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
 
-The training thread is idle from the first launch to the end, although four of its events span that time. So on that
-thread only innermost events are work.
+The training thread is idle from the first launch to the end, although four of its events span this time. So on the
+training thread only innermost events are work.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gpudiag.trace.readers.names import is_training_kernel, role_of_call
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
-#: A tf.data iterator returns its next element: the training thread waits in this call if input is late.
+#: Call in which a tf.data iterator returns its next element, and in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call; they are innermost events if a low trace level records no nested ones.
+#: Layers of a function call, which may be innermost events if a low trace level records no nested events.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
 _GPUDIAG_INPUT = re.compile(r"gpudiag\.input$")
 _PYTHON = re.compile(r"\$")  # the Python tracer: "$file.py:12 function"
 
-#: Ops in which executor threads wait for other processes, named `scope/of/op:Type`.
+#: Names (`scope/of/op:Type`) of ops in which executor threads wait for other processes.
 _COLLECTIVE = re.compile(r"[^:]*:Collective(Reduce|Gather|ReduceScatter|AllToAll)(?:V\d)?$")
 _OPERATIONS = {
     "Reduce": "all_reduce",
@@ -47,7 +47,7 @@ NO_STEP = -1
 
 
 def host_operation(name: str) -> str | None:
-    """Return the collective between processes of an op of this name; None if it is none.
+    """Return the collective operation of an op with this name; None if the op is no collective between processes.
 
     >>> host_operation("gpudiag.exchange/CollectiveReduceV2:CollectiveReduceV2")
     'all_reduce'
@@ -57,14 +57,14 @@ def host_operation(name: str) -> str | None:
 
 
 def is_function(name: str) -> bool:
-    """Return whether an event is a function's run, which ends when all of its executors' work has ended."""
+    """Return whether an event is the run of a function, which ends when all work of its executors has ended."""
     return name == _FUNCTION
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
-    """Return an `EventKind` and a step number (`NO_STEP`) for each event of a host, and the line with the step marks.
+    """Return each event's `EventKind` and step number (or `NO_STEP`), and the index of the line with the step marks.
 
-    Without devices the training thread replaces the device, and its function calls are its work.
+    Without devices the training thread takes the place of the device, and its function calls are the work.
     """
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
@@ -94,7 +94,7 @@ def host_roles(
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """Return a `Role` for each event of a host, uint8[n]; calls may get another role by what they launch."""
+    """Return uint8[n]: the `Role` of each event of a host. Roles of calls may later change with the launched work."""
     operator = kind == EventKind.OPERATOR
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
@@ -113,12 +113,12 @@ def host_roles(
 def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: the events of one thread that enclose another one (of those in `inner`, if given)."""
+    """Return bool[n]: whether each event of one thread encloses another one (if given: one that `inner` selects)."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
     before = np.concatenate([[0], np.cumsum(counts)])
-    # Events of a thread are nested: an event that starts later, but before the end, is inside.
+    # Events of a thread are nested, so an event that starts between start and end of another event is inside it.
     inside = before[np.searchsorted(start, end, side="left")] - before[np.arange(len(order)) + 1]
     encloses = np.zeros(len(order), np.bool_)
     encloses[order] = inside > 0
@@ -126,8 +126,8 @@ def _enclose_others(
 
 
 #: TensorFlow, JAX and PyTorch/XLA use the same profiler. Each framework has specific calls on host threads. The
-#: compiler keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX, where backward
-#: passes consist of `transpose`), `gradient_tape/model/dense/MatMul` (TensorFlow).
+#: compiler keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX; `transpose`
+#: marks backward passes), `gradient_tape/model/dense/MatMul` (TensorFlow).
 _JAX = re.compile(r"PjitFunction\(|\$(?:pxla|xla_bridge|pjit|jaxlib|jax)\b|jit\([^)]*\)/|jit_\w+$|pmap\([^)]*\)/")
 _TENSORFLOW = re.compile(
     r"(?:EagerExecute|EagerKernelExecute|EagerLocalExecute|TFE_Py_Execute|KernelAndDeviceFunc::Run"
@@ -165,7 +165,7 @@ def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
     kernels = {name for plane in planes if plane.device is not None for name in plane.names}
     if any(trains.search(name) for name in names) or any(is_training_kernel(name) for name in kernels):
         return "training"
-    # Names of kernels alone do not prove that there was no backward pass.
+    # Without names of JAX's operations, kernels' names do not prove that there was no backward pass.
     if framework == "jax" and not any("jit(" in name for name in names):
         return "unknown"
     return "inference" if any(_MODEL.search(name) for name in names) else "unknown"

@@ -1,13 +1,13 @@
 """Split the trace of a process that trains on several logical devices of a CPU into one trace per device.
 
 A device's ops run on any free executor thread, while the training thread waits in its function call. In a device's
-trace, that thread runs the device's ops, and waits before an op that cannot begin before a communication has ended:
+trace, the training thread runs the device's ops, and waits before an op that can begin only after a communication:
 
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-A function, or a step of workers with a server, ends by waiting for all devices. If a communication is part of the time
-that the other devices then take, that time is a wait too. The rest of the function's time belongs to the executor.
+A function, or a step of workers with a server, ends by waiting for all devices. If a communication ends during this
+wait, it is a wait for communication too. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
     executor = subtract(union(Intervals(*functions(process))), union(work, exposed, waits))
     kept = np.flatnonzero((events.thread == thread) | (events.kind == EventKind.OVERHEAD))
-    # On this thread, operators span the time in which executors run them.
+    # Operators of the training thread are left out, because they span the time in which executors run the ops.
     kept = kept[(events.kind[kept] != EventKind.OPERATOR) | (events.role[kept] == Role.INPUT)]
     ops = Intervals(np.concatenate([work.start, exposed.start]), np.concatenate([work.end, exposed.end]))
     op_rows = np.concatenate([work_row, transfer_row])
@@ -74,7 +74,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Serialize a device's ops, and return them with their rows: a later concurrent op begins when the earlier ends."""
+    """Return a device's ops as disjoint intervals with their rows: an op begins when all earlier ops have ended."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
@@ -95,7 +95,7 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 
 
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return the times from the device's last op of a function (or of a step without functions) to its end."""
+    """Return the times from a device's last op in a function to the function's end (without functions: the step's)."""
     events = process.trace.events
     begin, end = functions(process)
     steps = _steps(process)
@@ -122,13 +122,13 @@ def _taken(events: EventTable, rows: NDArray[np.intp]) -> EventTable:
 
 
 def _ops(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: int) -> EventTable:
-    """Return parts of ops, as operators of a thread."""
+    """Return the given intervals of ops as operators of a thread."""
     of_thread = np.full(len(rows), thread, events.thread.dtype)
     return replace(_taken(events, rows), start_ns=spans.start, end_ns=spans.end, thread=of_thread)
 
 
 def _calls(waits: Intervals, executor: Intervals, thread: int) -> EventTable:
-    """Return the waits of a thread for communication, and its calls that run the executor's own work."""
+    """Return a thread's waits for communication, and the executor's time as calls of the thread."""
     count = len(waits) + len(executor)
     waiting = np.arange(count) < len(waits)
     return EventTable(
@@ -148,7 +148,7 @@ def _calls(waits: Intervals, executor: Intervals, thread: int) -> EventTable:
 
 
 def _joined(events: EventTable, ops: EventTable, calls: EventTable) -> EventTable:
-    """Join three tables; events and ops have the same names."""
+    """Join three tables. `events` and `ops` have the same names."""
     calls = replace(calls, name=calls.name + np.int32(len(events.names)))
     tables = [table.columns() for table in (events, ops, calls)]
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}

@@ -1,12 +1,12 @@
 """Find the logical device of a CPU that ran each op, because TensorFlow records only the thread of an op.
 
-An executor runs one device's part of a function on whichever threads are free. An `ExecutorState::Process` event runs
-ops of one device, so all ops within it belong to the same device. `_Send` and `_Recv` name their device:
+An executor runs one device's part of a function on any free threads. An `ExecutorState::Process` event (below: an
+executor process) contains ops of one device only. `_Send` and `_Recv` name their device:
 
     tf_Compute/1   Process │ MatMul │ Relu │ grad/_11:_Send  (from CPU:1 to CPU:0) │
     tf_Compute/2   Process │ MatMul │ BiasAdd │         → all of these belong to CPU:1
 
-If a part of the function shares no process with a `_Send` or `_Recv`, the name of its replica identifies the device.
+Ops that share no executor process with a `_Send` or `_Recv` are placed by the replica in their names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from gpudiag.trace.readers.xspace.communication_names import Route, routes_of
 from gpudiag.trace.readers.xspace.planes import ID, KEY, NODE, Plane
 
-#: The replica in an op's name, as `tf.distribute` writes it; the first replica has none.
+#: Number of the replica in an op's name, as `tf.distribute` writes it. Ops of the first replica have no number.
 _REPLICA = re.compile(r"(?:^|/)(?:replica|update)_(\d{1,4})(?:[_/]|$)")
 _OP = re.compile(r"[^:]+:\w+$")
 _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable run on its device: a server's, if there is one.
+#: Ops on a variable, which run on the variable's device: a server's, if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1
@@ -36,7 +36,7 @@ NO_DEVICE = -1
 def placed(plane: Plane) -> NDArray[np.int16]:
     """Return int16[n]: the logical device, from 0, that ran each op of a host; `NO_DEVICE` for all other events.
 
-    No op is placed if fewer than two devices send each other tensors.
+    No op is placed if there are fewer than two devices that send or receive tensors.
     """
     routes = {route.key: route for route in routes_of(plane)}
     known = {device for route in routes.values() for device in (route.source, route.target)}
@@ -87,7 +87,7 @@ def _group_ops(
 
 
 class _OpGroups:
-    """Groups of ops, by name, that ran in the same executor process (union-find), and their known devices."""
+    """Groups of ops (by name) that ran in the same executor process, as a union-find, and their known devices."""
 
     def __init__(self) -> None:
         self._parent: dict[str | int, str | int] = {}
@@ -112,7 +112,7 @@ class _OpGroups:
         self._devices_of_run[run].add(device)
 
     def device_of(self, name: str, run: int, fallback: str) -> str:
-        """Return the device of an op; that of this run if several devices run ops of this name (workers)."""
+        """Return the device of an op. If several devices run ops of this name (workers), return the device of `run`."""
         if self._devices_of_group is None:
             self._devices_of_group = defaultdict(set)
             for member, devices in self._candidates.items():
@@ -125,7 +125,7 @@ class _OpGroups:
 
 
 def _inside_processes(plane: Plane) -> list[tuple[int, int]]:
-    """Return each event inside an executor process, and the innermost such process around it."""
+    """Return (event, innermost executor process around it) for each event inside an executor process."""
     process = plane.named(lambda name: name == _PROCESS)
     order = np.lexsort((-plane.end_ns, plane.start_ns, plane.line))
     pairs: list[tuple[int, int]] = []
@@ -150,5 +150,5 @@ def _text_stat(plane: Plane, stat: str) -> dict[int, str]:
 
 
 def _natural_order(device: str) -> tuple[str | int, ...]:
-    """Sort `CPU:2` before `CPU:10`."""
+    """Return a key that sorts `CPU:2` before `CPU:10`."""
     return tuple(int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", device))

@@ -1,4 +1,4 @@
-"""Convert planes of an XSpace from protobuf messages to columns: events, and facts about the plane and its copies."""
+"""Convert planes of an XSpace from protobuf messages to columns of events, and parse the details of copies."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from gpudiag.trace.readers.xspace.wire import RawEvents, decode_events
 #: Event stats that are read, by name (TensorFlow: xla/tsl/profiler/utils/xplane_schema.cc).
 CORRELATION, DEVICE = "correlation_id", "device_id"
 STEP, BUFFER = "step_num", "buffer_size"
-#: The run of a function that an executor works for.
+#: Number of the function's run for which an executor works.
 ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
-#: A tensor sent between devices: the key that both sides share, the op that produced it, the op that needs it.
+#: A tensor sent between devices: the common key of both sides, the op that produced it, the op that needs it.
 KEY, FROM, TO = "key", "from", "to"
-#: The op of a kernel or copy; the graph's node that an executor begins.
+#: The op of a kernel or copy, and the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
 _TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
 _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
-#: Stats that are read only on device events, because the op of a host's call is the op of the launched work.
+#: Stats that are read only on device events, because on a host's call they repeat the op of the launched work.
 _DEVICE_STATS = frozenset({OP})
 
-#: Lines that gpudiag added to a trace, for the plugin's overview.
+#: Names of lines that gpudiag added to a trace, for the overview of TensorBoard's plugin.
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
-#: The year 2116. A line's time beyond it or below 0 is invalid and is replaced by this value. Then distances between
-#: lines fit int64, and the line's events are days away from all others and left out.
+#: The year 2116 in Unix ns. Times of lines beyond it or below 0 are invalid and are replaced by this value. Distances
+#: between lines then fit int64, and the line's events are left out, because they are days away from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Planes that are no unread accelerator: derived planes, logical devices of the host, and GPUs, which are read.
+#: Planes that are no unread accelerator: GPUs (which are read), logical devices of the host, and derived planes.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
-#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not read.
+#: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
-#: Lines with CUPTI's overhead, by thread of the operating system.
+#: Beginning of the names of lines with CUPTI's overhead, one line per thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
 
 
@@ -53,11 +53,11 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: ordinal of a GPU's plane; None for a host's.
         name: int64[n], index into `names`.
-        start_ns, end_ns: int64[n], since `base_ns`; the format's picoseconds are truncated.
+        start_ns, end_ns: int64[n], ns since `base_ns`; the format's picoseconds are truncated.
         line: int64[n], index into `lines`.
         names: distinct names.
-        lines: (id, name) of each line; the id is that of the stream on a GPU, of the thread on a host.
-        stats: (events, values) of each stat, int64[k] each; values are integers, or indices into `texts`.
+        lines: (id, name) of each line; the id is the stream's on a GPU and the thread's on a host.
+        stats: name → (events, values), int64[k] each; values are integers, or keys of `texts`.
         texts: text values of stats.
         base_ns: the earliest start of a line (Unix, ns, or since the profiler began).
         about: stats of the plane itself.
@@ -76,7 +76,7 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
     about: dict[str, Any]
 
     def whole(self, stat: str, missing: int) -> NDArray[np.int64]:
-        """Return int64[n]: a stat of every event, `missing` if it has none."""
+        """Return int64[n]: the value of a stat for every event; `missing` if an event does not have it."""
         column = np.full(len(self.name), missing, np.int64)
         if stat in self.stats:
             events, values = self.stats[stat]
@@ -84,18 +84,18 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
         return column
 
     def named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        """Return bool[n]: the events whose name satisfies a predicate."""
+        """Return bool[n]: whether each event's name satisfies the predicate `matches`."""
         return np.array([bool(matches(name)) for name in self.names], np.bool_)[self.name]
 
     @property
     def overhead(self) -> NDArray[np.bool_]:
-        """bool[n], events of the lines in which CUPTI records its overhead."""
+        """Return bool[n]: whether each event is on a line in which CUPTI records its overhead."""
         flags = np.array([name.startswith(_OVERHEAD_LINE) for _, name in self.lines], np.bool_)
         return flags[self.line]
 
 
 def about(plane: Any) -> dict[str, Any]:
-    """Return the stats of a plane itself, by name."""
+    """Return name → value of the stats of a plane itself."""
     names = plane.stat_metadata
     stats: dict[str, Any] = {}
     for stat in plane.stats:
@@ -118,14 +118,13 @@ def unread_device_of(plane: Any) -> str | None:
 
 
 def device_of(plane: Any) -> int | None:
-    """Return the ordinal of the GPU whose plane it is, or None."""
+    """Return the ordinal of the GPU of a plane; None if the plane is not a GPU's."""
     match = _DEVICE_PLANE.search(plane.name)
     return int(match[1]) if match else None
 
 
 def read_plane(plane: Any) -> Plane:
-    """Return the columns of one plane with undecoded events. For a GPU only streams are read, because other lines
-    repeat their events.
+    """Return the columns of one plane with undecoded events. A GPU's lines other than streams only repeat events.
 
     Raises:
         WireError: an event is broken.
@@ -165,7 +164,7 @@ def read_plane(plane: Any) -> Plane:
 
 
 def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return the lines that are read, and their (id, name)."""
+    """Return the lines to read, and the (id, name) of each."""
     lines, idents = [], []
     for line in plane.lines:
         stream = _STREAM.match(line.name) if on_device else None
@@ -177,7 +176,7 @@ def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tupl
 
 
 def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each event's name as an index, and the names."""
+    """Return each event's name as an index into the distinct names, and these names."""
     idents = distinct(metadata_id)
     index = np.searchsorted(idents, metadata_id)
     known = plane.event_metadata
@@ -188,7 +187,7 @@ def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64
 def _stats(
     metadata: Any, wanted: dict[int, str], raw: RawEvents
 ) -> tuple[dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]], dict[int, str]]:
-    """Return the stats by name, of the events that have a time, and the texts that they refer to."""
+    """Return name → (events, values) of stats of events with a time, and the texts to which values refer."""
     position = np.cumsum(~raw.aggregated) - 1
     stats: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     texts: dict[int, str] = {}
@@ -204,7 +203,7 @@ def _stats(
 
 
 class PlaneCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy: the name by which it is shown, its size (`NO_SIZE` if unknown), and its direction."""
+    """A copy: name for reports, size (`NO_SIZE` if unknown), direction, and kind of host memory."""
 
     name: str
     size_bytes: int = NO_SIZE
@@ -213,7 +212,7 @@ class PlaneCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DIRECTION = re.compile(r"Memcpy([HDAP])2([HDAP])$")
-#: As gpudiag writes PyTorch's "Memcpy HtoD (Pageable -> Device)", which xprof recognises without the space.
+#: Name of a copy in XSpaces that gpudiag writes from PyTorch's traces. xprof recognises it only without a space.
 _WRITTEN_DIRECTION = re.compile(r"Memcpy([HDAP])to([HDAP])\b(?: \((\w+) -> (\w+)\))?")
 _MEMORY_KINDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
 _COPY_SIZE = re.compile(r"\bsize:(\d{1,18})\b")
@@ -228,10 +227,10 @@ _DIRECTIONS = {
 
 
 def parse_copy(event: str, details: str) -> PlaneCopy:
-    """Parse a copy from the event's name and its `memcpy_details`.
+    """Parse a copy from the event's name and its `memcpy_details`. Example:
 
     MemcpyH2D   kind_src:pageable kind_dst:device size:38535168 dest:0 async:1
-    → host to device, from pageable memory, 38535168 bytes; shown as "Memcpy HtoD (Pageable -> Device)"
+    → host to device, from pageable memory, 38535168 bytes, name "Memcpy HtoD (Pageable -> Device)"
     """
     size = _COPY_SIZE.search(details)
     size_bytes = int(size[1]) if size else NO_SIZE
@@ -251,6 +250,6 @@ def parse_copy(event: str, details: str) -> PlaneCopy:
 
 
 def parse_memset_bytes(details: str) -> int:
-    """Return the bytes that a memset filled, from its `Memset_details`."""
+    """Return the number of bytes that a memset filled, from its `Memset_details`; `NO_SIZE` if unknown."""
     size = _SET_SIZE.search(details)
     return int(size[1]) if size else NO_SIZE

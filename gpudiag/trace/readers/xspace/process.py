@@ -53,9 +53,9 @@ from gpudiag.trace.readers.xspace.planes import (
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
-#: A limit above the number of compute units of any GPU.
+#: Limit above the number of compute units of all GPUs.
 _MAX_UNITS = 10_000
-#: Driver calls and their roles by the work that they launch, because TensorFlow names calls after that work.
+#: (kind, direction) of launched work → name and role of the driver call, because TensorFlow names calls after the work.
 _CALLS = {
     (EventKind.KERNEL, Direction.NONE): ("cuLaunchKernel", Role.LAUNCH),
     (EventKind.MEMSET, Direction.NONE): ("cuMemsetAsync", Role.LAUNCH),
@@ -72,11 +72,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A whole process.
 
     Attributes:
-        trace: all events in one table, rank unknown.
-        launches_on: int16[n], the GPU that each runtime call gives work to; `NO_DEVICE` for all other events.
-        runs_on: int16[n], without GPUs: the logical device that ran each op; `NO_DEVICE` for all other events.
-        training_thread: the thread with the step marks, None without any.
-        needs_communication: bool[n], GPU work or ops that could not begin before a communication ended.
+        trace: all events in one table; the rank is unknown.
+        launches_on: int16[n], the GPU to which each runtime call gives work; `NO_DEVICE` for all other events.
+        runs_on: int16[n], in a process without GPUs, the logical device that ran each op; `NO_DEVICE` otherwise.
+        training_thread: the thread with the step marks; None without step marks.
+        needs_communication: bool[n], whether GPU work or an op could begin only after a communication.
     """
 
     trace: Trace
@@ -87,7 +87,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _SharedNames:
-    """Index of the distinct names of all planes."""
+    """Indices of the distinct names of all planes."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
@@ -100,7 +100,7 @@ class _SharedNames:
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of an `EventTable` for one plane, and further columns of its events."""
+    """Columns of an `EventTable` for one plane, and further columns (from `target`) of its events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -128,12 +128,12 @@ def assemble(
     """Assemble one table from the planes of one process.
 
     Args:
-        planes: its host and its GPUs.
+        planes: planes of the host and the GPUs.
         shown: the file's name in messages.
         host: host name.
         begun_ns: start of the profile (Unix, ns); 0 if unknown.
         notes: receives descriptions of repairs.
-        unread: accelerators whose planes are not read.
+        unread: names of accelerators whose planes are not read.
     """
     names = _SharedNames()
     devices = [plane for plane in planes if plane.device is not None]
@@ -152,7 +152,7 @@ def assemble(
         source=shown,
         framework=framework,
         events=table,
-        origin_ns=max(origin, 1),  # one process has one clock, whatever its zero
+        origin_ns=max(origin, 1),  # the clock of one process is known, regardless of its zero
         host=host,
         device_names={plane.device: _model(plane) for plane in devices if plane.device is not None},
         collectives=_collectives(table, further["buffer_bytes"]),
@@ -188,11 +188,13 @@ def _columns_of(planes: Sequence[Plane], names: _SharedNames, base: int) -> tupl
             if line is not None and training_thread is None:
                 training_thread = plane.lines[line][0]
     fields = _Columns.__struct_fields__
-    return {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}, training_thread
+    return {
+        field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields
+    }, training_thread
 
 
 def _model(plane: Plane) -> str:
-    """Return the model of a GPU; if only the vendor is known, as for AMD, vendor and count of compute units."""
+    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
     for field in ("gpu_device_name", "device_type_string"):
         model: Any = plane.about.get(field, "")
         if model and isinstance(model, str):
@@ -225,7 +227,7 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
                 copy = parse_copy(plane.names[plane_name], details)
                 name[named], size[named] = names(copy.name), copy.size_bytes
                 direction[named], host_memory[named] = copy.direction, copy.host_memory
-    # Copies whose details the profiler left out are recognised by their names.
+    # If the profiler left out the details of a copy or memset, the name identifies it.
     undetailed = kind == EventKind.KERNEL
     kind[undetailed & plane.named(lambda text: text.startswith("Memcpy"))] = EventKind.COPY
     kind[undetailed & plane.named(lambda text: text.startswith("Memset"))] = EventKind.MEMSET
@@ -254,7 +256,7 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
 
 
 def _threads(plane: Plane) -> NDArray[np.int64]:
-    """Return the stream or thread of each event, int64[n]."""
+    """Return int64[n]: the stream or thread of each event."""
     idents = np.array([ident for ident, _ in plane.lines], np.int64)
     return idents[plane.line] if len(idents) else plane.line
 
@@ -265,7 +267,7 @@ def _correlation(plane: Plane) -> NDArray[np.int64]:
 
 
 class _Launched(msgspec.Struct, frozen=True):
-    """Device work by correlation, sorted."""
+    """Columns of device work, sorted by correlation."""
 
     correlation: NDArray[np.int64]
     kind: NDArray[np.uint8]
@@ -279,7 +281,7 @@ def _launched(by_plane: Sequence[_Columns]) -> _Launched:
         none = np.empty(0, np.uint8)
         return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
     fields = _Launched.__struct_fields__
-    columns = {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}
+    columns = {field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields}
     order = np.argsort(columns["correlation"], kind="stable")
     order = order[columns["correlation"][order] != NO_CORRELATION]
     return _Launched(**{field: column[order] for field, column in columns.items()})
@@ -308,8 +310,8 @@ def _host_columns(
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         has_work = launched.correlation[slot] == correlation[calls]
-        # CUPTI numbers the calls that launch, so the work of such a call was lost. A memset or a graph may launch
-        # nothing.
+        # CUPTI gives a correlation only to calls that launch. Without device work, this work was lost, except that a
+        # memset or a graph may launch nothing.
         may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
         lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
         call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]
@@ -325,7 +327,7 @@ def _host_columns(
         # The loader waits for this copy in a separate thread.
         role[calls[launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
     for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
-        # As TensorFlow's TraceMe encodes it.
+        # TensorFlow's TraceMe encodes step numbers in this form.
         name[mark] = names(f"{plane.names[plane.name[mark]]}#step_num={step[mark]}#")
     columns = _Columns(
         kind=kind,
@@ -348,7 +350,7 @@ def _host_columns(
 
 
 def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[np.intp], int]:
-    """Return the rows with possible times, by start (ties: the longer first), and the first start."""
+    """Return the rows with possible times, sorted by start (ties: longer first), and the first start in ns."""
     start, end = columns["start_ns"], columns["end_ns"]
     length = end - start
     possible = (length >= 0) & (length <= _DAY_NS)
@@ -362,9 +364,9 @@ def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[
 
 
 def _collectives(table: EventTable, buffer_bytes: NDArray[np.int64]) -> tuple[CollectiveCall, ...]:
-    """Return the collectives: kernels, or in a process without GPUs the ops that wait for other processes.
+    """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes.
 
-    Their process group is not recorded: TensorFlow's replicas are one group.
+    TensorFlow records no process groups, because all replicas are one group.
     """
     collectives = []
     for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist():
@@ -376,7 +378,7 @@ def _collectives(table: EventTable, buffer_bytes: NDArray[np.int64]) -> tuple[Co
 
 
 def step_marks_of(table: EventTable) -> tuple[StepMarks, ...]:
-    """Return the step marks of a table; TensorFlow's `Trace(…, step_num=…)` has the number in the name."""
+    """Return the step marks of a table. The names of TensorFlow's `Trace(…, step_num=…)` contain the step number."""
     rows = np.flatnonzero(table.role == Role.STEP_MARK)
     if not len(rows):
         return ()

@@ -12,7 +12,7 @@ from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes, read_whole
 
-#: Bytes of an event in memory: its columns, which exist three times while they are sorted.
+#: Bytes of memory per event for its columns, which exist three times while they are sorted.
 _MEMORY_PER_EVENT = 512
 _ENVIRONMENT = "Task Environment"
 _CUT = "Let the profiler stop before the job ends, and copy the file whole, in binary mode."
@@ -20,7 +20,7 @@ _RECORD = "Record five steps with tf.profiler.experimental while training runs, 
 
 
 def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
-    """Read the XSpace of one process, a protobuf that may be gzipped. The arguments are those of `Reader.read`.
+    """Read the XSpace of one process, a protobuf that may be gzipped. `Reader.read` has the same arguments.
 
     Raises:
         UnreadableInputError: the file is missing, damaged, truncated, from several hosts, or has no events.
@@ -68,7 +68,7 @@ def _parse(data: bytes, shown: str) -> Any:
 
 
 def _check(space: Any, shown: str) -> None:
-    """Raise if the XSpace is not the trace of one process, or does not fit into memory."""
+    """Raise an error if the XSpace is not the trace of one process, or does not fit into memory."""
     hosts = sorted(set(space.hostnames))
     owners: dict[int, int] = {}
     for plane in space.planes:
@@ -108,7 +108,7 @@ def _host(space: Any) -> str:
 
 
 def _begun_ns(space: Any) -> int:
-    """Return when the profile began (Unix time in ns), or 0 if unknown."""
+    """Return the time at which the profile began (Unix, ns); 0 if unknown."""
     for plane in space.planes:
         if plane.name == _ENVIRONMENT:
             begun = about(plane).get("profile_start_time", 0)

@@ -1,18 +1,18 @@
 """Find the waits of TensorFlow's executor for a device, for which TensorFlow records no event.
 
-Some ops end on the host only after their work has ended on the device: NcclAllReduce, and copies to the host. The next
-ops of the graph are launched then:
+Some ops end on the host only after their work has ended on the device: NcclAllReduce, and copies to the host. Only then
+are the next ops of the graph launched:
 
     launches   ── grad grad all-reduce ─┤        nothing        ├─ optimizer optimizer ──
     device        ──── grad ──── grad ──── all-reduce ────┤          ├─ optimizer ──
                                                      end of the wait
 
-So a wait is a pause in the launches for a device in which the last launched work ended, shortly before launching
-resumed, unless the training thread waited for data during the pause.
+So a wait is a pause in the launches for a device, if the last launched work ended in the pause, shortly before
+launching resumed. A pause in which the training thread waited for data does not count.
 
-The executor waits for communication if that work was communication. It also does so in every pause before an op that
-needs tensors from other devices, because the copies of its inputs, on other devices and the host, had to end first.
-After a device's last launch, the function ends when the other devices' communication has ended.
+A wait is for communication if the last launched work was communication. Every pause before an op that needs tensors
+from other devices is a wait for communication too, because the copies of the op's inputs had to end first. After a
+device's last launch in a function, the function ends when the other devices' communication has ended.
 """
 
 from __future__ import annotations
@@ -30,31 +30,30 @@ from gpudiag.units import NS_PER_US
 
 Times = NDArray[np.int64]
 
-#: Names of these waits.
+#: Names of the executor's waits in the event table.
 DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
 
 #: Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
-#: Shortest pause that counts if the op after it is known to have waited. Ops without waits are launched 5 to 10 µs
-#: apart.
+#: Minimum pause if the op after it is known to have waited. Ops without waits are launched 5 to 10 µs apart.
 SHORT_PAUSE_NS = 20 * NS_PER_US
-#: Longest time from the work's end to the next launch: a polling thread notices the end and wakes others. Measured: 0.5
-#: to 0.7 ms with four GPUs.
+#: Maximum time from the work's end to the next launch, in which a polling thread notices the end and wakes others.
+#: Measured: 0.5 to 0.7 ms with four GPUs.
 _SOON_NS = 2_000 * NS_PER_US
 
 
 class _DeviceLaunches(msgspec.Struct, frozen=True):
-    """The n calls that launch a device's work, by start, and the row of each call's work."""
+    """Rows of the calls that launch a device's work, sorted by start, and the row of each call's work."""
 
     calls: NDArray[np.intp]
     work: NDArray[np.intp]
 
 
 def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.uint8]]:
-    """Return the executor's waits for a GPU or for communication, and the role of each.
+    """Return the executor's waits for a GPU or for communication, and the role of each wait.
 
-    `calls` are the rows of the calls that give the GPU work, by start.
+    `calls` has the rows of the calls that give the GPU work, sorted by start.
     """
     launches = _launches(process, device, calls)
     if len(launches.calls) < 2:
@@ -83,7 +82,7 @@ def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _Device
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return waits for the work launched last, from the last launch to the work's end; and the index of that work."""
+    """Return waits from the last launch to the end of the work launched last, and the index of this work's launch."""
     events = process.trace.events
     start, end = events.start_ns[launches.calls], events.end_ns[launches.calls]
     work_end = events.end_ns[launches.work]
@@ -104,7 +103,7 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return the next launch in the same function after each of these times, when waiting threads were awake."""
+    """Return for each time the next launch or the end of the function, when waiting threads are awake again."""
     begin, end = functions(process)
     if not len(begin):
         return time
@@ -115,7 +114,7 @@ def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) ->
 
 
 def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the pauses before work that needs communicated tensors; copies to the host need none."""
+    """Return the pauses before work that needs communicated tensors. Copies to the host do not need any."""
     events = process.trace.events
     needs = process.needs_communication[launches.work] & (events.direction[launches.work] != Direction.DEVICE_TO_HOST)
     launched = np.maximum.accumulate(events.end_ns[launches.calls])[:-1]
@@ -125,7 +124,7 @@ def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the times from the device's last launch in a function to its end, if other devices communicate then."""
+    """Return the times from a device's last launch in a function to the function's end, if communication ends then."""
     events = process.trace.events
     begin, end = functions(process)
     slot = np.searchsorted(events.start_ns[launches.calls], end) - 1
@@ -137,7 +136,7 @@ def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def functions(process: Process) -> tuple[Times, Times]:
-    """Return begin and end of each function that the training thread ran, by begin; functions do not nest."""
+    """Return begins and ends (ns) of the functions that the training thread ran, sorted. Functions do not nest."""
     events = process.trace.events
     on_thread = (events.device == HOST) & (events.thread == process.training_thread)
     runs = np.flatnonzero(events_named(events, is_function) & on_thread)

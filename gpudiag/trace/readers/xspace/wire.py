@@ -1,9 +1,9 @@
 """Decode the events of an XSpace from bytes to columns, all at once.
 
-A trace of a few steps has hundreds of thousands of XEvents with several XStats each. As Python objects they would take
-longer than all other reading, so NumPy decodes one field of all events at a time. The fields have protobuf's wire
-format (protobuf.dev/programming-guides/encoding): a varint of field number and type, then a varint, eight, four, or a
-counted number of bytes.
+A trace of a few steps has hundreds of thousands of XEvents with several XStats each. Decoding them as Python objects
+would take longer than all other reading, so NumPy decodes one field of all events at a time. A field in protobuf's wire
+format (protobuf.dev/programming-guides/encoding) is a varint of field number and type, then a varint, eight bytes, four
+bytes, or a length and this many bytes.
 
     event     08 07        10 e8 07          18 90 4e          22 04 | 08 03 18 2a
     field     1: 7         2: 1000           3: 10000          4: 4 bytes, an XStat: 1: 3   3: 42
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Bytes after the last event, so that two words can be read at any of its bytes.
+#: Number of bytes appended after the last event, so that reading two words at each of its bytes is safe.
 _MARGIN = 24
-#: Most fields of a valid event: TensorFlow writes about twenty.
+#: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
@@ -35,7 +35,7 @@ _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 _NO_BODY = -1
 
 
-#: Events decoded at once, so that their columns stay in the processor's caches.
+#: Number of events decoded at once, so that their columns stay in the processor's caches.
 _BATCH = 16384
 
 
@@ -44,16 +44,16 @@ class WireError(ValueError):
 
 
 class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """n events as columns, and m of their stats.
+    """Columns of n events, and of m stats of these events.
 
     Attributes:
         metadata_id: int64[n], 0 if the event has none.
-        offset_ps: int64[n].
+        offset_ps: int64[n], start of the event since its line's begin.
         duration_ps: int64[n].
-        aggregated: bool[n], whether it counts occurrences and so has no time.
-        stat_event: int64[m], index of the stat's event; in no particular order.
+        aggregated: bool[n], whether the event counts occurrences, so that it has no time.
+        stat_event: int64[m], index of the stat's event, in no particular order.
         stat_id: int64[m], the stat's metadata id.
-        stat_value: int64[m], its value if that is an integer or a reference to a text, else 0.
+        stat_value: int64[m], the stat's value if it is an integer or a reference to a text, else 0.
     """
 
     metadata_id: NDArray[np.int64]
@@ -66,16 +66,16 @@ class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_events(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collection[int] = ()) -> RawEvents:
-    """Decode serialized XEvents, and those of their stats that have the wanted metadata ids.
+    """Decode serialized XEvents, and their stats with the wanted metadata ids.
 
     Args:
-        events: one XEvent each.
+        events: serialized XEvents.
         wanted_stats: metadata ids of stats.
-        bare: metadata ids of events without wanted stats. Of these, nothing after the first stat is decoded, because
-            protobuf writes fields in the order of their numbers.
+        bare: metadata ids of events without wanted stats. Fields of such events are decoded only up to the first stat,
+            because protobuf writes fields in the order of their numbers.
 
     Raises:
-        WireError: invalid bytes.
+        WireError: the bytes are invalid.
     """
     batches = [_decode(events[begin : begin + _BATCH], wanted_stats, bare) for begin in range(0, len(events), _BATCH)]
     if not batches:
@@ -132,7 +132,7 @@ def _stats(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return event, metadata id and integer value of each wanted XStat."""
     ids = np.array(sorted(wanted), np.int64)
-    # The id is nearly always the first field, so most stats are selected by that alone.
+    # The id is nearly always the first field, so most unwanted stats are discarded by their first field alone.
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
     other, _ = _varints(text, begin[first] + 1)
     kept_stats = np.ones(len(begin), np.bool_)
@@ -152,19 +152,19 @@ def _stats(
 def _fields(
     text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Iterator[Columns]:
-    """Yield the first field of every message, then the second of every message that has one, and so on.
+    """Yield the first field of every message, then the second field of every message that has one, and so on.
 
     Args:
         text: the bytes, followed by a margin.
-        begin, stop: int64[n], begin and end of each message.
-        done: bool[n], messages of which no further field is wanted; the caller may set more while iterating.
+        begin, stop: int64[n], begin and end of each message in `text`.
+        done: bool[n], whether no further field of a message is wanted; the caller may set elements while iterating.
 
     Yields:
-        Columns of equal length: message; field number; value (the length, if the field has bytes); begin of its bytes
-        (`_NO_BODY` if it has none). Fields of eight or four bytes are left out.
+        Columns of equal length: message; field number; value (for a field of counted bytes, their number); begin of
+        the counted bytes (`_NO_BODY` for other fields). Fields of eight or four bytes are left out.
 
     Raises:
-        WireError: a field has no known type or extends beyond its message.
+        WireError: a field has an unknown type or extends beyond its message.
     """
     message = np.arange(len(begin))
     position = begin
@@ -180,7 +180,7 @@ def _fields(
         counted = kind == _COUNTED
         body = np.where(counted, position + size, _NO_BODY)
         length = np.where(counted, value, 0)
-        # Compared before adding: a broken length may be negative, or as large as an integer can be.
+        # Compare before adding, because a broken length may be negative, or so large that the sum overflows.
         if (length < 0).any() or (length > stop - position).any():
             raise WireError("an event is cut short")
         plain = counted | (kind == _VARINT)
@@ -201,7 +201,7 @@ def _fields(
 
 _STOPS = np.uint64(0x8080808080808080)
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
-#: Masks of low and high halves of joined neighbours, and the gap between them: 7 bits in 8, 14 in 16, 28 in 32.
+#: Masks of the low and high halves to join, and the gap between them in bits: 7 of 8 bits, 14 of 16, 28 of 32.
 _JOINS = (
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
@@ -211,7 +211,7 @@ _ONE = np.uint64(1)
 
 
 def _varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the varint at each position, and its length in bytes; at most 16 bytes from there are read."""
+    """Return the varint at each position, and its length in bytes. At most 16 bytes after a position are read."""
     value = text[position].astype(np.int64)
     size = np.ones(len(position), np.int64)
     several = np.flatnonzero(value >= 0x80)
@@ -224,7 +224,7 @@ def _long_varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple
     """Decode varints of several bytes, as `_varints` does.
 
     Each byte of a varint has seven bits, the lowest first, and the eighth bit is set in all bytes but the last. So in a
-    word of eight bytes, bits above the lowest clear eighth bit are not part of it, and the rest is joined in pairs.
+    word of eight bytes, the varint ends at the lowest clear eighth bit. The groups of seven bits are joined in pairs.
     """
     words: NDArray[np.uint64] = np.ndarray(len(text) - 7, "<u8", text.data, strides=(1,))
     word = words[position]
