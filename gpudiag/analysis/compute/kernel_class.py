@@ -137,6 +137,7 @@ _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
     ("embedding", r"embedding"),
     ("random", r"dropout|bernoulli|rand|normal_|uniform_"),
     ("convolution", r"conv(olution|[123]d|_)(?!ert)"),
+    ("copy-kernel", r"^aten::(_foreach_)?copy_$"),
 )
 _OPERATORS = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _BY_OPERATOR)
 _CONVOLVES = re.compile(r"conv(olution|[123]d|_)(?!ert)")

@@ -43,6 +43,8 @@ KERNELS: tuple[tuple[str, str, KernelClass], ...] = (
     (f"{NATIVE}elementwise_kernel_manual_unroll<128, 8, gpu_kernel_impl<MulFunctor>>(int)", "aten::div", "elementwise"),
     (f"{NATIVE}unrolled_elementwise_kernel<at::native::CUDAFunctor_add<float>>(int)", "aten::add", "elementwise"),
     (f"{NATIVE}unrolled_elementwise_kernel<direct_copy_kernel_cuda(x)>(int)", "aten::copy_", "copy-kernel"),
+    (f"{NATIVE}elementwise_kernel_manual_unroll", "aten::copy_", "copy-kernel"),
+    (f"{NATIVE}(anonymous namespace)::multi_tensor_apply_kernel", "aten::_foreach_copy_", "copy-kernel"),
     (f"{NATIVE}roll_cuda_kernel<float>(float const*)", "aten::roll", "copy-kernel"),
     ("void rotary_embedding_kernel<c10::BFloat16, true>(x)", "sgl_kernel::rotary_embedding", "elementwise"),
     (f"{NATIVE}elementwise_kernel<128, 2, BinaryFunctor>(int)", "sgl_kernel::rotary_embedding", "elementwise"),
