@@ -54,6 +54,8 @@ _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
             r"cudnn_generated_fort_native_sdpa|mla_|batchprefill|batchdecode|merge_state"
         ),
     ),
+    # A rotary embedding multiplies by sines and cosines; it looks nothing up.
+    ("elementwise", r"rotary"),
     ("embedding", r"embedding|indexselectsmall|indexselectlarge|gather_?nd|compute_grad_weight"),
     (
         "convolution",
@@ -103,7 +105,7 @@ _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
         (
             r"direct_copy|catarray|copy_?kernel|copydevice|gather|scatter|index_?select|index_?put|"
             r"index_?kernel|indexing_backward|index_elementwise|copybuffer|kvcache|concat|split|slice|pack|"
-            r"chunk|stack|roll|flip|pad|memcpy|memset|copy_|"
+            r"chunk|stack|(?<!un)roll|flip|pad|memcpy|memset|copy_|"
             r"aten::(copy_|cat|clone|contiguous|index|to|_to_copy|stack|repeat|constant_pad_nd|slice_backward)\b|"
             r"bfloat16_copy|float8_copy|triu|tril|unfold|upsample|resize|reverse|strided|tile|broadcast|"
             r"one_?hot"
@@ -123,7 +125,7 @@ _COMPILED = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern 
 #: Names that say only how a kernel iterates; the operator says what it computes.
 _GENERIC = re.compile(
     r"elementwise_kernel|unrolled_elementwise|vectorized_elementwise|elementwise_kernel_with_index|reduce_kernel"
-    r"|multi_tensor_apply|^fusion|^loop_|^input_|^wrapped_|^void at::native::\(anonymous|^kernel"
+    r"|multi_tensor_apply|^fusion|^loop_|^input_|^wrapped_|^void at::native::\(anonymous|^kernel|^subtensorop"
 )
 #: Operators whose class replaces the class of the name of their generic kernels.
 _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
@@ -131,9 +133,11 @@ _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
     ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention"),
     ("normalization", r"(batch|layer|group|rms|instance)_?norm|fusedbatchnorm"),
     ("softmax", r"softmax"),
+    ("elementwise", r"rotary"),
     ("embedding", r"embedding"),
     ("random", r"dropout|bernoulli|rand|normal_|uniform_"),
     ("convolution", r"conv(olution|[123]d|_)(?!ert)"),
+    ("copy-kernel", r"^aten::(_foreach_)?copy_$"),
 )
 _OPERATORS = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _BY_OPERATOR)
 _CONVOLVES = re.compile(r"conv(olution|[123]d|_)(?!ert)")
