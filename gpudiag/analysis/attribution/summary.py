@@ -173,11 +173,11 @@ def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
     """Return the operators with the most self time per analysed host step, averaged over tracks."""
     return tuple(
         OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count)
-        for name, ns, count in _longest(timeline, _operators)
+        for name, ns, count in _longest(timeline, operator_times)
     )
 
 
-def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
+def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
     """Yield (rows, self times in ns) of the operators in the analysed host steps, by thread."""
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         rows = events.rows_on([thread], EventKind.OPERATOR)

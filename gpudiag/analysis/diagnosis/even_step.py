@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.rules.more_work import share_tokens
 from gpudiag.analysis.diagnosis.simulation.components import amount
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
@@ -25,12 +26,13 @@ def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | No
     """Return the slowdown by imbalance, and that of each cause; None if a step takes no time."""
     now = what_if.corrected
     now_ms = milliseconds(what_if.model.simulate(now).step_ns)
-    equal = equalize_ranks(what_if, now)
+    causes = [finding.cause for finding in findings if finding.code == "straggler"]
+    of_ranks = next((cause for cause in causes if cause in _OF_THE_WORK), "rank")
+    # Tokens that one expert does not get, another one does.
+    equal = share_tokens(what_if, now) if of_ranks == "experts" else equalize_ranks(what_if, now)
     ideal_ms = milliseconds(what_if.model.simulate(balance_stages(what_if, equal)).step_ns)
     if not now_ms or not ideal_ms:
         return None
-    causes = [finding.cause for finding in findings if finding.code == "straggler"]
-    of_ranks = next((cause for cause in causes if cause in _OF_THE_WORK), "rank")
     without = {of_ranks: milliseconds(what_if.model.simulate(equal).step_ns)}
     if len(what_if.graph.peers) > 1:
         without["stage"] = milliseconds(what_if.model.simulate(balance_stages(what_if, now)).step_ns)

@@ -637,7 +637,9 @@ def work_elsewhere(at: float) -> object:
 def bubble_finding(ms: float, idle_ms: float) -> list[Finding]:
     """Return the finding on two stages and nine microbatches, whose bubble takes a tenth in theory."""
     schedule = PipelineSchedule(microbatches=9)
-    bubble = pipeline_bubble.Bubble(stages=2, schedule=schedule, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms)
+    bubble = pipeline_bubble.Bubble(
+        stages=2, schedule=schedule, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms, longest_ms=90
+    )
     case: Any = Of(what_if=Of(now_ms=100.0), timeline=Of(ranks_present=(0, 1)))
     with mock.patch.object(pipeline_bubble, "bubble_of", return_value=bubble):
         return pipeline_bubble.PipelineBubble.findings(case, [])
@@ -646,6 +648,18 @@ def bubble_finding(ms: float, idle_ms: float) -> list[Finding]:
 @CASES.of("LEAST_BUBBLE_PERCENT")
 def little_to_save(at: float) -> object:
     return len(bubble_finding(10.0, 2 * at))
+
+
+@CASES.of("SHORT_OPERATOR_NS")
+def short_operator(at: float) -> object:
+    trace = TraceBuilder(0).step(0, 1000).operator(1, 1 + at / 1000).build()
+    return pipeline_bubble._fixed_ms(case_of([trace]), 0)
+
+
+@CASES.of("SHORT_KERNEL_NS")
+def short_kernel(at: float) -> object:
+    trace = TraceBuilder(0).step(0, 1000).kernel(10, 10 + at / 1000).build()
+    return pipeline_bubble._fixed_ms(case_of([trace]), 0)
 
 
 @CASES.of("CLOSE_BUBBLE_PERCENT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -10,9 +11,9 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import LEAST_ELSEWHERE, LONGER_SEGMENT, MORE_WORK, MOST_OF_EXCESS
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.rule import Advice
+from gpudiag.analysis.diagnosis.rules.rule import Advice, Edit
 from gpudiag.analysis.diagnosis.simulation.components import Component, amount
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Times
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.timeline import OpClass
 
@@ -31,11 +32,15 @@ _EXPERTS_ADVICE: Advice = (
 
 
 class MoreWork(msgspec.Struct, frozen=True):
-    """A cause of more work, with its evidence and advice."""
+    """The cause, with its evidence and advice.
+
+    `even` distributes the work evenly; None if the late ranks should only do as much as the others.
+    """
 
     cause: Cause
     evidence: dict[str, Any]
     advice: Advice
+    even: Edit | None = None
 
 
 def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
@@ -43,7 +48,7 @@ def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | 
 
     Experts are examined first, because more tokens also need more FLOPs.
     """
-    return _experts(case, what_if, late) or _sequences(case, what_if, late)
+    return _experts(what_if, late) or _sequences(case, what_if, late)
 
 
 def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
@@ -82,13 +87,13 @@ def _message_bytes(case: Case) -> dict[int, int]:
     return total
 
 
-def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
+def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     """Return `experts` if late ranks are late only in the segments before or after an all-to-all.
 
     A slow device is slower in all segments, and long sequences lengthen every layer.
     """
-    work = _work_by_segment(case, what_if)
-    beside = _beside_all_to_alls(case, what_if)
+    work = _work_by_segment(what_if, what_if.corrected)
+    beside = _beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return None
     late_processes = [process for process, rank in what_if.graph.ranks.items() if rank in late]
@@ -105,16 +110,36 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
     expert_ms = float(late_ns[longer].sum()) / what_if.graph.steps / 1e6
     usual_ms = float(usual_ns[longer].sum()) / what_if.graph.steps / 1e6
     evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
-    return MoreWork("experts", evidence, _EXPERTS_ADVICE)
+    return MoreWork("experts", evidence, _EXPERTS_ADVICE, share_tokens)
 
 
-def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
+def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
+    """Give each expert the mean of its peers' work: tokens that one expert does not get, another one does."""
+    work, beside = _work_by_segment(what_if, scenario), _beside_all_to_alls(what_if)
+    if work is None or beside is None or work.shape != beside.shape:
+        return scenario
+    share = np.ones(work.shape)
+    for peers in what_if.graph.peers:
+        of_peers, of_experts = work[peers], beside[peers].any(axis=0)
+        mean = np.broadcast_to(of_peers.mean(axis=0), of_peers.shape)
+        share[peers] = np.divide(mean, of_peers, out=np.ones(mean.shape), where=of_experts & (of_peers > 0))
+    segment_of_node, segment_of_op = what_if.model.segments
+    if what_if.timeline.tracks[0].is_cpu:
+        kept = np.fmin(scenario.busy, what_if.model.communication.busy)
+        shares = share[what_if.graph.host.process, segment_of_node]
+        return replace(scenario, busy=kept + (scenario.busy - kept) * shares)
+    shares = share[what_if.model.process_of_op, segment_of_op]
+    compute = what_if.graph.device.op_class == OpClass.COMPUTE
+    return replace(scenario, duration=scenario.duration * np.where(compute, shares, 1.0))
+
+
+def _work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
     """Return float64[processes, segments], ns: work between consecutive collectives of a step."""
-    component: Component = "launch" if case.tracks[0].is_cpu else "compute"
+    component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     graph = what_if.graph
     process = graph.host.process if component == "launch" else what_if.model.process_of_op
     segment = what_if.model.segments[0 if component == "launch" else 1]
-    amounts = amount(what_if, what_if.corrected, component)
+    amounts = amount(what_if, scenario, component)
     if not len(segment):
         return None
     processes, segments = max(graph.ranks) + 1, int(segment.max()) + 1
@@ -123,15 +148,15 @@ def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
     return table
 
 
-def _beside_all_to_alls(case: Case, what_if: WhatIf) -> NDArray[np.bool_] | None:
+def _beside_all_to_alls(what_if: WhatIf) -> NDArray[np.bool_] | None:
     """Return bool[processes, segments]: whether a segment begins or ends with an all-to-all of its process."""
     graph = what_if.graph
     device = graph.device
     segment_of_node, segment_of_op = what_if.model.segments
-    segment = segment_of_node if case.tracks[0].is_cpu else segment_of_op
+    segment = segment_of_node if what_if.timeline.tracks[0].is_cpu else segment_of_op
     processes, segments = max(graph.ranks) + 1, int(segment.max(initial=0)) + 1
     is_all_to_all = np.zeros(len(device.start), np.bool_)
-    for index, track in enumerate(case.tracks):
+    for index, track in enumerate(what_if.timeline.tracks):
         kinds = np.array([kind[0] == "all_to_all" for kind in track.collectives.kinds], np.bool_)
         if kinds.any():
             rows = track.collectives.row[kinds[track.collectives.kind]]

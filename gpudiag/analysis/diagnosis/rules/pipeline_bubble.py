@@ -6,8 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import CLOSE_BUBBLE_PERCENT, LEAST_BUBBLE_PERCENT
+from gpudiag.analysis.attribution.summary import operator_times
+from gpudiag.analysis.diagnosis.calibration import (
+    CLOSE_BUBBLE_PERCENT,
+    LEAST_BUBBLE_PERCENT,
+    SHORT_KERNEL_NS,
+    SHORT_OPERATOR_NS,
+)
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.even_step import balance_stages, work_of_processes
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
@@ -22,6 +29,7 @@ from gpudiag.analysis.parallelism.rank_grid import find_grid
 from gpudiag.analysis.parallelism.schedule import PipelineSchedule, schedule_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.parallelism import theoretical_bubble_percent
+from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
 
 
@@ -34,6 +42,8 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         ms: idle time of a stage in an even step: ranks and stages compute equally long, and transfers take no time.
         step_ms: length of the even step.
         longest_idle_ms: idle time of the process that computes longest, in a step as uneven as recorded.
+        longest_ms: compute of that process per step.
+        fixed_ms: the part of its compute that is as long for smaller microbatches.
     """
 
     stages: int
@@ -41,11 +51,23 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
     step_ms: float
     longest_idle_ms: float
+    longest_ms: float
+    fixed_ms: float = 0.0
 
     @property
     def percent(self) -> float:
         """Return the bubble's share of the even step."""
         return min(100 * self.ms / self.step_ms, 100.0) if self.step_ms else 0.0
+
+    @property
+    def saved_ms(self) -> float:
+        """Return what twice as many microbatches of half the size save per step.
+
+        With W ms of compute that shrinks with a microbatch and F ms per step that does not, p stages and m microbatches
+        take (m + p - 1) (W + F) / m. For 2 m, F counts twice.
+        """
+        shrinks = 1 - min(self.fixed_ms / self.longest_ms, 1.0) if self.longest_ms else 1.0
+        return max(self.longest_idle_ms * shrinks / 2 - self.fixed_ms, 0.0)
 
     @property
     def theoretical_percent(self) -> float:
@@ -66,14 +88,34 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     uneven_ms = milliseconds(what_if.model.simulate(uneven).step_ns)
     processes = list(what_if.graph.ranks)
     compute_ms = milliseconds(float(work_of_processes(what_if, even)[processes].mean()))
-    longest_ms = milliseconds(float(work_of_processes(what_if, uneven)[processes].max()))
+    work = work_of_processes(what_if, uneven)
+    longest = max(processes, key=lambda process: float(work[process]))
+    longest_ms = milliseconds(float(work[longest]))
     return Bubble(
         stages=stages,
         schedule=schedule,
         ms=max(step_ms - compute_ms, 0.0),
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
+        longest_ms=longest_ms,
+        fixed_ms=_fixed_ms(case, longest),
     )
+
+
+def _fixed_ms(case: Case, process: int) -> float:
+    """Return the time per step of a process's short kernels, or of its short operators without a device, in ms."""
+    tracks = [track for track in case.tracks if track.trace == process]
+    total_ns = 0
+    for track in tracks:
+        if track.is_cpu:
+            events = case.timeline.traces[process].events
+            times = np.concatenate([np.zeros(0), *(self_ns for _, self_ns in operator_times(track, events))])
+        else:
+            ops = track.ops.intervals(OpClass.COMPUTE)
+            times = (ops.end - ops.start)[(ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])]
+        total_ns += int(times[times < (SHORT_OPERATOR_NS if track.is_cpu else SHORT_KERNEL_NS)].sum())
+    steps = sum(len(track.window_steps) for track in tracks)
+    return milliseconds(total_ns / steps) if steps else 0.0
 
 
 class PipelineBubble:
@@ -82,7 +124,7 @@ class PipelineBubble:
     The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
     transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p stages,
     m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the rank
-    that computes longest. This half is the reported saving.
+    that computes longest, except for short kernels, which take as long for half the size. The difference is the saving.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -111,7 +153,7 @@ class PipelineBubble:
         bubble = None if what_if is None else bubble_of(case, what_if)
         if what_if is None or bubble is None:
             return
-        saved, step_ms = bubble.longest_idle_ms / 2, what_if.now_ms
+        saved, step_ms = bubble.saved_ms, what_if.now_ms
         percent = min(100 * saved / step_ms, 100.0) if step_ms > 0 else 0.0
         if percent < LEAST_BUBBLE_PERCENT:
             return
@@ -135,6 +177,7 @@ class PipelineBubble:
                 "stages": stages,
                 "microbatches": count,
                 "chunks": schedule.chunks,
+                "fixed_ms": bubble.fixed_ms,
             },
             advice=(
                 (

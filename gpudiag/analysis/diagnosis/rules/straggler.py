@@ -29,7 +29,7 @@ from gpudiag.analysis.diagnosis.rules.late_cause import (
     more_operators,
     stall_by_own_pauses,
 )
-from gpudiag.analysis.diagnosis.rules.rule import Advice, CannotTell, Proposal, advice_for, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import Advice, CannotTell, Edit, Proposal, advice_for, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component
 from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
@@ -88,10 +88,11 @@ class Straggler:
         by_rank, by_step = what_if.savings_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
         jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
-        yield Proposal(
-            edit=partial(equalize_ranks, each_step=jitter),
-            describe=partial(self._describe, case, what_if, jitter),
-        )
+        edit: Edit = partial(equalize_ranks, each_step=jitter)
+        if not jitter and case.timeline.divides_work:
+            more = _late_ranks(case, what_if, jitter, by_rank).more_work
+            edit = edit if more is None or more.even is None else more.even
+        yield Proposal(edit=edit, describe=partial(self._describe, case, what_if, jitter))
         if len(what_if.graph.peers) > 1:
             from gpudiag.analysis.diagnosis.rules.uneven_stages import uneven_stages
 
