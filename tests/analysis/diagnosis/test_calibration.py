@@ -611,12 +611,12 @@ def more_flops(at: float) -> object:
 def hot_expert(own: list[float], usual: list[float]) -> bool:
     """Tell whether rank 1 is late by experts; its first segment is beside an all-to-all."""
     beside = np.array([[True, False], [True, False]])
-    what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1))
+    what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)
     with (
         mock.patch.object(more_work, "_work_by_segment", return_value=np.array([usual, own])),
         mock.patch.object(more_work, "_beside_all_to_alls", return_value=beside),
     ):
-        return more_work._experts(Of(), what_if, (1,)) is not None  # type: ignore[arg-type]
+        return more_work._experts(what_if, (1,)) is not None
 
 
 @CASES.of("LONGER_SEGMENT")
@@ -652,13 +652,13 @@ def little_to_save(at: float) -> object:
 
 @CASES.of("SHORT_OPERATOR_NS")
 def short_operator(at: float) -> object:
-    trace = TraceBuilder(0).step(0, 1000).operator(1, 1 + at / 1000).build()
+    trace = TraceBuilder(unit_ns=1).steps(3, 10**6, lambda step: step.operator(1, 1 + round(at))).build()
     return pipeline_bubble._fixed_ms(case_of([trace]), 0)
 
 
 @CASES.of("SHORT_KERNEL_NS")
 def short_kernel(at: float) -> object:
-    trace = TraceBuilder(0).step(0, 1000).kernel(10, 10 + at / 1000).build()
+    trace = TraceBuilder(unit_ns=1).steps(3, 10**6, lambda step: step.compute(1000, 1000 + round(at))).build()
     return pipeline_bubble._fixed_ms(case_of([trace]), 0)
 
 

@@ -329,6 +329,7 @@ def proposed(
     case: Any = SimpleNamespace(
         steps=steps,
         one_of_many=lambda: False,
+        timeline=SimpleNamespace(divides_work=False),
         tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
     findings = [*Straggler().examine(case, what_if)]
