@@ -31,6 +31,8 @@ ACCELERATE = (
     "--dynamo_backend=no", "--main_process_port=0", str(SCRIPTS), STEPS, "accelerated",
 )  # fmt: skip
 MPIRUN = ("mpirun", "-n", "2", sys.executable, str(SCRIPTS), STEPS, "numbered")
+#: PyTorch 2.13 aborts a process that ends while a gloo thread still releases tensors.
+ABORTED = "terminate called without an active exception"
 
 
 @pytest.mark.measured
@@ -49,6 +51,8 @@ def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: boo
         command, capture_output=True, text=True, timeout=SECONDS, check=False,
         env=environment(**around, MEETING=str(tmp_path / "bare")),
     )  # fmt: skip
+    if ABORTED in bare.stderr:
+        pytest.skip("PyTorch aborted a rank of the job without gpudiag at its end")
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, MEETING=str(tmp_path / "measured"), **around)
     assert (bare.returncode, done.returncode) == (code, code), (bare.stderr, done.stderr)

@@ -1,0 +1,24 @@
+"""Test the diagnosis of an expert that gets more tokens than its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpudiag.app.analyze import analyze
+
+#: Step with the hot expert minus step with even experts, without the profiler, in alternation (`gpudiag selftest`).
+COST_MS = 293.8
+
+
+def test_cost_of_a_hot_expert_is_that_of_uneven_tokens(whole_recording: Callable[[str], Path]) -> None:
+    """Tokens that one expert does not get, another one does, so that all experts would get the mean."""
+    analysis = analyze([whole_recording("parallel/hot_ep4")])
+    first = analysis.findings[0]
+    assert (first.code, first.ranks, first.cause) == ("straggler", (2,), "experts")
+    assert first.recoverable_ms_per_step == pytest.approx(COST_MS, rel=0.1)
+    assert analysis.parallelism is not None
+    assert analysis.parallelism.imbalance is not None
+    assert analysis.parallelism.imbalance.by["experts"].saved_ms == pytest.approx(COST_MS, rel=0.1)
