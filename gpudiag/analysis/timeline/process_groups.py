@@ -76,9 +76,9 @@ def _group_of_thread(
     groups: Mapping[str, ProcessGroup],
     ends: Mapping[int, Mapping[str, NDArray[np.int64]]],
 ) -> str:
-    """Return the name of the group whose members end their collectives nearest to these; "" if none is recorded.
+    """Return the name of the group whose members end their collectives nearest to the chosen ones; "" if none is known.
 
-    Of a group and its subgroups, the largest is right whose members end their collectives nearer than by chance.
+    If members of a group and of its subgroups all end nearer than by chance, the largest of these groups is chosen.
     """
     distance: dict[str, float] = {}
     chance: dict[str, float] = {}

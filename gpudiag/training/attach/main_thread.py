@@ -49,9 +49,9 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 
 
 def when_backward_ends(function: Callable[[], object]) -> None:
-    """Call a function in the main thread after the current backward pass. Any thread of that pass may call this.
+    """Call `function` in the main thread after the current backward pass. Any thread of the pass may call this.
 
-    At the end of the pass autograd calls `_ADD`, which adds a pending call. This is a C function, so that the
+    At the end of the pass autograd calls `_ADD`, which adds a pending call. `_ADD` is a C function, so that the
     interpreter runs pending calls only after backward has returned.
     """
     from torch.autograd import Variable

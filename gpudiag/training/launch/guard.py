@@ -66,7 +66,7 @@ def _wait(pid: int) -> int | None:
 
 
 def _reap() -> tuple[int, int]:
-    """Reap one ended child. Return its process id, or 0 if none has ended, and its wait status."""
+    """Reap one ended child, and return its process id and wait status; the process id is 0 if none has ended."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

@@ -15,7 +15,7 @@ PARALLEL_WORKLOAD = "gpt-parallel"
 CPU_PROCESSES = 4
 #: Sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many sequences.
 SEQUENCES = 2
-#: Number of pipeline stages if it divides the number of processes; otherwise there are two stages.
+#: Number of pipeline stages if each of them then has two ranks or more; otherwise there are two stages.
 _STAGES = 4
 #: Dimension of the layout along which one position is slow, by kind of fault.
 _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": "ep"}
@@ -24,7 +24,7 @@ _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
     """Return the layout of a job or fault of this kind for an even number of processes."""
     if kind in {"pipeline", "uneven-stages"}:
-        stages = 2 if processes % _STAGES else _STAGES
+        stages = 2 if processes % (2 * _STAGES) else _STAGES
         microbatches = stages if kind == "pipeline" else 2 * stages
         return ParallelLayout(pp=stages, dp=processes // stages, microbatches=microbatches)
     if kind == "tensor-and-data-parallel":
