@@ -1,13 +1,13 @@
 """Score the source lines of findings on a small job with one fault on a known line.
 
-    python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--keep DIR]
+    python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--lines-only] [--keep DIR]
 
 For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
 `alternating_blocks.py` measures the true cost with the same number of processes; the mean of both is the truth. A line
 is right if the first finding with a line names one that is marked with the fault, or a line of `spin`, which the marked
 line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the step time with line events
 compared with the unprofiled step time of the same run. `--script` judges another program, such as
-`more_line_faults.py`.
+`more_line_faults.py`. With `--lines-only` true costs are not measured, and no amount is judged.
 """
 
 from __future__ import annotations
@@ -60,17 +60,21 @@ def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, An
     start = [sys.executable]
     if options.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes)]
-    truths = [true_cost([*start, str(HERE / "alternating_blocks.py")], program, options)]
+    blocks = [*start, str(HERE / "alternating_blocks.py")]
+    truths = [] if options.lines_only else [true_cost(blocks, program, options)]
     profile = [sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(folder), "--"]
     run([*profile, *start, *program], options.each)
-    truths.append(true_cost([*start, str(HERE / "alternating_blocks.py")], program, options))
-    truth = {key: statistics.mean(each[key] for each in truths) for key in ("costs_ms", "problem_ms")}
+    if truths:
+        truths.append(true_cost(blocks, program, options))
     analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
     findings = [finding for finding in analysis["findings"] if finding["code"] != "compute-bound"]
     first = next((finding for finding in findings if finding.get("source")), None)
     unprofiled_ms = analysis["steps"]["unprofiled_mean_ms"]
-    row: dict[str, Any] = {"fault": fault, "true_ms": truth["costs_ms"], "step_ms": truth["problem_ms"]}
-    row |= {"true_ms_before_and_after": [each["costs_ms"] for each in truths], "unprofiled_ms": unprofiled_ms}
+    row: dict[str, Any] = {"fault": fault, "unprofiled_ms": unprofiled_ms}
+    if truths:
+        row |= {"true_ms": statistics.mean(each["costs_ms"] for each in truths)}
+        row |= {"step_ms": statistics.mean(each["problem_ms"] for each in truths)}
+        row |= {"true_ms_before_and_after": [each["costs_ms"] for each in truths]}
     row["lines_overhead_percent"] = 100 * (line_step_ms(folder) / unprofiled_ms - 1)
     if first is not None:
         row |= {
@@ -80,9 +84,20 @@ def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, An
             "line_right": first["source"]["line"] in marked_lines(fault, options.script),
             "found_ms": first["recoverable_ms_per_step"],
         }
-        error_ms = abs(first["recoverable_ms_per_step"] - truth["costs_ms"])
-        row["amount_right"] = error_ms <= max(TOLERANCE_MS, TOLERANCE * truth["costs_ms"])
-    return row
+        if truths:
+            error_ms = abs(first["recoverable_ms_per_step"] - row["true_ms"])
+            row["amount_right"] = error_ms <= max(TOLERANCE_MS, TOLERANCE * row["true_ms"])
+    return row | verdict_of(row)
+
+
+def verdict_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return `verdict` and `why` of a row, as `.ci/rows.py` reads them."""
+    why = [row["failed"]] if "failed" in row else []
+    if not why and not row.get("line_right"):
+        why = [f"line {row.get('line', 'none')} of {row.get('code', 'no finding')}"]
+    if not row.get("amount_right", True):
+        why.append(f"{row['found_ms']:.1f} of {row['true_ms']:.1f} ms")
+    return {"verdict": "wrong" if why else "right", "why": why}
 
 
 def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
@@ -114,8 +129,9 @@ def main() -> None:
     parser.add_argument("--script", type=Path, default=SCRIPT, help="the program; default: line_faults.py")
     parser.add_argument("--ms", type=float, default=20.0, help="cost of a fault where it can be chosen")
     parser.add_argument("--processes", type=int, default=1, help="number of ranks under torchrun")
+    parser.add_argument("--lines-only", action="store_true", help="do not measure true costs")
     parser.add_argument("--each", type=float, default=90.0, help="limit of each program in seconds")
-    parser.add_argument("--keep", type=Path, help="write results.json and the run directories here")
+    parser.add_argument("--keep", type=Path, help="write rows.json and the run directories here")
     options = parser.parse_args()
     rows = []
     table = Table("fault", "true ms", "of", "finding", "ms", "line", "amount", "overhead %")
@@ -126,11 +142,12 @@ def main() -> None:
                 row = judge(fault, options, folder)
             except (RuntimeError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
                 row = {"fault": fault, "failed": f"{type(error).__name__}: {error}"[:300]}
+                row |= verdict_of(row)
             rows.append(row)
             print(json.dumps(row), flush=True)
             if options.keep is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)
-                (options.keep / "results.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+                (options.keep / "rows.json").write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
                 if folder.is_dir():
                     with tarfile.open(options.keep / "runs.tar", "a") as runs:
                         runs.add(folder, fault)
@@ -141,7 +158,7 @@ def main() -> None:
                 str(row.get("code", row.get("failed", "none"))),
                 f"{row['found_ms']:.1f}" if row.get("found_ms") is not None else "",
                 "right" if row.get("line_right") else f"{row.get('line', 'none')}",
-                "right" if row.get("amount_right") else "off",
+                {True: "right", False: "off"}.get(row.get("amount_right"), ""),
                 f"{row.get('lines_overhead_percent', float('nan')):.1f}",
             )
     Console().print(table)

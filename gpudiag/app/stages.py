@@ -150,11 +150,16 @@ def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Findin
     if not case.timeline.divides_work:
         return None
     from gpudiag.analysis.diagnosis.even_step import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
+    from gpudiag.analysis.diagnosis.rules.pipeline_bubble import bubble_of  # noqa: PLC0415  # see above
     from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
 
-    parallelism = summarise_parallelism(case.timeline, attribution, findings)
+    parallelism = summarise_parallelism(case.timeline, attribution)
     if parallelism is None or case.what_if is None:
         return parallelism
+    bubble = bubble_of(case, case.what_if)
+    if parallelism.pipeline is not None and bubble is not None:
+        pipeline = msgspec.structs.replace(parallelism.pipeline, bubble_ms=bubble.ms, bubble_percent=bubble.percent)
+        parallelism = msgspec.structs.replace(parallelism, pipeline=pipeline)
     return msgspec.structs.replace(parallelism, imbalance=imbalance_of(case.what_if, findings))
 
 

@@ -255,12 +255,11 @@ LEAST_ELSEWHERE = 0.15
 Judgement: attention and dense layers take more."""
 LEAST_BUBBLE_PERCENT = 1.0
 """More microbatches that save less of the step are not reported. Judgement: repeated runs differ by a percent."""
-SHORT_OPERATOR_NS = 200_000
-"""Operators of CPU processes below this self time are assumed to take as long for a smaller microbatch, because most of
-their time is dispatch. Judgement: PyTorch dispatches an operator in 1 to 50 us, and autograd doubles that."""
-SHORT_KERNEL_NS = 10_000
-"""Kernels below this duration are assumed to take as long for a smaller microbatch. Judgement: an empty kernel takes 2
-to 5 us."""
+OPERATOR_FIXED_NS = 20_000
+"""Self time of an operator of a CPU process that does not shrink with the microbatch, because it is dispatch.
+Judgement: PyTorch dispatches an operator in 1 to 20 us while it is recorded."""
+KERNEL_FIXED_NS = 3_000
+"""Duration of a kernel that does not shrink with the microbatch. Judgement: an empty kernel takes 2 to 3 us."""
 CLOSE_BUBBLE_PERCENT = 5.0
 """The measured bubble confirms the theoretical one if their shares of the step differ by at most this. Judgement: only
 the confidence depends on it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from gpudiag.analysis.parallelism.rank_grid import RankGrid, find_grid
 from gpudiag.analysis.parallelism.roles import role_of_traffic
 from gpudiag.analysis.parallelism.schedule import schedule_of
 from gpudiag.intervals import Intervals, intersect, lengths_between, union
-from gpudiag.model.analysis import BUCKETS, Finding
+from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.parallelism import (
     ROLES,
     GroupRole,
@@ -26,9 +25,7 @@ from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttr
 from gpudiag.units import milliseconds
 
 
-def summarise_parallelism(
-    timeline: Timeline, attribution: Attribution, findings: Sequence[Finding]
-) -> Parallelism | None:
+def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Parallelism | None:
     """Return the layout; None if the job only divides its batches, or its traces do not fit together."""
     grid = find_grid(timeline)
     if grid is None or any(doubt.code == "mixed-runs" for doubt in timeline.validity):
@@ -38,7 +35,7 @@ def summarise_parallelism(
         stated=grid.stated,
         traffic=_traffic(timeline, attribution, grid),
         ranks=_places(attribution, grid),
-        pipeline=_pipeline(timeline, attribution, grid, findings),
+        pipeline=_pipeline(timeline, attribution, grid),
     )
 
 
@@ -113,19 +110,14 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
     )
 
 
-def _pipeline(
-    timeline: Timeline, attribution: Attribution, grid: RankGrid, findings: Sequence[Finding]
-) -> PipelineShape | None:
+def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> PipelineShape | None:
     stages, schedule = grid.stages, schedule_of(timeline, grid)
     if schedule is None:
         return None
-    bubble = next((finding.evidence for finding in findings if finding.code == "pipeline-bubble"), {})
     return PipelineShape(
         stages=stages,
         microbatches=schedule.microbatches,
         chunks=schedule.chunks,
-        bubble_ms=bubble.get("bubble_ms"),
-        bubble_percent=bubble.get("bubble_percent"),
         theoretical_percent=theoretical_bubble_percent(stages, schedule.microbatches, schedule.chunks),
         passes=passes_of_step(timeline, attribution, grid, schedule),
     )

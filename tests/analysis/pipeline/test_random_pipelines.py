@@ -25,9 +25,10 @@ def test_random_pipelines_are_judged_right() -> None:
 
 
 @pytest.mark.long
-def test_95_percent_of_200_random_pipelines_are_judged_right() -> None:
-    wrong = {seed: result.wrong for seed in range(5000, 5200) if (result := judged(draw(seed))).wrong}
-    assert len(wrong) <= 10, wrong
+def test_95_percent_of_random_pipelines_are_judged_right() -> None:
+    """`benchmarks/random_pipelines.py` judges 200."""
+    wrong = {seed: result.wrong for seed in range(5000, 5060) if (result := judged(draw(seed))).wrong}
+    assert len(wrong) <= 3, wrong
 
 
 @given(SEEDS)

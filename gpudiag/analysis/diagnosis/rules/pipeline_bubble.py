@@ -11,9 +11,9 @@ import numpy as np
 from gpudiag.analysis.attribution.summary import operator_times
 from gpudiag.analysis.diagnosis.calibration import (
     CLOSE_BUBBLE_PERCENT,
+    KERNEL_FIXED_NS,
     LEAST_BUBBLE_PERCENT,
-    SHORT_KERNEL_NS,
-    SHORT_OPERATOR_NS,
+    OPERATOR_FIXED_NS,
 )
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.even_step import balance_stages, work_of_processes
@@ -27,7 +27,9 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.parallelism.rank_grid import find_grid
 from gpudiag.analysis.parallelism.schedule import PipelineSchedule, schedule_of
+from gpudiag.intervals import Intervals, union, within
 from gpudiag.model.analysis import Finding
+from gpudiag.model.event import Role
 from gpudiag.model.parallelism import theoretical_bubble_percent
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
@@ -103,18 +105,29 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
 
 
 def _fixed_ms(case: Case, process: int) -> float:
-    """Return the time per step of a process's short kernels, or of its short operators without a device, in ms."""
-    tracks = [track for track in case.tracks if track.trace == process]
-    total_ns = 0
-    for track in tracks:
+    """Return the time per step of a process that does not shrink with the microbatch, in ms.
+
+    Each kernel, or each operator of a process without a device, contributes at most a fixed time. Updates do not count,
+    because a step has one however many microbatches it has.
+    """
+    events = case.timeline.traces[process].events
+    updates = np.flatnonzero(events.role == Role.OPTIMIZER)
+    total_ns = steps = 0
+    for index, track in enumerate(case.tracks):
+        if track.trace != process:
+            continue
+        steps += len(track.window_steps)
         if track.is_cpu:
-            events = case.timeline.traces[process].events
-            times = np.concatenate([np.zeros(0), *(self_ns for _, self_ns in operator_times(track, events))])
+            spans = union(Intervals(events.start_ns[updates], events.end_ns[updates]))
+            for rows, self_ns in operator_times(track, events):
+                passes = ~within(spans, events.start_ns[rows])
+                total_ns += int(np.minimum(self_ns[passes], OPERATOR_FIXED_NS).sum())
         else:
-            ops = track.ops.intervals(OpClass.COMPUTE)
-            times = (ops.end - ops.start)[(ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])]
-        total_ns += int(times[times < (SHORT_OPERATOR_NS if track.is_cpu else SHORT_KERNEL_NS)].sum())
-    steps = sum(len(track.window_steps) for track in tracks)
+            ops = track.ops
+            passes = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
+            if case.work is not None:
+                passes &= ~case.work.tracks[index].in_update
+            total_ns += int(np.minimum(ops.end - ops.start, KERNEL_FIXED_NS)[passes].sum())
     return milliseconds(total_ns / steps) if steps else 0.0
 
 
@@ -124,7 +137,7 @@ class PipelineBubble:
     The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
     transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p stages,
     m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the rank
-    that computes longest, except for short kernels, which take as long for half the size. The difference is the saving.
+    that computes longest, but need the fixed time of each kernel or operator twice. The saving counts both.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
