@@ -18,7 +18,7 @@ from gpudiag.prediction.paths import HOST, Paths
 
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-#: Share of the one-way rate. If two staged copies in opposite directions are slower, they share one path in the host.
+#: Share of the one-way rate. If staged copies in both directions at once reach less, they share one path in the host.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20

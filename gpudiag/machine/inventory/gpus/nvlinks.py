@@ -39,7 +39,7 @@ def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple
         lane_reasons: dict[str, str] = {}
         state = session.ask(lane_reasons, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
         if state is None:
-            # The driver does not know the number after the last lane. If it knows no number, the query has failed.
+            # Lanes are queried until the driver refuses a number. If it refuses the first, or fails, keep the reason.
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = lane_reasons["nvlinks"]
             break

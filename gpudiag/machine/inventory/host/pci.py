@@ -19,7 +19,7 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in the form of sysfs (`0000:3b:00.0`); NVML's has a longer domain. None if it is invalid."""
+    """Return a PCI address as sysfs writes it (`0000:3b:00.0`); None if `text` is none. NVML writes longer domains."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"
