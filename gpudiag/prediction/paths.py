@@ -144,7 +144,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read and write. A copied byte counts twice here, and once in the measurement."""
+        """Return the GB/s that the CPUs read and write. A copied byte counts twice here, once in the measurement."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth

@@ -56,7 +56,7 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 class Agreement:
     """Make the decisions of the ranks of one session through their store. A job of one process needs no store.
 
-    `run_id` is given on rank 0. The other ranks know it after the first decision.
+    Only rank 0 is given a `run_id`. The other ranks receive the id with the first decision.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
