@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory available without swapping: the lower of the kernel's estimate and the cgroup's rest.
+    """Return the memory available without swapping: the kernel's estimate, or what the cgroup leaves if that is less.
 
     Return None if the system reports neither value (not Linux).
     """
