@@ -36,7 +36,7 @@ from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, 
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return a trace for each GPU of a process, by ordinal; without GPUs, for each logical device. Ranks are not set."""
+    """Return a trace for each GPU of a process, by ordinal; without GPUs, for each logical device. Set no ranks."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
