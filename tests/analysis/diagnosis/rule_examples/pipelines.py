@@ -58,6 +58,7 @@ def pipeline(
 def _step(
     rank: int, grid: tuple[int, int, int], schedule: Schedule, forward_ms: float, megabytes: float
 ) -> tuple[Piece, ...]:
+    """Return a rank's operations in a step: warm-up forwards, alternating forwards and backwards, last backwards."""
     stages, data, microbatches = grid
     chunks = CHUNKS if schedule == "interleaved" else 1
     stage, most = rank // data, stages * chunks - 1
