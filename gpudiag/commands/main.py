@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
-    sys.stdout = sys.stdout or _open_null()  # None if the shell closed it (`>&-`)
+    sys.stdout = sys.stdout or _open_null()  # None if the shell closed the descriptor (`>&-`)
     sys.stderr = sys.stderr or _open_null()
     signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):

@@ -7,7 +7,7 @@ compared in order, by their name and the name of the launched work. All calls of
     here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add
     there    gemm ─ norm ─ sum ─ gemm ─ add
 
-Between two of them, equally many calls with equal names match too, even if they launch different kernels.
+Between two of these matches, equally many calls with equal names match too, even if they launch different kernels.
 """
 
 from __future__ import annotations

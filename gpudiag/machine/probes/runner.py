@@ -167,7 +167,7 @@ class RunningProbe:
                 return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
-            # The result was written before this message, but the thread that reads it may not have finished.
+            # The result was written before this message, but the thread that reads the result may still be reading.
             self._readers[0].join(5)
             return self._judge()
         code = self._process.wait()
@@ -318,7 +318,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # now, because the driver takes time to destroy contexts, while the host is measured
+                _end_all(holding)  # the driver destroys contexts slowly: let it do so while the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

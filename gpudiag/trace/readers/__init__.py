@@ -109,6 +109,6 @@ def _all_readers() -> Iterator[Reader]:
 
 
 def _third_party() -> Iterator[Reader]:
-    from importlib.metadata import entry_points  # takes as long as reading a small trace, and is rarely needed
+    from importlib.metadata import entry_points  # the import takes as long as reading a small trace
 
     yield from (cast("Reader", entry.load()) for entry in entry_points(group="gpudiag.readers"))

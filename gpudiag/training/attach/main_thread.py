@@ -87,6 +87,6 @@ def _is_backward(frame: FrameType) -> bool:
     return code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename
 
 
-#: Kept for the life of the process, because the interpreter stores only their addresses.
+#: Objects that must live as long as the process, because the interpreter stores only their addresses.
 _PENDING, _ENTRY = _Pending(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _ADD = functools.partial(ctypes.pythonapi.Py_AddPendingCall, _ENTRY, ctypes.py_object(_PENDING))

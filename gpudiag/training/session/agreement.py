@@ -148,10 +148,10 @@ class Agreement:
 class SplittableAgreement(Agreement):
     """Agreement in a user's command, in which the wait for other ranks is short.
 
-    If the ranks synchronize in every step, they are at most one step apart, and waiting for a decision takes no longer
-    than the next collective would have waited. Ranks that do not synchronize drift apart. A rank that has waited too
-    long splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most
-    one such wait.
+    Ranks that synchronize in every step are at most one step apart. They wait for a decision no longer than they would
+    otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too long
+    splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most one
+    long wait.
 
     Attributes:
         split: this rank decides alone.

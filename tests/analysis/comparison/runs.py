@@ -1,4 +1,4 @@
-"""Make analyses to compare, each in one expression. Their portions sum to their buckets."""
+"""Make small analyses to compare. Their portions sum to their buckets."""
 
 from __future__ import annotations
 

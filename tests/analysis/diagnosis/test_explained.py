@@ -73,7 +73,7 @@ def explanation_of(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """Return the explanation of a bucket. Each code in `weighed` is a scored finding that removes the cause `code`."""
+    """Return the explanation of a bucket. For each code in `weighed`, a finding removes the cause of this name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [

@@ -278,7 +278,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # in µs per launch instead of ms per step
+        # for this kind, `ms` is in µs per launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5
