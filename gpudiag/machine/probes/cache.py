@@ -1,4 +1,4 @@
-"""Cache the measurements of this machine, because a profile needs link bandwidths, and they rarely change.
+"""Cache the measurements of this machine, because a profile needs link bandwidths, which rarely change.
 
 Cached measurements are used only with the same GPUs, driver and communication variables. They are valid for a day,
 because links and neighbours may change. Only the user can read and write the files.

@@ -62,7 +62,7 @@ def plan_probes(
 
     Returns:
         Programs in the order in which they measure. Copies come first, because other measurements are compared with
-        them. Programs without GPUs come last, so that GPU contexts can be destroyed at the same time.
+        them. Programs without GPUs come last, so that GPU contexts can be destroyed meanwhile.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)

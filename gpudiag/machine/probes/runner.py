@@ -100,7 +100,7 @@ class RunningProbe:
         self._ready_seen = False
         self._done = threading.Event()
         environment = {**os.environ, **planned.environment}
-        # This variable would prevent the programs from importing the modules in their directory.
+        # With PYTHONSAFEPATH the programs could not import the modules in their directory.
         environment.pop("PYTHONSAFEPATH", None)
         self._started = time.perf_counter()
         self._go_at: float | None = None

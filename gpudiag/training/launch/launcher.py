@@ -107,9 +107,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of the training processes.
 
-    It consists of the variables in `inherited`, the launch's defaults for variables that are not set there, and those
-    that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag is added to
-    PYTHONPATH.
+    The environment has the variables in `inherited`, the launch's defaults for variables that are not set there, and
+    the variables that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag
+    is added to PYTHONPATH.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}

@@ -67,7 +67,7 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Post this rank's step times, and return rank 0's decision, which it makes when all ranks have posted.
+        """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted theirs.
 
         Args:
             step_ms: this rank's step times in milliseconds.
