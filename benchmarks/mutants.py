@@ -179,9 +179,9 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return the tests that run the statement, and no others.
+        """Return the tests to prefer, and further tests: those that run the statement, and none.
 
-        If the statement runs only on import, return the tests of lines that use its names, and all tests of the module.
+        If the statement runs only on import, they are the tests of lines that use its names, and the module's tests.
         """
         statement, header = _statement(change)
         lines = self._lines[change.module]

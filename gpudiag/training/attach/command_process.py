@@ -25,7 +25,7 @@ VARIABLE = "GPUDIAG_ATTACH"
 #: Seconds without an optimizer step after which a process that computes is recorded for a fixed time instead.
 PATIENCE_S = 20.0
 
-#: Empty file in the directory of reports. Each Python process of the command makes it (`entry/sitecustomize.py`).
+#: Empty file in the directory of reports. Each Python process of the command makes the file (`entry/sitecustomize.py`).
 PYTHON_SEEN = "python"
 
 #: Seconds between two reports of a process that trains.

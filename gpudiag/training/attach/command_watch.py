@@ -172,8 +172,8 @@ class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the command without forwarding, because it belongs to the same
-    process group. Such signals have the kernel as their sender (`si_code`), and are not forwarded.
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach all processes of gpudiag's process group, and so the command too.
+    Such signals have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -245,7 +245,7 @@ class Death:
 
 
 class DeathWatch:
-    """Observe in a thread when and how processes end that are not children of this process.
+    """Observe when and how processes end that are not children of this process. A separate thread observes them.
 
     A process that a signal ends cannot report it, and its peers only report broken connections. On Linux, the file
     descriptor of a process (pidfd) becomes readable when the process ends. Until its parent reaps it, `/proc/PID/stat`
