@@ -172,8 +172,8 @@ class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach all processes of gpudiag's process group, and so the command too.
-    Such signals have the kernel as their sender (`si_code`), and are not forwarded.
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Such
+    signals have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.

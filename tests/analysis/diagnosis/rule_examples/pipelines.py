@@ -30,7 +30,7 @@ def pipeline(
 ) -> Job:
     """Return a job whose stages compute `forward_ms` forward and twice as much backward per microbatch.
 
-    An interleaved schedule needs three stages or more, and a multiple of the stages as microbatches.
+    An interleaved schedule needs three stages or more; its number of microbatches must be a multiple of the stages.
 
     Args:
         stages, data: the grid; consecutive ranks are of one stage.
