@@ -47,7 +47,7 @@ def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a program and return its standard output. Raises RuntimeError with its last lines if it fails."""
+    """Run a program and return its standard output. Raises RuntimeError with the last lines of a failed program."""
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode:
         raise RuntimeError(" | ".join((done.stderr or done.stdout).strip().splitlines()[-2:]))

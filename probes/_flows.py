@@ -77,7 +77,7 @@ class Transfer:
 
 
 class Gate:
-    """Hold streams until `open`. Host and GPUs share two words: the gate is open; a kernel has given up waiting."""
+    """Hold streams until `open`. Host and GPUs share two flags: the gate is open, and a kernel has given up waiting."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")

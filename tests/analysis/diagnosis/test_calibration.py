@@ -351,7 +351,7 @@ def test_pause_of_minimum_length_waits_for_a_collective() -> None:
 
 @CASES.of("COPY_BEHIND_NS")
 def behind_a_copy(at: float) -> object:
-    """Return the kinds of two calls that launch nothing and a copy; the second call begins `at` ns after the first."""
+    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after this call."""
     events: Any = Of(
         rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
         direction=np.full(3, Direction.HOST_TO_DEVICE),
