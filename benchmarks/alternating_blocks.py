@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Presence of the problem in four consecutive blocks.
+#: Whether the problem is present in each of four consecutive blocks.
 ORDER = (True, False, False, True)
 
 
@@ -67,7 +67,7 @@ class Blocks:
         return 1e3 * (time.perf_counter() - start)
 
     def step(self, *_: Any) -> None:
-        """Count a step of an optimizer."""
+        """Count a step of an optimizer, and begin or end a block if one begins or ends here."""
         self.steps += 1
         if self.steps < 0:
             return
@@ -79,6 +79,7 @@ class Blocks:
             self._end_block()
 
     def _end_block(self) -> None:
+        """Store the block's step time, and set the switch for the next block. Exit after the last block."""
         lead = self.synchronize()
         now = time.perf_counter()
         done = self.steps // self.block
@@ -93,6 +94,7 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
+        """Return whether no further block is needed: after 8 blocks, or earlier if `seconds` are spent."""
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds

@@ -117,7 +117,7 @@ def median_with_interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def difference(pairs: list[tuple[float, float]]) -> str:
-    """Format the difference between the second and the first of each pair."""
+    """Format the median of second minus first over pairs of times in ms, with its interval, in ms and in percent."""
     middle, low, high = median_with_interval([second - first for first, second in pairs])
     base = statistics.median(first for first, _ in pairs)
     share = [100 * value / base for value in (middle, low, high)]
@@ -125,7 +125,7 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 
 
 def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
-    """Return the environment of a process."""
+    """Return the environment of a process. With `entered`, gpudiag enters the process."""
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
     inside = {}
     if entered:

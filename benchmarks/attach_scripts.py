@@ -122,7 +122,7 @@ def is_right(kind: str, first: dict[str, Any] | None) -> bool:
 
 
 def beside_own_profiler(runs: int) -> None:
-    """Run jobs of two processes whose script creates its own profiler, each in a different phase of gpudiag."""
+    """Run this number of two-process jobs whose script creates a profiler, each in a different phase of gpudiag."""
     settings = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
     path = os.pathsep.join((str(ENTRY), str(ROOT)))
     around = {

@@ -36,8 +36,9 @@ REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
-#: A round of the peers: program, arguments, environment, and the CSV's name for the all-reduces.
 ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
+#: Runs of the programs in `peers/` that make one round: program, arguments, environment, name of the all-reduces in the
+#: CSV.
 PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
     ("copies", (), {}, ""),
     ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
@@ -181,14 +182,14 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """Yield (relative difference between two runs, name, True for a link figure) of each figure, the largest difference
-    first.
+    """Yield each figure's relative difference between two runs, name, and True for a link figure; largest first.
 
     Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host
     cores (pageable copies, gloo, launches of small messages) vary with other load.
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
+        """Return the figures of one run by name: (value, True for a link figure)."""
         figures: dict[tuple[object, ...], tuple[float, bool]] = {}
         for record in facts.bandwidth:
             key = (

@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Return the candidates in table order; the others are compared with HTA's least analysis."""
+        """Return the candidates in table order. The table compares each of them with `hta`."""
         return [self.ours, self.reading, self.floor, self.hta, self.hta_report]
 
 
@@ -125,6 +125,7 @@ def main() -> None:
 
 
 def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
+    """Measure all candidates on the traces of a directory; `ours` and `hta` are interpreters. Print the table."""
     with tempfile.TemporaryDirectory() as directory:
         # Copy only the traces, because HTA reads every file of a directory as a trace.
         for path in sorted(traces.glob("rank*.json.gz")):
@@ -213,6 +214,7 @@ def _tree_pss_kb(process: int) -> int:
 
 
 def _print_conditions(name: str, rounds: int, directory: Path, ours: Path, hta: Path) -> None:
+    """Print the size of the traces, the machine, its load, and the versions."""
     packed = sum(path.stat().st_size for path in directory.iterdir())
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -231,6 +233,7 @@ def _versions(python: Path, *packages: str) -> str:
 
 
 def _print_table(comparison: Comparison) -> None:
+    """Print a row per candidate: times, memory, and HTA's figures divided by the candidate's."""
     print(
         "| whole process | wall s, median (min to max) | CPU s, median (min) | peak memory MB "
         "| HTA: wall | HTA: least CPU | HTA: memory |"
@@ -253,6 +256,7 @@ def _print_table(comparison: Comparison) -> None:
 
 
 def _print_by_trace(done: list[Comparison]) -> None:
+    """Print the summary with a row per directory."""
     print("\n| traces | gpudiag s | HTA: temporal breakdown | HTA: what gpudiag's report answers | HTA: memory |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for comparison in done:

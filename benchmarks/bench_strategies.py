@@ -110,7 +110,7 @@ class Rank:
         return self.slowest((time.perf_counter() - began) / repeats)
 
     def repeats(self, run: Callable[[], Any]) -> int:
-        """Return the number of calls to time together, which is equal on every rank."""
+        """Return the number of calls that take about `AIM_S`; the number is equal on every rank."""
         run()
         return max(3, min(50, int(AIM_S / self.seconds(run, 2))))
 
@@ -267,8 +267,7 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
-    """Measure the copies of cpu-reduce alone: the movers of cpu-reduce copy through its slots without waiting for
-    sums."""
+    """Measure the copies of cpu-reduce without its sums: from a GPU to its slots in host memory, and back."""
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)
@@ -280,6 +279,7 @@ def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
     for way, ways in (("to host", (True, False)), ("to GPU", (False, True)), ("both ways", (True, True))):
 
         def run(ways: tuple[bool, bool] = ways) -> None:
+            """Copy 32 chunks to the host if the first of `ways` is set, and 32 to the GPU if the second is set."""
             for number in range(32):
                 lane = number % layout.lanes
                 own, result = layout.slot(control.rank, number), layout.slot(layout.world, number)
@@ -330,6 +330,7 @@ def copies(at: Rank) -> list[dict[str, Any]]:
 
 
 def worker(options: argparse.Namespace) -> None:
+    """Run one process of a group; rank 0 prints the results of all measurements."""
     at = Rank(options.worker)
     sizes = [float(size) for size in options.sizes_mb.split(",")]
     ours = os.environ.get("NCCL_P2P_DISABLE") == "1" or not at.on_gpu
@@ -352,7 +353,7 @@ def worker(options: argparse.Namespace) -> None:
 def host_memory() -> list[dict[str, Any]]:
     """Measure the combined read, copy and add bandwidth of all CPUs, in GB/s of bytes read and written.
 
-    Reads that caches make before a write are not counted.
+    When a cache reads a line before it writes the line, that read is not counted.
     """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return, by round, the time of timed steps and of steps with only the host's part, relative to the loop alone."""
+    """Return by round: (time of timed steps) / (time of the loop alone), and the same for the host's part only."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()

@@ -21,8 +21,8 @@ from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import Analysis
 
 HERE = Path(__file__).resolve().parent
-#: Row → (classes of gpudiag, categories of TraceLens). TraceLens counts all kernels that a convolution launches, so
-#: conversions of its layout too. A rotary embedding, a category of its own, multiplies element by element.
+#: Row → (classes of gpudiag, categories of TraceLens). TraceLens counts all kernels that a convolution launches, so its
+#: layout conversions too. It has a category for rotary embeddings, which gpudiag counts as elementwise.
 ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "matmul": (("matmul",), ("GEMM",)),
     "attention": (("attention",), ("SDPA_fwd", "InferenceAttention")),
@@ -35,7 +35,7 @@ JUDGED = ("matmul", "attention", "normalization", "elementwise")
 
 
 def share(ms: dict[str, float], names: tuple[str, ...], total_ms: float) -> float:
-    """Return the percentage of these names in the total."""
+    """Return the sum of `ms` over these names, in percent of the total."""
     return 100 * sum(ms.get(name, 0.0) for name in names) / total_ms
 
 
@@ -43,7 +43,7 @@ def differences(recording: dict[str, Any], analysis: Analysis) -> dict[str, tupl
     """Return row → (percentage of gpudiag, percentage of TraceLens), for rows that are not empty."""
     ours = {row.kernel_class: row.ms_per_step for row in analysis.compute_classes}
     theirs: dict[str, float] = recording["ms"]
-    # A copy that no kernel does is no compute time for gpudiag.
+    # gpudiag does not count copies without a kernel as compute time.
     their_total = sum(theirs.values()) - recording.get("memory copies", 0.0)
     pairs = {
         row: (share(ours, classes, sum(ours.values())), share(theirs, categories, their_total))

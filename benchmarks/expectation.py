@@ -147,6 +147,7 @@ def value_at(analysis: dict[str, Any], path: str) -> Any:
 
 
 def _wrong_main(expected: Expectation, main: dict[str, Any]) -> list[str]:
+    """Describe what is wrong with the main finding: its code, cause or ranks."""
     if main["code"] not in (expected.codes or ()):
         return [f"first is {main['code']}, not {' or '.join(expected.codes or ()) or 'nothing'}"]
     wrong = []
@@ -158,6 +159,7 @@ def _wrong_main(expected: Expectation, main: dict[str, Any]) -> list[str]:
 
 
 def _wrong_findings(expected: Expectation, findings: list[dict[str, Any]]) -> list[str]:
+    """Describe forbidden findings, and false findings that promise too much."""
     wrong = [f"finds {finding['code']}" for finding in findings if finding["code"] in expected.not_codes]
     if expected.most_percent is not None:
         wrong += [
@@ -170,6 +172,7 @@ def _wrong_findings(expected: Expectation, findings: list[dict[str, Any]]) -> li
 
 
 def _wrong_words(expected: Expectation, said: Said) -> list[str]:
+    """Describe misleading phrases, warnings and values."""
     analysis = said.analysis or {}
     codes = _validity(analysis)
     wrong = [f"says {text}" for text in expected.never if matches(text, said.report)]
@@ -183,6 +186,7 @@ def _wrong_words(expected: Expectation, said: Said) -> list[str]:
 
 
 def _missing(expected: Expectation, said: Said) -> list[str]:
+    """Describe required warnings, phrases and values that are missing or out of range."""
     analysis = said.analysis or {}
     codes = _validity(analysis)
     missing = [f"no {code}" for code in expected.validity if code not in codes]
@@ -202,6 +206,7 @@ def _missing(expected: Expectation, said: Said) -> list[str]:
 
 
 def _amounts(expected: Expectation, main: dict[str, Any] | None) -> list[str]:
+    """Describe a wrong place or amount of the main finding."""
     if main is None:
         return []
     wrong = []

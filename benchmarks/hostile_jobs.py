@@ -53,7 +53,7 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
     (folder / "stdin").write_text("first line\nsecond line\n")
     command = [sys.executable, *job.options, str(folder / "job.py")]
     if profiled:
-        # With -P no module in the job's directory replaces one of gpudiag's.
+        # With -P, modules in the job's directory cannot replace modules that gpudiag imports.
         program = [sys.executable, "-P", "-m", "gpudiag", "profile", *QUICK, "--output", str(folder / "run")]
         command = [*program, "--", *command]
     environment = {**os.environ, **QUIET, "TMPDIR": str(temporary), MARK: str(folder), **job.environment}
@@ -107,6 +107,7 @@ def _processes_left(folder: Path) -> list[str]:
 
 
 def _processes(folder: Path) -> dict[int, str]:
+    """Return the living processes of the run in `folder`: process id → command line."""
     mark = f"{MARK}={folder}".encode()
     left = {}
     for entry in Path("/proc").iterdir():
@@ -119,7 +120,7 @@ def _processes(folder: Path) -> dict[int, str]:
 
 
 def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
-    """Return a description of each difference under gpudiag."""
+    """Describe each difference between a job's outcome alone and under gpudiag."""
     left = []
     if plain["exit code"] != profiled["exit code"]:
         left.append(f"exit code {plain['exit code']}, with gpudiag {profiled['exit code']}")

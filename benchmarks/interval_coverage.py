@@ -33,7 +33,8 @@ from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 
-#: A simulation with a larger relative error in the recorded step is never shown.
+#: Maximum relative error of the simulated recorded step. Cases with a larger error are skipped, because gpudiag then
+#: estimates no savings.
 FAILED = 0.25
 
 
@@ -61,6 +62,7 @@ def main() -> int:
 
 
 def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
+    """Print how many of these intervals contain the truth, and each interval that does not."""
     if not ones:
         return
     misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]
@@ -78,6 +80,7 @@ def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
 
 
 def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, Any]]:
+    """Yield the intervals of all recordings below the directories, each recording once."""
     seen: set[str] = set()
     for directory in directories:
         for record_path in sorted(directory.rglob("run.json")):
@@ -103,6 +106,7 @@ def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, An
 
 
 def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
+    """Yield the interval of a run from its traces alone, and that from its traces and its run record."""
     true = _timed_ms(record)
     assert true is not None
     yield from _alone(name, sorted(path for path in (where / "traces").iterdir() if path.is_file()), true)
@@ -117,6 +121,7 @@ def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
 
 
 def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any]]:
+    """Yield the interval from traces alone."""
     try:
         timeline = build_timeline(read_traces(traces))
     except GpudiagError as error:
@@ -126,6 +131,7 @@ def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any
 
 
 def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str, Any]]:
+    """Yield the interval of a case with its components; nothing if gpudiag would show no interval."""
     case = without_outlier_steps(replace(case))
     what_if = case.what_if
     if what_if is None or abs(what_if.simulated_ms - case.slowest_ms) > FAILED * case.slowest_ms:

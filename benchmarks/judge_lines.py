@@ -36,7 +36,7 @@ STEP, PAUSE = -3, -4
 
 
 def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
-    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if they call it."""
+    """Return the lines that are right for a fault: marked lines, and those of `spin` if a marked line calls it."""
     lines = script.read_text(encoding="utf-8").splitlines()
     faults = {number: line.partition("# fault:")[2].split() for number, line in enumerate(lines, 1)}
     marked = {number for number, names in faults.items() if fault in names}
@@ -47,7 +47,7 @@ def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
 
 
 def run(command: list[str], seconds: float) -> str:
-    """Run a program and return its standard output. Raises RuntimeError with its last lines if it fails."""
+    """Run a program and return its standard output. Raises RuntimeError with the last lines of a failed program."""
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode:
         raise RuntimeError(" | ".join((done.stderr or done.stdout).strip().splitlines()[-2:]))
@@ -101,7 +101,7 @@ def verdict_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
-    """Return the cost of a fault and the step with it, in ms, from blocks of steps with and without it."""
+    """Return the fault's cost (`costs_ms`) and the step with the fault (`problem_ms`), from alternating blocks."""
     seconds = "inf" if options.processes > 1 else "3"
     out = run([*start, "--block", "24", "--skip", "12", "--seconds", seconds, *program], options.each)
     result: dict[str, float] = json.loads(out.strip().splitlines()[-1])
@@ -109,7 +109,7 @@ def true_cost(start: list[str], program: list[str], options: argparse.Namespace)
 
 
 def line_step_ms(run_dir: Path) -> float:
-    """Return the median step of the steps that record lines, without the first ones, which record every line."""
+    """Return the median step time in ms while lines are recorded. The first two steps record every line: left out."""
     with gzip.open(run_dir / "lines" / "rank0.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["sections"][0]["events"]
     at_ns, begins, lengths = 0, 0, []

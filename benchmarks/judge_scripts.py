@@ -133,7 +133,7 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
 
 
 class Archives:
-    """Tar archives in a directory, each within the size limit for copies."""
+    """Tar archives of scripts' files in a directory. At most `ARCHIVES` of run directories, of `ARCHIVE_BYTES` each."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.number = directory, 1
@@ -149,6 +149,7 @@ class Archives:
         return [name for path, name in zip(files, names, strict=True) if not self._add(path, f"{script}/{name}")]
 
     def _add(self, path: Path, name: str) -> bool:
+        """Add a file to the current archive, or to a new one; return False if no archive has room."""
         size = path.stat().st_size + 2048
         archive = self.directory / f"runs-{self.number}.tar"
         if archive.exists() and archive.stat().st_size + size > ARCHIVE_BYTES:

@@ -77,7 +77,7 @@ def collate(samples: list[Tensor]) -> Tensor:
 
 
 def scores(out: Tensor) -> float:
-    """Count a metric on the CPU."""
+    """Imitate a metric on the CPU: copy the output to the host and sort it repeatedly."""
     values = out.detach().float().cpu()
     for _ in range(max(1, int(args.ms / 4))):
         values.flatten().repeat(8).sort()  # fault: metric
@@ -102,14 +102,14 @@ def hold_lock(over: threading.Event) -> None:
 
 
 def hook(gradient: Tensor) -> Tensor:
-    """Look at a gradient in Python."""
+    """Return the gradient unchanged. With the fault `hook`, compute in Python for `--ms` before."""
     if args.fault == "hook" and faulty():
         spin(args.ms)  # fault: hook
     return gradient
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Run the script's code after each update."""
+    """Run the fault after an update, if the fault belongs there."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves

@@ -60,7 +60,7 @@ def crop(sample: list[float]) -> list[float]:
 
 
 def jitter(sample: list[float]) -> list[float]:
-    """Change each number of a sample."""
+    """Transform a sample; with a fault of transforms, repeat that for this sample's share of `--ms`."""
     end = time.perf_counter() + max(1, WORKERS.get(args.fault, 0)) * args.ms / BATCH / 1e3
     while has("transform", "transform-2", "spawned") and time.perf_counter() < end:
         sample = [number * 1.0001 for number in sample]  # fault: transform transform-2 spawned
@@ -95,7 +95,7 @@ class Samples(Dataset[Tensor]):
 
 
 def prefetched(loader: Any) -> Iterator[Tensor]:
-    """Yield batches, after a pause."""
+    """Yield batches, as a prefetching generator does. With the fault `generator`, sleep `--ms` before each batch."""
     for batch in loader:
         if has("generator"):
             time.sleep(args.ms / 1e3)  # fault: generator
@@ -103,7 +103,7 @@ def prefetched(loader: Any) -> Iterator[Tensor]:
 
 
 def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Count what a step does, and wait for a reply."""
+    """Imitate a decorator that reports each step to a server. With the fault `decorator`, wait `--ms` for a process."""
 
     @functools.wraps(function)
     def wrapper(*values: Any) -> Any:
@@ -116,17 +116,17 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Callback:
-    """Does nothing after a step."""
+    """Base class of callbacks, which does nothing after a step."""
 
     def on_step_end(self, step: int) -> None:
-        """Take a step's number."""
+        """Do nothing; subclasses override this method."""
 
 
 class Recorder(Callback):
-    """Writes the history as JSON after each step."""
+    """Imitate a callback that encodes the whole history of the training as JSON after each step."""
 
     def on_step_end(self, step: int) -> None:
-        """Encode the history."""
+        """Encode the history, with the fault `callback`."""
         if has("callback"):
             self.sent = len(self.encode(step))
 
@@ -139,10 +139,10 @@ class Recorder(Callback):
 
 
 class Printer(Callback):
-    """Prints to a file, and waits for the disk."""
+    """Imitate a callback that prints to a file and waits for the disk after each line."""
 
     def on_step_end(self, step: int) -> None:
-        """Print numbers."""
+        """Print 2 x `--ms` lines, with the fault `flushes`."""
         if has("flushes"):
             for number in range(int(2 * args.ms)):
                 print("step", step, "value", number, file=NOTES)
@@ -151,7 +151,7 @@ class Printer(Callback):
 
 
 def spectrum() -> float:
-    """Return the largest singular value of a matrix."""
+    """Compute the largest singular value of a matrix repeatedly for `--ms`, and return it."""
     largest = 0.0
     for _ in repeats(12.0):
         largest = float(np.linalg.svd(MATRIX, compute_uv=False)[0])  # fault: numpy
@@ -160,14 +160,14 @@ def spectrum() -> float:
 
 @contextlib.contextmanager
 def measured() -> Iterator[None]:
-    """Report the duration of what runs inside."""
+    """Imitate a timer around a block. With the fault `manager`, sleep `--ms` at the end of the block."""
     yield
     if has("manager"):
         time.sleep(args.ms / 1e3)  # fault: manager
 
 
 class Slow(nn.Module):
-    """Passes its input on, after work in Python."""
+    """A layer that returns its input, with the fault `forward` after work in Python."""
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return the batch."""
@@ -176,7 +176,7 @@ class Slow(nn.Module):
         return batch
 
     def statistics(self) -> dict[int, float]:
-        """Return a number for each row."""
+        """Compute a number for each row in Python, repeatedly for `--ms`."""
         means = {}
         for _ in repeats(1.0):
             for row in range(60):
@@ -185,7 +185,7 @@ class Slow(nn.Module):
 
 
 def warmup(_step: int) -> float:
-    """Return the factor of the learning rate."""
+    """Return the factor of the learning rate. With the fault `schedule`, sleep `--ms` before."""
     if has("schedule"):
         time.sleep(args.ms / 1e3)  # fault: schedule
     return 1.0
@@ -228,7 +228,7 @@ def train() -> None:
 
 
 def main() -> None:
-    """Train in this thread, or in another one while this one waits."""
+    """Train in the main thread, or with the fault `thread` in another thread."""
     if WORLD > 1:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if args.fault == "thread":

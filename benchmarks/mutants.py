@@ -62,7 +62,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change that Cosmic Ray can make: the `occurrence`-th of an operator in a module."""
+    """One change that Cosmic Ray can make: its mutation operator applied to the `occurrence`-th match in a module."""
 
     module: Path
     operator: str
@@ -98,7 +98,7 @@ def main() -> int:
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
         before = results.get(change.name, {"outcome": "", "budget_s": 0.0})
-        # Mutants that survived a smaller budget are tried again.
+        # Mutants that survived under a smaller budget are tried again.
         if before["outcome"] != "killed" and before["budget_s"] < given.budget and time.monotonic() < end:
             results[change.name] = tried(change, tests) | {"budget_s": given.budget}
             with kept.open("a") as file:
@@ -155,10 +155,10 @@ class Tests:
         self._found: Counter[str] = Counter()
 
     def of(self, change: Change) -> list[dict[str, float]]:
-        """Return two groups of tests that run the change, with their seconds: the shortest tests that fit the budget.
+        """Return the tests to run for a change as test → seconds, in up to two groups that are run one after the other.
 
-        The first group is the test file that has killed most mutants. Running this file takes less time than importing
-        all other files.
+        These are the shortest tests that run the changed statement and fit the budget. The first group has those of
+        the test file that has killed most mutants so far, because running it is quicker than importing all files.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -179,8 +179,10 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return the tests that run the statement. If the statement runs only on import, return the tests of lines that
-        use its names."""
+        """Return the tests to prefer, and further tests: those that run the statement, and none.
+
+        If the statement runs only on import, they are the tests of lines that use its names, and the module's tests.
+        """
         statement, header = _statement(change)
         lines = self._lines[change.module]
         running = {test for line in header for test in lines.get(line, ())}
@@ -202,7 +204,7 @@ def _file(test: str) -> str:
 
 
 def _statement(change: Change) -> tuple[ast.stmt, range]:
-    """Return the innermost statement around the change, and its lines without those of its body."""
+    """Return the innermost statement around the change, and the statement's lines without its body."""
     tree = ast.parse(_source(change.module))
     around = [
         node
@@ -257,6 +259,7 @@ def drawn_changes(count: int, seed: int) -> list[Change]:
 
 
 def changes(module: Path) -> Iterator[Change]:
+    """Yield all changes of a module that are neither equivalent nor untestable."""
     nodes = list(ast_nodes(get_ast(_source(module))))
     left_out = list(_left_out(ast.parse(_source(module))))
     for name in operator_names():
@@ -279,6 +282,7 @@ def _is_plausible(operator: str) -> bool:
 
 
 def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
+    """Yield the begin and end of source that is not changed: annotations, type checking, guard options, examples."""
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as found) | ast.AnnAssign(annotation=found):
@@ -318,7 +322,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
     arguments = BUILD / "arguments"
     for go in goes:
         arguments.write_text("\n".join(go), encoding="utf-8")
-        # Examples and bytecode cached for another mutant are invalid for this one.
+        # Hypothesis's examples and the bytecode of an earlier mutant are invalid for this mutant.
         shutil.rmtree(TREE / ".hypothesis", ignore_errors=True)
         Path(importlib.util.cache_from_source(str(change.module))).unlink(missing_ok=True)
         command = " ".join((*PYTEST, "-x", f"@{arguments}"))
@@ -334,6 +338,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
 
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
+    """Print the share of killed mutants by folder, and the source change of each other mutant."""
     print("\n| folder | mutants | killed | share | 95 % interval |\n| --- | ---: | ---: | ---: | --- |")
     for folder in (*FOLDERS, Path("gpudiag/analysis")):
         folder_results = [result for result in results if result["name"].startswith(f"{folder}/")]

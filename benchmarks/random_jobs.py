@@ -64,6 +64,7 @@ def main() -> int:
 
 
 def _print_shares(jobs: Sequence[Judged]) -> None:
+    """Print the share of right diagnoses by kind of job, and of waste and equal work that findings name."""
     right = [job for job in jobs if job.verdict.right]
     print(f"Right: {Share(len(right), len(jobs))}")
     for kind, share in by_kind(jobs).items():
@@ -78,6 +79,7 @@ def _print_shares(jobs: Sequence[Judged]) -> None:
 
 
 def _print_confusion(jobs: Sequence[Judged]) -> None:
+    """Print the most frequent pairs of expected and reported causes of wrong diagnoses."""
     print("Expected -> got, of those that are wrong:")
     pairs = Counter(
         (job.verdict.expected[0], job.verdict.got, "; ".join(_without_figures(reason) for reason in job.verdict.why))
@@ -120,6 +122,7 @@ def _described(recipe: Recipe) -> str:
 
 
 def _fault(fault: Fault, recipe: Recipe) -> str:
+    """Describe a fault: its kind, size (ms per step unless stated) and rank."""
     if fault.times > 1:
         size = f"{fault.times:.1f} times"
     elif fault.kind == "launch-one":
@@ -144,6 +147,7 @@ def _findings(job: Judged) -> list[str]:
 
 
 def _print_job(job: Judged) -> None:
+    """Print all details of one job: its layers, buckets, true costs, findings and verdict."""
     print(_line(job))
     print(f"\nlayers: {job.recipe.layers}\n{job.recipe}\n")
     for device in job.analysis.devices:

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _judge_traces(seed: int, count: int) -> int:
-    """Judge pipelines by their traces, and print the right ones by fault, schedule and number of stages."""
+    """Judge pipelines by their traces. Print the share of right jobs by fault, schedule and stages, and wrong jobs."""
     jobs = {number: traced_pipelines.judged(traced_pipelines.draw(number)) for number in range(seed, seed + count)}
     rows: list[tuple[str, Callable[[traced_pipelines.Judged], bool]]] = [("all", lambda _: True)]
     rows += [(fault, lambda of, fault=fault: of.job.fault == fault) for fault in traced_pipelines.FAULTS]  # type: ignore[misc]
@@ -66,7 +66,7 @@ def _judge_traces(seed: int, count: int) -> int:
 
 
 def _print_table(jobs: Sequence[JudgedPipeline]) -> None:
-    """Print the right jobs by fault, schedule and number of stages."""
+    """Print the share of right jobs by fault, schedule and number of stages, and the simulation's error."""
     rows: list[tuple[str, Callable[[JudgedPipeline], bool]]] = [("all", lambda _: True)]
     rows.append(("no fault", lambda job: not job.pipeline.faults))
     rows += [(fault, lambda job, fault=fault: job.pipeline.faults == (fault,)) for fault in FAULTS]  # type: ignore[misc]

@@ -86,12 +86,12 @@ def main() -> int:
 
 
 def result_of(directory: Path, name: str) -> Path | None:
-    """Return the result of one workload from the launch that measured it."""
+    """Return the path of one workload's result below the directory of its launch; None if there is none."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with the current model's predictions."""
+    """Return the same measurements with predictions of the current predictor, from the recorded facts."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [prediction.candidate for prediction in benchmark.predictions]
     cannot = {
@@ -144,14 +144,14 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
 
 
 class Heard:
-    """Print the time at which the first rank enters each phase."""
+    """Print the time at which rank 0 enters each phase."""
 
     def __init__(self, began: float) -> None:
         self._began = began
         self._last = ""
 
     def __call__(self, message: Progress) -> None:
-        """Process one message."""
+        """Print the phase of a message of rank 0 if it is new."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
             log(self._began, message.phase)

@@ -32,7 +32,7 @@ WIDTH = 160
 
 
 def unpacked(expected: Expectation, root: Path, scratch: Path) -> Path:
-    """Return the path to analyse; unpack a packed recording into a directory of traces, or a run directory."""
+    """Return the path to analyse. Unpack a packed recording into `scratch`: its traces, and `run.json` if known."""
     path = root / expected.path
     if path.suffix != ".npz":
         return path

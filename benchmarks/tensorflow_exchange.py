@@ -74,6 +74,7 @@ def _run_all(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _run(options: argparse.Namespace, strategy: str, directory: Path) -> bool:
+    """Profile one strategy; return False if the run failed or timed out."""
     command = [sys.executable, "-m", "gpudiag", "profile", options.workload, "--framework", "tensorflow"]
     command += ["--strategy", ALONE if strategy in FLOORS else strategy]
     command += ["--devices", "1" if strategy == "one" else str(options.devices)]
@@ -135,6 +136,7 @@ def _median(analyses: list[dict[str, Any]], value: Any) -> float | None:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a Markdown table."""
     head = (
         "| strategy | lanes | unprofiled ms | profiled ms | exchange costs ms | found ms | share | in table | first |"
     )

@@ -51,9 +51,9 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 class Gpu:
-    """One GPU with its primary context and one stream per direction of copying.
+    """One GPU with its primary context and one stream for each direction of copying.
 
-    Every method makes the context current for the calling thread.
+    Every method makes this context current for the calling thread.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -93,7 +93,7 @@ class Gpu:
         self.kernels_s = time.perf_counter() - began
 
     def describe(self) -> dict[str, Any]:
-        """Return the GPU's fields in a result."""
+        """Return the fields that identify the GPU in a result."""
         return {
             "ordinal": self.ordinal,
             "pci_id": self.pci_id,
@@ -172,7 +172,7 @@ class Gpu:
         self.wait()
 
     def count_wrong_sums(self, address: int, count: int, seed: int, ranks: int) -> int:
-        """Count the fp32 values of device memory that differ from the sum of all ranks' summands."""
+        """Count the fp32 values of device memory that differ from the expected sum of the summands of all ranks."""
         return self._count("count_wrong_sums", _LONG(address), _LONG(count), _LONG(seed), _INT(ranks))
 
     def chase(self, table: int, loads: int, stream: Any) -> None:
@@ -181,6 +181,7 @@ class Gpu:
         self.launch("chase_pointers", stream, *arguments, grid=1, block=1)
 
     def _count(self, kernel: str, *arguments: ctypes._SimpleCData) -> int:
+        """Run a kernel that counts in `_counter`, and return the count."""
         self.use()
         call("cuMemsetD8Async", self._counter, 0, 8, self.stream)
         self.launch(kernel, self.stream, *arguments, _LONG(self._counter))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Time after which the gate opens by itself, because a call that queues a copy may block the host.
 _GATE_LIMIT_NS = 500_000_000
-#: Size of the copy whose time predicts the duration of a run.
+#: Size in bytes of a trial copy. Its time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
 
 
@@ -77,7 +77,7 @@ class Transfer:
 
 
 class Gate:
-    """Hold streams until `open`, by means of two words of host memory that every GPU can read."""
+    """Hold streams until `open`. Host and GPUs share two flags: the gate is open, and a kernel has given up waiting."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")
@@ -106,9 +106,9 @@ class Gate:
 
 
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
-    """Run the copies of all flows, and return for each flow the times at which 0, 1, … copies had finished, in seconds.
+    """Run the copies of all flows. Return for each flow the times in s at which 0, 1, 2, … of its copies had finished.
 
-    With one flow, return only the times of 0 and of all copies.
+    If there is only one flow, return only the times for 0 and for all copies.
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.
@@ -154,6 +154,7 @@ def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[floa
     failures: list[BaseException] = []
 
     def work(flow: Flow, times: list[float]) -> None:
+        """Run one flow's copies after all threads have started."""
         try:
             flow.gpu.use()
             barrier.wait(30)
@@ -203,8 +204,8 @@ def measure(
         most_bytes: size of a copy; on slow links it is smaller.
         target_s: approximate duration of a run.
         most_copies: maximum number of copies of a run.
-        gated: field of the result.
-        least: number of repeats that must agree.
+        gated: value of the result's field `gated`; True if `run` uses the gate.
+        least: number of last repeats that must agree.
         most: maximum number of repeats.
     """
     trial = min(_TRIAL, most_bytes)
@@ -212,7 +213,7 @@ def measure(
     copy_s = max(times[-1] for times in run(flows, trial, 1)) * most_bytes / trial
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
-        # Over such a slow link, smaller copies also take milliseconds, which is long enough to measure.
+        # The link is so slow that smaller copies take milliseconds too, which is long enough to measure.
         size = max(trial, int(most_bytes * target_s / copy_s / 2) // MIB * MIB)
         copies = 2
     wrong: int | None = None
@@ -228,7 +229,7 @@ def measure(
 
 
 def measure_gated(gate: Gate, flows: Sequence[Flow], **options: Any) -> Transfer:
-    """Measure behind the gate, or without it if queueing the copies blocks the host."""
+    """Measure with the gate, or without it if queueing the copies blocks the host. `options` are those of `measure`."""
     try:
         return measure(lambda *arguments: run_on_gpu(gate, *arguments), flows, **options)
     except GateGaveUpError:

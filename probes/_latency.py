@@ -24,7 +24,7 @@ _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Measure `copies` of 16 bytes that are queued together. Return µs per copy, and the coefficient of variation."""
+    """Measure small copies. `copies` of 16 bytes are queued together; the result is µs per copy and their variation."""
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)
@@ -45,8 +45,8 @@ def chase_table(seed: int) -> np.ndarray:
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
-    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. It brings
-    the table into the memory's cache (the remote GPU's L2), because flags and buffers of communication are there too.
+    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. This walk
+    brings the table into the cache of its memory (the remote GPU's L2), where flags of communication would be too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

@@ -125,7 +125,7 @@ class AllReduce:
         ]
 
     def queue(self, times: int) -> None:
-        """Queue all-reduces. Raises NcclError."""
+        """Queue this number of all-reduces on all GPUs. Raises NcclError."""
         start, end, all_reduce, calls = self._nccl.group_start, self._nccl.group_end, self._nccl.all_reduce, self._calls
         status = 0
         for _ in range(times):
@@ -181,7 +181,7 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Within the block, run this thread on the CPU that launches fastest, of a few CPUs spread over the usable ones.
+    """Within the block, run this thread on the CPU that launches fastest. A few of the usable CPUs are tried.
 
     Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer. A thread that moves
     between such cores gives alternating results. In a VM the sockets of cores are unknown. Therefore a few all-reduces

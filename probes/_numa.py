@@ -91,6 +91,7 @@ def thread_on(node: int | None) -> Iterator[None]:
 
 
 def _set_policy(mode: int, node: int | None) -> None:
+    """Set this thread's memory policy by set_mempolicy(2)."""
     if _SET_MEMPOLICY is None:
         raise OSError(f"memory policy is not implemented for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)

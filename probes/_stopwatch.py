@@ -40,8 +40,8 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
     """Repeat until the coefficient of variation of the sum of rates over the last `least` repeats is below CV_BOUND.
 
-    The result has only these last repeats, so that early disturbances are ignored. If `most` repeats are reached, it
-    has all. `measure` returns one rate per flow.
+    The result is computed from these last repeats only, so that early disturbances are ignored; after `most` repeats,
+    from all of them. `measure` returns one rate per flow.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []

@@ -48,7 +48,7 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process. Its buffers grow with the sizes, because few machines reach the largest size in the time."""
+    """One process. Its buffers grow with the message sizes, because few machines reach the largest size in time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415 # only ranks import it
@@ -123,9 +123,9 @@ class Rank:
         self.torch.cuda.synchronize(tensor.device)
 
     def wrong(self, strategy: str, count: int) -> int:
-        """Run once on new values, and count the wrong results on all ranks.
+        """Reduce new values once, and count the wrong results on all ranks.
 
-        The values of a rank are the base values times its weight, plus its rank.
+        The new values of rank r are (base values + a constant) x (r + 1) + r, so their sum is known.
         """
         weight = self.rank + 1
         fresh = float(count % 7)
@@ -140,7 +140,7 @@ class Rank:
         return int(wrong[0])
 
     def time_s(self, strategy: str, count: int, iterations: int) -> float:
-        """Return the mean time of an all-reduce on this rank."""
+        """Return the mean time of an all-reduce on this rank, in seconds."""
         self.distributed.barrier()
         began = time.perf_counter()
         for _ in range(iterations):
@@ -172,7 +172,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
             probe.progress(f"{strategy} all-reduce, {size // 1024} KiB", done, len(sizes))
         rank.grow(count)
         wrong = rank.wrong(strategy, count)
-        # The sum overwrites its input, and repeated sums would grow to infinity.
+        # Time sums of zeros: each sum overwrites its input, so other values would grow to infinity.
         tensor = rank.host if strategy == "gloo" else rank.on_gpu
         assert tensor is not None  # noqa: S101
         tensor[:count].zero_()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-allreduce/1"
 _LARGEST = 512 * MIB
 _ITERATIONS = 20
-#: Largest size for which launching takes longer than reducing, so that it is also measured queued.
+#: Largest size that is also measured queued. Up to this size, launching takes longer than reducing.
 _LARGEST_QUEUED = MIB
 #: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
@@ -135,7 +135,7 @@ class Bench:
             "wrong_values": wrong,
         }
         if size <= _LARGEST_QUEUED:
-            # More repeats are possible, because small sizes take little time; and necessary, because launches vary.
+            # Small sizes are repeated more often, because they take little time and launch times vary.
             repeats = (repeats[0], 2 * repeats[1])
         yield {**record, "strategy": strategy, **_settled(lambda: step.launched_s(iterations), repeats)}
         if size <= _LARGEST_QUEUED and gate.kernels and strategy in _QUEUED and strategy not in self._not_queued:
@@ -144,11 +144,12 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Detecting this takes the gate's whole time limit, so other sizes are not tried.
+                # Every such attempt takes the gate's whole time limit, so this strategy is not tried at other sizes.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 
     def _wrong(self, step: AllReduce, size: int) -> int:
+        """Run an all-reduce into overwritten buffers, and count its wrong sums on all GPUs."""
         for gpu, (_, target) in zip(self.gpus, self.buffers, strict=True):
             gpu.poison(target, size)
         step.queue(1)
@@ -161,7 +162,7 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat until the last results agree. Return the median in µs, the coefficient of variation and the repeats."""
+    """Repeat until the last results agree. Return their median in µs and variation, and the number of repeats."""
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):

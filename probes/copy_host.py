@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-copy-host/1"
 #: Sizes of the buffers. With --quick there is less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Duration of a run with several GPUs. It is long, because their flows alternate on shared uplinks and memory.
+#: Duration of a run with several GPUs. The run is long, because flows alternate on shared uplinks and memory.
 _ALL_AT_ONCE_S = 0.04
 #: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
-#: Direction in the result, and the ways that are used at once, by the name of a measurement.
+#: Name of a measurement → direction in the result, and the ways of copying that run at once.
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
     "device_to_host": ("one_way", ("d2h",)),
@@ -41,7 +41,7 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers: two on the device, two pinned and two pageable ones on the host; and the seeds of the data."""
+    """One GPU's buffers (two on the device, two pinned and two pageable ones on the host) and the seeds of the data."""
 
     gpu: Gpu
     source: int
@@ -78,9 +78,9 @@ def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int
 def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, spread: bool = False) -> Flow:
     """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers. Each way has its own stream.
 
-    With `spread`, copies to the host alternate between both pinned buffers, and overwrite the source of other copies.
-    The reason is that the memory to which all GPUs copy must be much larger than the host's cache. On a host with
-    300 MiB of cache, four GPUs seemed 10 % faster with 512 MiB than with 1 GiB (179 and 163 GB/s).
+    With `spread`, copies to the host alternate between both pinned buffers, and overwrite the source of other copies,
+    because the memory to which all GPUs copy must be much larger than the host's cache. On a host with 300 MiB of
+    cache, four GPUs seemed 10 % faster with 512 MiB of targets than with 1 GiB (179 and 163 GB/s).
     """
     gpu = side.gpu
     source, target = side.pinned if memory == "pinned" else side.pageable
@@ -222,6 +222,7 @@ class HostBench:
     def _path(
         self, gate: Gate, memory: str, name: str, group: list[HostSide], *, target_s: float, repeats: dict[str, int]
     ) -> dict[str, Any]:
+        """Measure one path that `paths` yields, and return the fields of its result."""
         direction, ways = _DIRECTIONS[name]
         spread = memory == "pinned" and len(group) > 1 and ways == ("d2h",)
         flows = [host_flow(side, way, memory, self.pattern, spread=spread) for side in group for way in ways]

@@ -61,7 +61,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` is the GPU that issues the copies: "src" or "dst" of each flow."""
+    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
 
     src: Side
     dst: Side
@@ -84,7 +84,7 @@ class Path:
 
 
 def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
-    """Return every path to measure, first those without peer access. `allowed` has the pairs that may have it."""
+    """Return every path to measure, first those without peer access. `allowed` has the pairs that can have access."""
     ordered = list(itertools.permutations(sides, 2))
     unordered = list(itertools.combinations(sides, 2))
     off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
@@ -105,7 +105,7 @@ def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> li
 
 
 def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, int]]) -> None:
-    """Enable peer access of all allowed pairs. Remove a pair from `allowed` if that fails."""
+    """Enable peer access of all allowed pairs. If that fails for a pair, remove the pair from `allowed`."""
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if pair not in allowed:
@@ -155,7 +155,7 @@ class PeerBench:
         bandwidth: list[dict[str, Any]] = []
         target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Staged copies may block the host. Without its kernel the gate has no time limit, so it cannot be used then.
+        # Staged copies may block the host. A gate without its kernel has no time limit, so it is not used for them.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:
@@ -167,12 +167,12 @@ class PeerBench:
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}
                 if not path.peer_access:
-                    # The driver splits a staged copy into many parts, of which its queue holds a limited number.
+                    # The driver splits a staged copy into many parts, and its queue holds a limited number of parts.
                     limits["most_copies"] = 4
                 try:
                     transfer = measure_path(gate, path, gated=gated, target_s=target_s, **limits, **repeats)
                 except GateGaveUpError:
-                    # Detecting this takes the gate's whole time limit, so later paths of this kind do not use the gate.
+                    # Every such attempt takes the gate's whole time limit, so later paths do not use the gate.
                     gated = False
                     transfer = measure_path(gate, path, gated=False, target_s=target_s, **limits, **repeats)
                 bandwidth.append(

@@ -60,6 +60,7 @@ class CopyTeam:
         return rates_while_all_run(stamps, self.slices[0][2])
 
     def _work(self, i: int, copies: int, barrier: threading.Barrier, stamps: list[float]) -> None:
+        """Copy slice `i` repeatedly in this thread, and append the times in s at which 0, 1, 2, … copies had ended."""
         source, target, size = self.slices[i]
         os.sched_setaffinity(0, {self.cpus[i % len(self.cpus)]})
         barrier.wait()

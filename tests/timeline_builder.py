@@ -263,6 +263,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: CollectiveCall | None = None,
     ) -> Self:
+        """Add device work and the call `launcher` that launches it; see the module's docstring for `launch`."""
         correlation = NO_CORRELATION
         if launch is not None:
             self._correlation += 1
@@ -294,6 +295,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: CollectiveCall | None = None,
     ) -> Self:
+        """Add a row; times count from the current step's start, in units."""
         if end < start:
             raise ValueError(f"{name}: ends at {end}, before it starts at {start}")
         begin, stop = ((self._zero + time) * self._unit for time in (start, end))

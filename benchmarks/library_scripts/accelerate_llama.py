@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: PLW2901
-"""Train a small Llama with accelerate; memory is released after each step, since it once ran out."""
+"""Train a small Llama with accelerate; memory is freed after each step, as is usual after an out-of-memory error."""
 
 import argparse
 import logging

@@ -56,7 +56,7 @@ def make_molecules(count):
 
 
 class Net(nn.Module):
-    """GINE layers with residuals, a sum over atoms, and a perceptron."""
+    """GINE layers with residual connections, then a sum over atoms, then a perceptron."""
 
     def __init__(self, hidden, layers):
         super().__init__()

@@ -52,7 +52,7 @@ class Captions(Dataset):
 
 
 class Captioner(nn.Module):
-    """The image's features are the decoder's first state; teacher forcing throughout."""
+    """Encoder and decoder. The image's features are the decoder's first state; training uses teacher forcing."""
 
     def __init__(self, args):
         super().__init__()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: PLW2901
-"""Train ResNet-50 from torchvision: channels-last, bf16, workers that hand over bytes, normalization on the GPU."""
+"""Train ResNet-50 from torchvision: channels-last, bf16, workers that return bytes, normalization on the GPU."""
 
 import argparse
 import time
@@ -32,7 +32,7 @@ def parse_args():
 
 
 class Cached(Dataset):
-    """Decoded images, kept as bytes; a data set that fits into memory."""
+    """A data set of decoded images that fits into memory. The images are kept as bytes."""
 
     def __init__(self, args):
         self.length = args.steps_per_epoch * args.batch_size

@@ -49,7 +49,7 @@ class Conll(Dataset):
 
 
 class F1:
-    """Micro-averaged F1 of all tags but O."""
+    """Micro-averaged F1 score of all tags except O."""
 
     def __init__(self):
         self.counts = Counter()

@@ -49,7 +49,7 @@ class Speech(Dataset):
 
 
 def make_config(args):
-    """Return the configuration of whisper-small, or of something smaller."""
+    """Return the configuration of whisper-small, or of a smaller model with `--tiny`."""
     width, layers = (64, 2) if args.tiny else (768, 12)
     return WhisperConfig(
         vocab_size=1000 if args.tiny else 51865,

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: D102
-"""Predict links with PyTorch Geometric's graph autoencoder; its loss draws the negative edges."""
+"""Predict links with PyTorch Geometric's graph autoencoder, whose loss draws negative edges at random."""
 
 import argparse
 import time

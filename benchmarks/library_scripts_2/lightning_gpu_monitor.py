@@ -40,7 +40,7 @@ def parse_args():
 
 
 class Demand(Dataset):
-    """Windows of a long random walk."""
+    """Windows of a long random walk, in place of measured demand."""
 
     def __init__(self, args):
         self.args = args

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: D102, PLW2901
-"""Train an image encoder of torchvision to find the right one of many item embeddings, which are known and fixed."""
+"""Train an image encoder of torchvision to find a photo's item among many items with fixed embeddings."""
 
 import argparse
 import time
@@ -35,7 +35,7 @@ def parse_args():
 
 
 class Photos(Dataset):
-    """Photos as bytes, each of one item."""
+    """Photos as bytes, each with the number of its item."""
 
     def __init__(self, args):
         self.length = args.steps_per_epoch * args.batch_size
@@ -50,7 +50,7 @@ class Photos(Dataset):
 
 
 class Retriever(nn.Module):
-    """Cosine similarity of a photo's embedding to those of all items."""
+    """An encoder, and the cosine similarities of a photo's embedding to the embeddings of all items."""
 
     def __init__(self, args, items):
         super().__init__()

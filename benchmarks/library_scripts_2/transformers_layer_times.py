@@ -46,7 +46,7 @@ class Food(Dataset):
 
 
 class LayerTimes:
-    """Total time of each layer, measured by hooks before and after its forward pass."""
+    """Sum each layer's times, measured by hooks before and after the layer's forward pass."""
 
     def __init__(self, args, model):
         self.args, self.on_gpu = args, args.device.startswith("cuda")

@@ -89,7 +89,7 @@ def regressed(diff: "Diff", percent: float) -> bool:
 
 
 def _percent(word: str) -> float:
-    """Return the threshold in percent. Raise UsageError if the word has another form."""
+    """Return the percentage of a word such as `regression=5%`. Raise UsageError for any other word."""
     match = _REGRESSION.fullmatch(word)
     if match is None:
         raise UsageError(f"--fail-on knows no '{word}'", "Give regression=N%, as in --fail-on regression=5%.")

@@ -22,7 +22,7 @@ READER_GONE = 141
 
 DEBUG = "--debug"
 
-#: Errors that the file system causes, not gpudiag.
+#: Errors of the file system and its limits, which are no defects of gpudiag.
 _FILE_SYSTEM_ERRORS = frozenset(
     {
         errno.EMFILE,
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
-    sys.stdout = sys.stdout or _open_null()  # None if the shell closed it (`>&-`)
+    sys.stdout = sys.stdout or _open_null()  # None if the shell closed the descriptor (`>&-`)
     sys.stderr = sys.stderr or _open_null()
     signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
@@ -87,7 +87,7 @@ def _as_gpudiag_error(error: Exception) -> GpudiagError:
     if isinstance(error, MemoryError):
         return GpudiagError("this machine ran out of memory", "Give fewer or shorter traces at once.")
     if isinstance(error, OSError) and error.errno in _FILE_SYSTEM_ERRORS:
-        # No incomplete file remains, because each is written under another name and renamed when it is complete.
+        # No incomplete file remains: gpudiag writes each file under a temporary name, and renames the complete file.
         file = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             return GpudiagError(f"{file}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")

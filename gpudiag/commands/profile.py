@@ -80,6 +80,7 @@ def _warmup(text: str) -> int | None:
 
 
 def _volume(text: str | None) -> tuple[int, int, int] | None:
+    """Return the extents Z, Y, X of `--volume` in voxels; None if the option is not given."""
     if text is None:
         return None
     extents = text.split(",")

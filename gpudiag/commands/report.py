@@ -62,6 +62,7 @@ def report(
 
 
 def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, full: bool) -> None:
+    """Print the report of a run or of a scaling benchmark."""
     from gpudiag.model.analysis import Analysis
     from gpudiag.report.console import report_console
 

@@ -272,14 +272,14 @@ def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, con
 
 
 def _warmup_s(*, quick: bool, limited: bool) -> float:
-    """Return the longest warm-up of a point, in seconds; `limited` if there is a budget."""
+    """Return the longest warm-up of a point, in seconds; `limited`: the whole measurement has a time limit."""
     if quick:
         return 5.0
     return 8.0 if limited else 20.0
 
 
 def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
-    """Refuse `--volume` if the number of voxels per sample is unknown. It is known of workloads that predict."""
+    """Refuse `--volume` if the number of voxels per sample is unknown. Workloads that predict have a known number."""
     counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
     if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
         raise UsageError(
@@ -302,7 +302,7 @@ def _conclude_again(request: ScaleRequest) -> "Scaling":
 
 
 def _network(text: str | None) -> Network | None:
-    """Return the network of a text such as `50,5`: GB/s, and latency in µs."""
+    """Parse a network such as `50,5`: its bandwidth in GB/s, and its latency in µs."""
     if text is None:
         return None
     words = split_words(text)

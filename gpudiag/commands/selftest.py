@@ -101,6 +101,7 @@ def selftest(
 
 
 def _show(result: "Selftest", directory: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
+    """Print the result as JSON or as a table, and write it as Markdown if `markdown` is given."""
     if markdown is not None:
         from gpudiag.app.report import write_text
         from gpudiag.report.terminal.selftest import markdown as as_markdown

@@ -30,7 +30,7 @@ _FRAMING_AND_CRC_BYTES = 8
 _WRITE_HEADER_BYTES, _COMPLETION_HEADER_BYTES = 16, 12
 _FLIT_GENERATION = 6
 
-#: One-way GB/s of an NVLink lane by version, from NVIDIA's data sheets. They state the sum of all lanes and both ways:
+#: One-way GB/s of an NVLink lane by version, from NVIDIA's data sheets. These state the sum of all lanes and both ways:
 #: P100 160 GB/s over 4 lanes, V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18.
 _NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 
@@ -38,7 +38,7 @@ Way = Literal["host_to_device", "device_to_host"]
 
 
 class PathCeiling(msgspec.Struct, frozen=True, kw_only=True):
-    """An upper bound in GB/s and its source; or None, and in `source` the reason."""
+    """An upper bound in GB/s and its source. If the bound is None, `source` is the reason."""
 
     gb_per_s: float | None = None
     source: str

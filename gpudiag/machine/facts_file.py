@@ -37,7 +37,7 @@ def decode_facts(data: bytes, source: str = "facts") -> Facts:
 
     Args:
         data: the JSON.
-        source: its name in messages.
+        source: name of the file or program in messages.
 
     Raises:
         UnreadableInputError: the data is not JSON, not facts, or facts of an unknown schema.

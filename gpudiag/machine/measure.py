@@ -35,7 +35,7 @@ def probe_machine(
 
     Returns:
         The facts with bandwidth, latency, collectives and fits. A program that failed is in `skipped` with its reason
-        and in `probes` with its status. Its failure does not affect other programs.
+        and in `probes` with its status; the results of the other programs are complete.
     """
     began = time.perf_counter()
     plan, skipped = plan_probes(facts, programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)

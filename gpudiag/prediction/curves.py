@@ -8,7 +8,7 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: Above the largest measured size, the slope is that from the next size which is at most this share of the largest.
+#: Above the largest size, the slope is that between the largest size and the next size of at most this share of it.
 _FAR = 0.7
 #: µs to start a ring all-reduce, µs per hop over NVLink, and µs per hop over PCIe or host memory. The values are from
 #: the tables by which NCCL chooses its algorithm (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple;
@@ -30,7 +30,7 @@ class Curve:
     Args:
         points: measured bytes → ms.
         ranks: number of ranks in the measurement.
-        empty_ms: time of an empty all-reduce. It is ignored if small sizes were measured.
+        empty_ms: time of an empty all-reduce; ignored if small sizes were measured.
     """
 
     def __init__(self, points: dict[int, float], ranks: int, *, empty_ms: float | None = None) -> None:
@@ -64,7 +64,7 @@ class Curve:
             if low <= size <= high:
                 return low_ms + (size - low) / (high - low) * (high_ms - low_ms)
         largest, largest_ms = points[-1]
-        # The slope between points of similar size would be noise.
+        # A slope between points of similar size would be mostly noise.
         smaller = [(point, ms) for point, ms in points if point <= _FAR * largest]
         if not smaller:
             return largest_ms * size / largest

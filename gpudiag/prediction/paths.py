@@ -31,7 +31,7 @@ _MEMORY_PER_CORE = 4.0
 #: Bounds of the assumed GB/s of host memory. Few sockets reach more.
 _LEAST_MEMORY, _MOST_MEMORY = 20.0, 200.0
 
-#: Smallest rate in GB/s that counts as measured, so that no rate is divided by a tiny value.
+#: Smallest rate in GB/s that counts as measured, so that no size is divided by a tiny rate.
 _LEAST_RATE = 1e-6
 
 
@@ -109,7 +109,7 @@ class Paths:
         return min(slowest_link, sum_of_rates / len(self))
 
     def all_rate_both(self) -> float:
-        """Return each GPU's rate each way while all copy to and from the host at once."""
+        """Return each GPU's rate in one direction while all GPUs copy to and from the host at once."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -144,7 +144,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read and write. A copied byte counts twice, but in the measurement once."""
+        """Return the GB/s that the CPUs read and write. A copied byte counts twice here, once in the measurement."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -159,7 +159,7 @@ class Paths:
     def ring(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of neighbours of the best ring over all GPUs: the ring whose slowest link is fastest.
 
-        Only links between neighbours matter. So a mesh with partial peer access (DGX-1) has a ring of direct links.
+        Only links between neighbours matter: a mesh with partial peer access (DGX-1) has a ring of direct links.
         """
         count = len(self)
         if count < 2:
@@ -207,6 +207,7 @@ class Paths:
         return rate if rate is not None else self._pcie(self._gpus.get(self.devices[gpu]))
 
     def _peer_rate(self, a: int, b: int, way: str) -> float:
+        """Return the rate of copies from a to b; if `way` is `both_ways`, the sum of both directions."""
         direct = self.peer_access(a, b)
         src, dst = f"gpu:{self.devices[a]}", f"gpu:{self.devices[b]}"
         rate = self._measured.get(("peer", src, dst, way, direct))
@@ -228,6 +229,7 @@ class Paths:
         return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
 
     def _pcie(self, gpu: Gpu | None) -> float:
+        """Return the assumed one-way rate of a GPU's PCIe link."""
         link = gpu.pcie if gpu is not None else None
         generation = link and (link.maximum_generation or link.generation)
         width = link and (link.maximum_width or link.width)

@@ -23,7 +23,7 @@ class Situation:
         model: the trained model. If its compute time is unknown, no communication is hidden.
         devices: number of training devices: the first visible GPUs, or CPU processes without a GPU.
         p2p: False if peer access is disabled.
-        curves: measured all-reduces by transport. They replace those of the facts.
+        curves: measured all-reduces by transport, which replace the curves of the facts.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Situation:
 
         Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
         an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once. There a reduction or
-        broadcast is faster than this, because the first GPU in its chain only sends and the last only receives. It
-        takes (n - 1) / n of the time if all n GPUs are owners, and (2n - 3) / (2n - 2) if one GPU is the owner.
+        broadcast is faster, because the first GPU in its chain only sends and the last only receives: it takes
+        (n - 1) / n of the time over direct links if all n GPUs are owners, and (2n - 3) / (2n - 2) if one GPU is.
 
         Args:
             size: bytes of all parameters.
@@ -116,8 +116,8 @@ class Situation:
         return size / (rate * 1e6)
 
 
-#: Share of the links' rate that a ring through host memory reaches. A GPU's kernel and the next GPU's kernel, which
-#: reads its output, alternate.
+#: Share of the links' rate that a ring through host memory reaches. The share is low because each GPU's kernel and the
+#: next GPU's kernel, which reads its output, work by turns.
 _STAGED_RING = 0.55
 #: Assumed GB/s of copies within a GPU, by the major number of its compute capability. The values are approximate rates
 #: of the smaller boards of each generation. Copied bytes count once.

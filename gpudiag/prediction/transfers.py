@@ -6,7 +6,7 @@ transfer of 10 ms to GPU 2. The link into GPU 2 is busy from 10 to 20 ms, so tha
 
 Communication after the end of the overlapping compute is exposed. Worked example. Backward takes 10 ms and completes
 two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
-15 ms, so 5 ms are exposed. If they took 8 ms each, they would end at 12 and 20 ms: 10 of 16 ms exposed, 6 ms hidden.
+15 ms, so 5 ms are exposed. Transfers of 8 ms each would end at 12 and 20 ms: 10 of 16 ms exposed, 6 ms hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpudiag.prediction.paths import HOST, Paths
 
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-#: Share of the one-way rate. If two staged copies in opposite directions are slower, they share one path in the host.
+#: Share of the one-way rate. If staged copies in both directions at once reach less, they share one path in the host.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20
@@ -118,6 +118,6 @@ def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float,
         rate = paths.rate(src, dst)
         if paths.rate_both(src, dst) < _SHARED * rate:
             links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
-        # The driver fills its buffer before it empties it, so that the first block crosses the two links sequentially.
+        # The driver fills its buffer before emptying it, so that the first block crosses the two links sequentially.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

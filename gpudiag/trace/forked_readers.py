@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-#: Maximum delay of an interrupt in seconds. This thread blocks SIGINT while it forks. Another thread may then receive
-#: the signal, and nothing wakes this thread.
+#: Maximum delay of an interrupt in seconds. While this thread forks, it blocks SIGINT, so another thread may receive
+#: the signal. Python handles the signal in this thread, which waits up to this time for the readers.
 _INTERRUPT_S = 0.5
 
 
@@ -23,9 +23,9 @@ class ReaderKilledError(Exception):
 
 
 class ForkedReaders(Generic[Result]):
-    """Processes forked from this one, so that they need not import anything again.
+    """Run tasks in forks of this process, which need not import anything again.
 
-    Use this class as a context manager. On exit it kills all processes, so call `results` first.
+    Use this class as a context manager. On exit it kills all readers, so call `results` first.
 
     Args:
         workers: maximum number of processes.
@@ -82,6 +82,7 @@ class ForkedReaders(Generic[Result]):
         return [self._results[number] for number in range(self._tasks)]
 
     def _receive(self, connection: Connection[Any, Any]) -> None:
+        """Store a reader's result, and send the reader its next task."""
         try:
             number, result, error = connection.recv()
             if error is None and self._waiting:
@@ -96,7 +97,7 @@ class ForkedReaders(Generic[Result]):
         """Run the tasks that arrive until the parent process ends."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for end in inherited:  # readers notice the parent's exit only if no other process holds its side of a pipe
+        for end in inherited:  # a reader notices the parent's exit only if no other process holds the parent's pipe end
             end.close()
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -111,7 +112,7 @@ class ForkedReaders(Generic[Result]):
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT, so that no interrupt separates the fork of a process from its registration."""
+    """Delay SIGINT within the block, so that every forked process is registered and can be killed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

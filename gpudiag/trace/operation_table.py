@@ -137,7 +137,7 @@ def _table(
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)
-    seconds = times["start_ts"] - times["start_ts"].min()  # subtract before scaling, because large floats lose digits
+    seconds = times["start_ts"] - times["start_ts"].min()  # before scaling, because Unix times would lose digits
     return OperationTable(
         source=shown,
         step=integers["step"][known],

@@ -91,7 +91,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
     """Return the traces of processes that drive several devices. Each device becomes a rank.
 
     Ranks are numbered consecutively over the files in the given order. A process with one device gets the rank in its
-    file name. Copied files get no rank. `world_size` is used if no file name states it.
+    file name. Copies of a file get no rank. `world_size` is used if no file name states one.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
@@ -115,7 +115,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
 
 
 def _without_copies(files: Sequence[ReadFile]) -> list[ReadFile]:
-    """Leave out files that repeat an earlier file. The first trace of the earlier file lists the copies' names."""
+    """Leave out copies of an earlier file. The first trace of the earlier file gets the names of its copies."""
     kept: list[ReadFile] = []
     for file, traces in files:
         original = next((index for index, (_, earlier) in enumerate(kept) if _equal_traces(earlier, traces)), None)

@@ -124,7 +124,7 @@ def _read_in_processes(
 def _read_file(file: TraceFile, limits: ReadLimits) -> tuple[Trace, ...] | NotATraceError:
     try:
         return reader_of(file.path).read(file.path, file.shown, limits)
-    except NotATraceError as error:  # the only error that may be ignored
+    except NotATraceError as error:  # the caller ignores this error for files found in a directory
         return error
 
 

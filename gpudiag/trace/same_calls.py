@@ -7,7 +7,7 @@ compared in order, by their name and the name of the launched work. All calls of
     here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add
     there    gemm ─ norm ─ sum ─ gemm ─ add
 
-Between two of them, equally many calls with equal names match too, even if they launch different kernels.
+Between two of these matches, equally many calls with equal names match too, even if they launch different kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Indices = NDArray[np.intp]
 #: Calls that similar steps have in common. Allocation and event-query calls vary between steps.
 _SIGNIFICANT = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.RELEASE, Role.STREAM_WAIT)
 _MAX_COMPARED = 20_000
-"""Maximum number of compared calls of one thread in a step, because the comparison takes its square in bits."""
+"""Maximum number n of compared calls of one thread in a step, because the comparison takes n² bits of memory."""
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -79,16 +79,16 @@ def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Map threads of the other trace to this trace's thread with the same work, if each trace lacks the other's number.
+    """Map threads of the other trace to threads of this trace with the same work, among numbers of only one trace.
 
-    A trace without operators numbers threads differently from one with operators.
+    A trace without operators may number the same thread differently than a trace with operators.
     """
     ours, theirs = _work_by_thread(here), _work_by_thread(there)
     return _paired(ours, theirs, ours.keys() - theirs.keys(), theirs.keys() - ours.keys())
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Map threads of the other trace to this trace's thread with the same work in this step, if their numbers differ.
+    """Map threads of the other trace to threads of this trace with the same work in this step, if the numbers differ.
 
     An executor runs each step on any thread of its pool. Threads with the same number in both traces stay paired if at
     least half of their calls are the same.
@@ -104,7 +104,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Map threads of the other trace to this trace's thread with most calls in common, best pairs first."""
+    """Pair threads that have most calls in common, best pairs first. Return their thread → our thread."""
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )
@@ -116,7 +116,7 @@ def _paired(
 
 
 def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
-    """Return thread → counts of its significant calls."""
+    """Return thread → number of its significant calls by `Calls.work`, over all steps."""
     work: dict[int, Counter[int]] = {}
     for step in steps:
         for thread, calls in step.items():
@@ -140,7 +140,7 @@ def _counted(step: StepCalls) -> Counter[int]:
 
 
 def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
-    """Return the indices of the common calls in both traces, in order."""
+    """Return the indices of the common calls: in `here`, and in the same order in `there`."""
     if np.array_equal(here.name, there.name):
         return np.arange(len(here.row)), np.arange(len(there.row))
     a, b = np.flatnonzero(here.significant), np.flatnonzero(there.significant)
@@ -167,7 +167,7 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     for index, value in enumerate(a):
         occurrences[value] = occurrences.get(value, 0) | 1 << index
     ones = state = (1 << len(a)) - 1
-    states = []  # a number for each of `b`, with a bit for each of `a`
+    states = []  # for each element of `b` a number that has a bit for each element of `a`
     for value in b:
         both = state & occurrences.get(value, 0)
         state = (state + both | state - both) & ones

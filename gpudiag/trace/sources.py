@@ -22,8 +22,8 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
-#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last, because they are
-#: the only traces if the run ended before the full traces were written.
+#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are read only
+#: if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 #: Ending of the names of tables of operations, in lower case.
@@ -46,8 +46,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the printable path, for messages.
         name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether the file was found in a directory or by a pattern, so that it is ignored if it is not a
-            trace.
+        from_directory: whether the file was found in a directory or by a pattern. Then it is ignored if it is no trace.
         notes: choices made in finding the file.
     """
 
@@ -76,6 +75,7 @@ def find_sources(paths: Sequence[Path | str]) -> tuple[TraceFile, ...]:
 
 
 def _expand(path: Path | str) -> Iterator[TraceFile]:
+    """Yield the files behind one path: a file, a directory, or a pattern."""
     text = os.fspath(path)
     if "\0" in text:
         raise UnreadableInputError(f"{with_escapes(text)} is no path", "Check the path.")
@@ -105,6 +105,7 @@ def _trace_file(path: Path, *, from_directory: bool) -> TraceFile:
 
 
 def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
+    """Return the traces of a directory. Raise an error if there are none, or if it cannot be searched."""
     try:
         files = _search(directory, _MAX_DEPTH)
     except OSError as error:
@@ -165,7 +166,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
 
 
 def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of one recording: the directory's files, or else files of the most likely subdirectory."""
+    """Return the traces of one recording: those in the directory, or else those in its most likely subdirectory."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -179,6 +180,7 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
+    """Return the traces of the most likely subdirectory, or of all subdirectories that are named like ranks."""
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
             return files
@@ -213,7 +215,7 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 
 def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
-    """Keep each worker's newest file, with a note, because tensorboard_trace_handler writes one file per cycle."""
+    """Keep each worker's newest file, with a note. tensorboard_trace_handler writes one file per profiled cycle."""
     by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
     for file in files:
         if file.name_facts.worker:
@@ -266,7 +268,7 @@ def _tables_in(directory: Path) -> list[Path]:
     try:
         entries = sorted(directory.iterdir())
     except OSError:
-        return []  # the reader of traces reports the error
+        return []  # `find_sources` will report the error
     return [
         path
         for path in entries

@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory available without swapping: the lower of the kernel's estimate and the cgroup's rest.
+    """Return the memory available without swapping: the kernel's estimate, or what the cgroup leaves if that is less.
 
     Return None if the system reports neither value (not Linux).
     """
@@ -114,7 +114,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # if a file grows while it is read, only its size at opening is read
+            left = size - len(head)  # a file that grows meanwhile is read up to its size at opening
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece

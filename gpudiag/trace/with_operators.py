@@ -99,7 +99,7 @@ def _steps(trace: Trace) -> list[Span]:
 
 
 def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[np.float64]:
-    """Return float64[2k + 3]: begins and ends of a step and its k calls, in order. The mark ends after all calls."""
+    """Return float64[2k + 3]: begin of a step, begins and ends of its k calls, end of its mark, end of the step."""
     edges = np.empty(2 * len(calls) + 3)
     edges[0], edges[-2], edges[-1] = step
     edges[1:-2:2], edges[2:-2:2] = events.start_ns[calls], events.end_ns[calls]
@@ -145,9 +145,9 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 
 
 def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]) -> ModuleWork:
-    """Return the modules of events after each of `rows` moved to row `position` of another table.
+    """Return the modules of the events `rows`, which are at the rows `position` of another table.
 
-    A row may occur several times in `rows`.
+    A row may occur several times in `rows`, because a step may be matched several times.
     """
     slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)
@@ -161,7 +161,7 @@ def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]
 
 
 def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:
-    """Return the kernel-only trace's collectives with the groups and sizes that only the full trace has."""
+    """Return the kernel-only trace's collectives, with groups, peers and sizes added from the full trace."""
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)
     for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):

@@ -91,6 +91,7 @@ def test_nothing_is_counted_without_a_model_or_for_several_devices(tmp_path: Pat
 
 
 def rank_of(flops: StepFlops | None, *, rank: int = 0, name: str = H100, step_ms: float = 100.0) -> RankRecord:
+    """Return the record of a rank with this count of FLOPs and this step time on this GPU."""
     return RankRecord(
         rank=rank,
         local_rank=rank,

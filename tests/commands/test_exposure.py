@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the listeners that answer a store's query."""
+    """Return the (address, port) pairs that answer the query of a TCPStore's client."""
     answering = []
     for address, port in sockets:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_ANSWER_S) as connection:
@@ -57,12 +57,12 @@ def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def reachable(paths: Collection[Path]) -> list[str]:
-    """Return the files that can be opened, the sockets that accept a connection, and the directories that can be
-    listed."""
+    """Return the paths on which any attempt succeeds: opening a file, connecting to a socket, listing a directory."""
     return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
 
 
 def _attempts(path: Path) -> Iterator[Callable[[], object]]:
+    """Yield the ways in which another user may access a path."""
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)

@@ -57,8 +57,8 @@ def test_prediction_needs_only_files(tmp_path: Path) -> None:
 
 
 def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
-    """Describe AlexNet on two GPUs. The published figures are 549 ms with parameters on the GPUs, 717 ms with NCCL and
-    825 ms on the CPU."""
+    """AlexNet on two GPUs has published steps of 549 ms with parameters on the GPUs, 717 ms with NCCL and 825 ms with
+    parameters on the CPU."""
     sizes = tmp_path / "alexnet.json"
     sizes.write_text(json.dumps(TENSORS["alexnet"][::-1]))
     given = ("--facts", str(MACHINES / "7gforce.json"), "--gradients", str(sizes), "--compute-ms", "372")

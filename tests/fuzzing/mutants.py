@@ -84,6 +84,7 @@ def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
 
 
 def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a mutant of a Kineto trace, sometimes beside an intact trace of a second rank."""
     document = json.loads(_json_seed(chance.choice(_JSON_SEEDS)))
     events = document["traceEvents"] if isinstance(document, dict) else document
     for _ in range(chance.choice((1, 1, 2, 4, 30))):
@@ -99,6 +100,7 @@ def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _xspace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a mutant of an XSpace."""
     space = message_type("xplane", "XSpace").FromString(_xspace_seed(chance.choice(_XSPACE_SEEDS)))
     for _ in range(chance.choice((1, 1, 2, 4, 30))):
         _mutate_message(chance, space)
@@ -109,6 +111,7 @@ def _xspace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _run_directory(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a run directory in which one file is a mutant."""
     files = {name: json.loads(text) for name, text in _run_files().items()}
     mutated = chance.choice(sorted(files))
     for _ in range(chance.choice((1, 1, 2, 4, 30))):
@@ -136,6 +139,7 @@ def _run_directory(chance: random.Random, directory: Path) -> tuple[Command, ...
 
 
 def _facts(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a mutant of a machine's facts, and sizes of gradients."""
     facts = json.loads((_TESTS / "machines" / f"{chance.choice(_MACHINES)}.json").read_bytes())
     for _ in range(chance.choice((1, 1, 2, 4, 30))):
         _mutate(chance, facts)

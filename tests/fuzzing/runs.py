@@ -49,6 +49,7 @@ def outcomes(numbers: range) -> Iterator[dict[str, Any]]:
 
 
 def _worker(numbers: range) -> Any:
+    """Run mutants in one process until it hangs or dies; yield outcomes and return the number of mutants run."""
     command = [
         sys.executable,
         "-m",
@@ -155,6 +156,7 @@ def _wrong_with_json(text: str) -> str | None:
 
 
 def _percentages(document: Any) -> Iterator[tuple[str, float]]:
+    """Yield (name, value) of all fields whose names end in `percent`."""
     inner = (
         document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
     )

@@ -142,6 +142,7 @@ def _replace(chance: random.Random, document: Any) -> None:
 
 
 def _leaves(document: Any) -> Any:
+    """Yield (container, key) of every value that `_replace` can change: scalars and lists."""
     for key in list(document) if isinstance(document, dict) else range(len(document)):
         inner = document[key]
         if isinstance(inner, dict | list):
@@ -161,6 +162,7 @@ def _links(chance: random.Random, directory: Path, names: tuple[str, ...]) -> No
 
 @cache
 def _analysed() -> dict[str, bytes]:
+    """Return the files of an intact run directory by name."""
     analysis, step = analyze_with_step([_TRACES / "clean"])
     assert step is not None
     return {

@@ -75,6 +75,7 @@ def facts() -> Facts:
 
 
 def same(text: str, ours: object) -> bool:
+    """Return whether nvidia-smi's text states gpudiag's value."""
     if isinstance(ours, bool):
         return text == ("Enabled" if ours else "Disabled")
     if isinstance(ours, tuple):

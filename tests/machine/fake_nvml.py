@@ -59,6 +59,7 @@ class FakeNvml:
             raise AttributeError(name)
 
         def call(*arguments: Any) -> Any:
+            """Answer or refuse a call as the driver would, and record its name."""
             self.asked.append(name)
             index = next((a.index for a in arguments if isinstance(a, Gpu)), arguments[0] if arguments else None)
             for key in (name, (name, index)):

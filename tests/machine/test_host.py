@@ -34,6 +34,7 @@ def write(root: Path, files: dict[str, str | bytes]) -> None:
 
 
 def device(root: Path, address: str, above: str, numa: int = 0) -> None:
+    """Add a PCI device below the bridges `above` to the tree of /sys."""
     directory = root / "sys/devices" / above / address
     write(root, {f"sys/devices/{above}/{address}/numa_node": f"{numa}\n"})
     for part in (*Path(above).parts[1:], address):

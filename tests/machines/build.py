@@ -110,6 +110,7 @@ def place(text: str) -> str:
 
 
 def measured(data: Path, machine: str) -> dict[str, Any]:
+    """Return the fields of a machine's facts that are in the published tables: links, bandwidth, latency."""
     table = [row for row in rows(data / "bandwidth_latency.csv") if row["machine"] == machine]
     can = {
         (int(row["src"]), int(row["dst"])): row["value"] == "1" for row in table if row["quantity"] == "can_access_peer"

@@ -208,12 +208,12 @@ class Group:
 
     @property
     def strict(self) -> bool:
-        """Return True if the verdict is the same: the winner's name, or a tie."""
+        """Return True if the verdict equals the truth: the winner's name, or a tie."""
         return self.said == self.truth
 
     @property
     def right(self) -> bool:
-        """Return True if the verdict is the same, or names a strategy that cannot be distinguished from the fastest."""
+        """Return True if the verdict equals the truth, or names a strategy that is in effect as fast as the fastest."""
         return self.strict or self.said in self.as_fast
 
 

@@ -25,6 +25,7 @@ _KNOWN = 0.15
 
 
 def _again(access: str, workload: str) -> StrategyBenchmark:
+    """Return recorded measurements with current predictions; `access` is `on` or `off`."""
     directory = HERE / f"h200x2-p2p-{access}"
     facts = read_json(directory / FACTS_FILE, Facts, FACTS_SCHEMA)
     recorded = read_json(directory / benchmark_file(workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
@@ -40,6 +41,7 @@ def _again(access: str, workload: str) -> StrategyBenchmark:
 
 
 def _ratios() -> Iterator[tuple[str, float]]:
+    """Yield (label, predicted / measured step) of every measurement that is precise enough."""
     for access in ("on", "off"):
         for workload in WORKLOADS:
             benchmark = _again(access, workload)

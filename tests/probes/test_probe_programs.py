@@ -36,6 +36,7 @@ FAKES = Path(__file__).parent / "fake_cuda"
 
 
 def run(name: str, *arguments: str, **environment: str) -> ProbeDocument:
+    """Run a probe program to its end, and return its result."""
     finished = subprocess.run(
         [sys.executable, str(PROBES / name), *arguments],
         capture_output=True,
@@ -158,6 +159,7 @@ class TestCopiesOnAFakeDriver:
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
+    """Run gpu_paths.py on the fake driver with these options, and return the results of its parts."""
     where = os.pathsep.join(filter(None, [str(FAKES), path]))
     finished = subprocess.run(
         [sys.executable, str(PROBES / "gpu_paths.py"), "--seconds", "0.1", *arguments],

@@ -75,6 +75,7 @@ def real() -> tuple[Analysis, StepView | None]:
 
 
 def hostile_scaling() -> Scaling:
+    """Return a scaling result in which every text is markup."""
     points = with_speedups(
         [
             measured(n, ms, workload=HOSTILE, strategy=s)

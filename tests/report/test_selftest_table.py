@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 def result() -> Selftest:
+    """Return a selftest with a right, a wrong, a hostile and a too small row."""
+
     def row(fault: str, expected: ExpectedFinding, ms: float, found: Found | None, *why: str) -> SelftestRow:
         return SelftestRow(
             workload="resnet50",

@@ -118,6 +118,7 @@ def test_slowest_rank_of_a_stage_is_named() -> None:
 
 
 def hostile_job() -> Analysis:
+    """Return a pipeline job with hostile names, absurd figures, and thousands of ranks and passes."""
     job = pipeline_job()
     assert job.parallelism is not None
     assert job.parallelism.pipeline is not None

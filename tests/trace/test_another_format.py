@@ -82,12 +82,13 @@ def read(path, shown, limits):
     )
 '''
 
-#: A step of 18 ms has a wait for data, a launch, compute, an all-reduce and a wait for the device; rank 1's data is 12
-#: ms late.
+#: Length of a step, and delay of rank 1's data, in µs. A step has a wait for data, a launch, compute, an all-reduce and
+#: a wait for the device.
 STEP_US, LATE_US = 18_000, 12_000
 
 
 def recording(rank: int) -> str:
+    """Return the text of one rank's trace in the format of the third-party reader."""
     late = LATE_US if rank == 1 else 0
     lines = [f"steps 1 rank {rank} of 2"]
     for step in range(8):

@@ -1,4 +1,4 @@
-"""Refuse broken, foreign and hostile files with one line for the fault, one for the remedy, and exit code 4."""
+"""Test that broken, foreign and hostile files are refused: a line for the fault, one for the remedy, exit code 4."""
 
 from __future__ import annotations
 

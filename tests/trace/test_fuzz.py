@@ -48,7 +48,7 @@ _anything = st.recursive(
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Yield the keys that lead to every value in a document."""
+    """Return the paths (tuples of keys) of all values in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(inner_path for key, inner in items for inner_path in _places(inner, (*path, key)))]
 
@@ -57,6 +57,7 @@ _PLACES = _places(_SEED)
 
 
 def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    """Return a document with `other` in place of the value at this path, if there is one."""
     if not path:
         return other
     try:
@@ -68,6 +69,7 @@ def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 
 
 def _check(trace: Trace) -> None:
+    """Check that the columns of a trace are valid."""
     table = trace.events
     rows = len(table)
     assert rows > 0
@@ -89,6 +91,7 @@ def _check(trace: Trace) -> None:
 
 
 def _survives(data: bytes, name: str) -> None:
+    """Check that a file with this content is read as a valid trace, or refused with a printable error."""
     outcome: Trace | GpudiagError
     with TemporaryDirectory() as directory:
         path = Path(directory) / name

@@ -35,8 +35,7 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls: names that begin with `cuda` are runtime calls, and other names are launched
-        kernels."""
+        """Add a step with these calls. Names that begin with `cuda` are runtime calls, others are launched kernels."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)

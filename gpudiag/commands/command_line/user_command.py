@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Those options of `gpudiag profile` that apply to the user's own command, with the names of its parameters."""
+    """Options of `gpudiag profile` that apply to the user's own command. Fields are named like the CLI parameters."""
 
     stop_after: bool
     output: Path | None

@@ -14,7 +14,7 @@ SEPARATOR = "--"
 
 
 class Parameter(Protocol):
-    """Attributes of a command's parameter that are used here."""
+    """Declare the attributes of a click parameter that this module uses."""
 
     opts: list[str]
     secondary_opts: list[str]
@@ -30,8 +30,8 @@ def with_separator(words: Sequence[str], parameters: Sequence[Parameter], worklo
         workloads: names of workloads.
 
     Raises:
-        UsageError: the command's first word is a script without its interpreter, or a file that does not exist or is
-            not executable; or it is unknown, and unknown options follow it.
+        UsageError: the command's first word is a script without its interpreter, a file that does not exist, or a file
+            that is not executable; or the first word is unknown and options unknown to gpudiag follow it.
     """
     if SEPARATOR in words:
         return list(words)

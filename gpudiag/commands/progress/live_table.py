@@ -89,6 +89,7 @@ class LiveTable:
         return Group(*tables)
 
     def _rank(self, message: Progress) -> tuple[str, ...]:
+        """Return the table row of a rank: rank, phase, steps, step time, time to fetch batches."""
         steps = f"{message.steps} of {message.of}" if message.of else str(message.steps or _UNKNOWN)
         return (
             str(message.rank),
@@ -99,12 +100,13 @@ class LiveTable:
         )
 
     def _step_ms(self, rank: int) -> float | None:
-        """Return the mean step time in ms in the window `_PACE_S`; None without a completed step."""
+        """Return the mean step time in ms over the last `_PACE_S` seconds; None if no step ended in this time."""
         (first_s, first_steps), (last_s, last_steps) = self._arrivals[rank][0], self._arrivals[rank][-1]
         return 1e3 * (last_s - first_s) / (last_steps - first_steps) if last_steps > first_steps else None
 
 
 def _gpu(now: GpuNow) -> tuple[str, ...]:
+    """Return the table row of a GPU: index, utilization, SM clock, power, memory in use."""
     return (
         str(now.index),
         _or_unknown(now.busy_percent, lambda percent: f"{percent:.0f} %"),

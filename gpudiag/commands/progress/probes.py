@@ -20,7 +20,7 @@ _LONGEST = 60
 
 
 class ProbeProgressBar:
-    """Progress of the probes. Call it from any thread with the current probe. Leaving the context removes the bar."""
+    """Show the progress of probes. Any thread may call this object with a step. Leaving the context removes the bar."""
 
     def __init__(self) -> None:
         console = report_console(sys.stderr)

@@ -84,6 +84,7 @@ class RunProgress:
         self._print(f"gpudiag: {one_line(sentence)}")
 
     def _show(self, phase: str, steps: int, of: int | None) -> None:
+        """Update the bar in a terminal; elsewhere print a line if the phase has changed."""
         if self._bar is None and sys.stderr.isatty():
             self._start()
         if self._bar is not None:
@@ -99,6 +100,7 @@ class RunProgress:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     def _start(self) -> None:
+        """Start the bar and the live tables."""
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn

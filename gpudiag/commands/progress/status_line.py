@@ -31,7 +31,7 @@ class StatusLine:
             self._status.stop()
 
     def say(self, line: str, *, lasting: bool = True) -> None:
-        """Show a line. In a pipe, print it only if it is `lasting` and differs from the last line."""
+        """Show a line. In a pipe, print only lines that are `lasting` and differ from the line printed before."""
         if self._status is None and sys.stderr.isatty():
             from rich.console import Console
 
@@ -86,7 +86,7 @@ class FaultProgress(StatusLine):
     }
 
     def heard(self, message: Progress, faults: tuple[str, ...]) -> None:
-        """Show the phase and the current fault. The launch measures `faults` in this order."""
+        """Show the phase and the current fault. `faults` are in the order in which the launch measures them."""
         phase = self._PHASES.get(message.phase)
         if message.rank != 0 or phase is None:
             return
@@ -100,7 +100,7 @@ class PointProgress(StatusLine):
     """Progress of `gpudiag scale`: the point that is being measured."""
 
     def heard(self, message: Progress, launch: Launch) -> None:
-        """Show the point that the launch begins. Only messages about the begin of a point have the number of points."""
+        """Show the point that the launch begins. Only messages that announce a point contain the number of points."""
         if message.phase != "starting" or message.of is None or not 0 <= message.steps < len(launch.points):
             return
         record = launch.points[message.steps].record

@@ -1,1 +1,1 @@
-"""Plan and run the probe programs, add their results to facts, and cache these for a day."""
+"""Plan and run the probe programs, add their results to facts, and cache the facts for a day."""

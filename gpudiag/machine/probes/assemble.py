@@ -59,7 +59,7 @@ class _Machine:
 
 
 def assemble(facts: Facts, outcomes: Sequence[ProbeOutcome], skipped: Sequence[Skipped]) -> Facts:
-    """Return the inventory with all measurements. Missing ones are in `skipped`."""
+    """Return the inventory with all measurements. Missing measurements are in its field `skipped`."""
     documents = [outcome.document for outcome in outcomes if outcome.document is not None]
     facts = _with_links_under_load(facts, documents)
     machine = _Machine(facts)
@@ -114,6 +114,7 @@ def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> 
 
 
 def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Bandwidth:
+    """Return the bandwidth of a copy with the host or within a GPU, of one GPU or of all at once (`all`)."""
     devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
     for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
@@ -167,6 +168,7 @@ def _peer_latency(index: dict[int, int], measured: PeerLatency) -> Latency:
 
 
 def _peer_copy(machine: _Machine, index: dict[int, int], copy: PeerCopy) -> Bandwidth:
+    """Return the bandwidth of a copy between two GPUs; `index` maps CUDA ordinals to indices in the inventory."""
     a, b = index[copy.src], index[copy.dst]
     there, back = (_peer_ceiling(machine, x, y, copy) for x, y in itertools.permutations((a, b)))
     bound = ceilings.both_ways(there, back) if copy.direction == "both_ways" else there
@@ -258,6 +260,7 @@ def _skipped(outcomes: Sequence[ProbeOutcome]) -> list[Skipped]:
 
 
 def _run_report(outcome: ProbeOutcome) -> dict[str, object]:
+    """Return a program's entry in `Facts.probes`: status, durations, command line, versions, number of errors."""
     document = outcome.document
     report: dict[str, object] = {
         "status": outcome.status,

@@ -1,4 +1,4 @@
-"""Cache the measurements of this machine, because a profile needs link bandwidths, and they rarely change.
+"""Cache the measurements of this machine, because a profile needs link bandwidths, which rarely change.
 
 Cached measurements are used only with the same GPUs, driver and communication variables. They are valid for a day,
 because links and neighbours may change. Only the user can read and write the files.
@@ -24,7 +24,7 @@ from gpudiag.model.run_directory import cache_home, encode_json, is_private, wri
 MAX_AGE_S = 24 * 3600
 #: Maximum number of files; the oldest are deleted.
 MOST_FILES = 16
-#: Transports that a training run may need. Facts are saved under the name of each that was measured.
+#: Transports that a training run may need. Facts are saved once for each of these transports that was measured.
 _TRANSPORTS = ("nccl", "nccl-no-p2p")
 
 
@@ -36,7 +36,7 @@ def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
 def cached_measurements(inventory: Facts, transport: str, directory: Path | None = None) -> Facts | None:
     """Return the inventory with cached measurements of the same machine that include an all-reduce by `transport`.
 
-    Return None if there are none that are valid, or if the directory is not private to the user.
+    Return None if there are no valid measurements, or if the directory is not private to the user.
     """
     try:
         directory = cache_directory() if directory is None else directory

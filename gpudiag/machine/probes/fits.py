@@ -55,7 +55,7 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
     a, b = scaled / scale
     if a >= 0 and b >= 0:
         return float(a), float(b)
-    # One of the two is 0 then. The other is the solution of least squares with its column alone.
+    # The solution with a, b ≥ 0 then has a = 0 or b = 0. Solve for a alone and for b alone, and take the better one.
     single = (columns @ root) / (columns * columns).sum(axis=1)
     only_a, only_b = (float(single[0]), 0.0), (0.0, float(single[1]))
 
@@ -68,7 +68,7 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
 def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, ...]:
     """Return one fit per operation, transport and number of ranks.
 
-    There is none if fewer than two sizes were measured, or if the times do not show a bandwidth.
+    A transport has no fit if fewer than two sizes were measured, or if its times do not show a bandwidth.
     """
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:

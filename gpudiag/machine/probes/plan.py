@@ -11,7 +11,7 @@ from gpudiag.model.facts import Facts, Skipped
 
 #: Ranks of an all-reduce between processes without GPUs.
 _CPU_RANKS = 2
-#: Largest message between processes without GPUs: larger than caches, and fast enough on a laptop.
+#: Largest message between processes without GPUs. It exceeds the caches, and a laptop reduces it fast enough.
 _CPU_LARGEST_MIB = 64
 #: Number of cores per rank with which importing PyTorch does not disturb programs that measure at the same time.
 _CPUS_PER_IMPORT = 4
@@ -20,7 +20,7 @@ _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
 _PEER = ("gpudiag/probe-copy-peer/1", "copies between GPUs")
 _NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
 _NO_P2P = "NCCL all-reduce, peer access off"
-#: Name, program, and seconds of measuring per part.
+#: First arguments of `_Plan.add`: name, program, and seconds of measuring per part.
 _COPIES = ("copies", "gpu_paths.py", 4.0)
 _QUICK = ("copies and NCCL", "gpu_paths.py", 0.55)
 
@@ -62,7 +62,7 @@ def plan_probes(
 
     Returns:
         Programs in the order in which they measure. Copies come first, because other measurements are compared with
-        them. Programs without GPUs come last, so that GPU contexts can be destroyed at the same time.
+        them. Programs without GPUs come last, so that GPU contexts can be destroyed meanwhile.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)
@@ -83,7 +83,7 @@ def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return
-    # NCCL reads the variable only once, so each choice of transports needs a separate process.
+    # NCCL reads NCCL_P2P_DISABLE only once per process, so peer access on and off need separate processes.
     off = {"environment": {"NCCL_P2P_DISABLE": "1"}, "holds_gpus": True}
     if plan.quick and not p2p:
         plan.add(*_QUICK, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)

@@ -1,7 +1,7 @@
 """Find the probe programs, and decode their results.
 
-A program prints a JSON object whose `schema` names its kind and version. The output is validated against these types,
-because a program may be killed at any time, or replaced by another one.
+A program prints a JSON object whose `schema` names its kind and version. The output is validated against the types
+below, because a program may be killed at any time, or replaced by another one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A program first loads (imports, CUDA contexts, buffers, communicators) and repor
 gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed while copies are
 measured. A program that hangs or crashes loses only its own results.
 
-Two activities overlap with measuring, because they do not disturb it. A program that loads only on the CPU (importing
-PyTorch) may still load. And programs that hold GPUs are ended while the host is measured.
+Two activities may overlap with measuring, because they do not disturb it: loading a program that loads only on the CPU
+(importing PyTorch), and ending the programs that hold GPUs while the host is measured.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RunningProbe:
         self._ready_seen = False
         self._done = threading.Event()
         environment = {**os.environ, **planned.environment}
-        # This variable would prevent the programs from importing the modules in their directory.
+        # With PYTHONSAFEPATH the programs could not import the modules in their directory.
         environment.pop("PYTHONSAFEPATH", None)
         self._started = time.perf_counter()
         self._go_at: float | None = None
@@ -167,7 +167,7 @@ class RunningProbe:
                 return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
-            # The result was written before this message, but the thread that reads it may not have finished.
+            # The result was written before this message, but the thread that reads the result may still be reading.
             self._readers[0].join(5)
             return self._judge()
         code = self._process.wait()
@@ -200,9 +200,10 @@ class RunningProbe:
         return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
 
     def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
+        """Return an outcome for each planned part; parts without a document get this status and reason."""
         by_schema = {document.schema: document for document in documents}
         if status == "ok" and documents and documents[-1].unavailable is not None:
-            # The reason that prevents one part (no driver, no GPU) also prevents the parts after it.
+            # A reason that prevents one part (no driver, no GPU) also prevents the later parts.
             status, reason = "unavailable", documents[-1].unavailable
         elif status == "ok":
             status, reason = "garbage", "printed no result"
@@ -214,7 +215,7 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output. With `whole`, omit a last line without an end, which may be incomplete."""
+        """Return the lines of the output. With `whole`, omit a last line without a line end: it may be incomplete."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
@@ -257,6 +258,7 @@ class RunningProbe:
         self._events.put("ended")
 
     def _handle_line(self, line: str) -> None:
+        """Act on a progress message; keep any other line for the error message."""
         message = _message(line)
         if message is None:
             if line:
@@ -316,7 +318,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # now, because the driver takes time to destroy contexts, while the host is measured
+                _end_all(holding)  # the driver destroys contexts slowly: let it do so while the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

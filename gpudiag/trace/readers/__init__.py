@@ -27,7 +27,7 @@ class Reader(Protocol):
 
     A reader may also define two functions, if the format may have several ranks per file or unusual sizes in memory:
 
-    `assign_ranks(files, world_size)`: set the ranks of all traces that it read; see `gpudiag.trace.ranks`.
+    `assign_ranks(files, world_size)`: set the ranks of the traces in `files`; see `gpudiag.trace.ranks`.
     `memory_bytes(path, size)`: estimate the memory that reading a file takes, from its size on disk.
 
     Attributes:
@@ -60,7 +60,7 @@ def reader_named(name: str) -> Reader:
 
 
 def reader_of(path: Path) -> Reader:
-    """Return the reader for a file that the user named: by the file's ending, by its content, or else the default."""
+    """Return the reader for a file that the user named, by the file's ending or content; Kineto's if none fits."""
     for reader in _built_in():
         if path.name.lower().endswith(reader.ENDINGS):
             return reader
@@ -109,6 +109,6 @@ def _all_readers() -> Iterator[Reader]:
 
 
 def _third_party() -> Iterator[Reader]:
-    from importlib.metadata import entry_points  # takes as long as reading a small trace, and is rarely needed
+    from importlib.metadata import entry_points  # the import takes as long as reading a small trace
 
     yield from (cast("Reader", entry.load()) for entry in entry_points(group="gpudiag.readers"))

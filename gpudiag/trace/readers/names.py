@@ -208,7 +208,7 @@ def is_training_kernel(name: str) -> bool:
 
 
 def is_memset(name: str) -> bool:
-    """Return whether a call sets device memory."""
+    """Return whether a call is a memset."""
     return _MEMSET.match(name) is not None
 
 
@@ -261,8 +261,8 @@ def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
 def count_unrecorded_graphs(table: EventTable) -> int:
     """Return the number of graph launches without recorded device work, except at the end of the recording.
 
-    The kernels of a graph have the correlation of its launch. Some profilers give them a correlation that no recorded
-    call has. Kernels of this kind between a graph launch and the next one belong to the graph.
+    The kernels of a graph usually have the correlation of the graph's launch. Some profilers give them a correlation
+    that no recorded call has; such kernels between two graph launches belong to the first of the two graphs.
     """
     launches = np.flatnonzero((table.kind == EventKind.RUNTIME) & events_named(table, is_graph_launch))
     if not len(launches):
@@ -290,7 +290,7 @@ def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
 def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Return thread → (begins, ends) of its graph captures in ns, int64[k] each.
 
-    A capture that began before the recording counts from the recording's begin.
+    A capture that began before the recording has the begin 0.
     """
     runtime = table.kind == EventKind.RUNTIME
     python = table.kind == EventKind.PYTHON

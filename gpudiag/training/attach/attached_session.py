@@ -104,7 +104,7 @@ class AttachedSession:
         self._note_steps()
 
     def open(self) -> None:
-        """Remove this rank's files of an earlier run; other ranks may already have written theirs."""
+        """Remove this rank's files of an earlier run, and no others: other ranks may already have begun to write."""
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
@@ -123,7 +123,7 @@ class AttachedSession:
             if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
                 self._measurement.error = OWN_PROFILER
             self._marked.close()
-            # After a failure a recording may still run. Ending it later in another thread would crash.
+            # After a failure a recording may still run. Ending the recording later, in another thread, would crash.
             self.cancel_recording()
             return False
         self._range = Range(STEP, number=self._number)
@@ -159,6 +159,7 @@ class AttachedSession:
         measurement.close(error, wait_for_others=False)
 
     def _begin(self) -> None:
+        """Begin the phases at the first measured step, on the training thread."""
         phases = self._measurement.begin(
             self._runtime, loaders=self._loaders, agreement=partial(SplittableAgreement, timeout_s=0.0)
         )
@@ -169,6 +170,7 @@ class AttachedSession:
         self._marked.enter_context(marked_loaders(self._on_loader_end))
 
     def _end_step(self, phases: Phases, now_ns: int) -> None:
+        """Report the host's instants of the step that ends; exclude the step if an epoch ended in it."""
         fetching_ns = take_input_ns()
         clock = self._measurement.clock
         clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
@@ -186,6 +188,7 @@ class AttachedSession:
         self._loader_ended |= threading.get_ident() == self._thread
 
     def _note_steps(self) -> None:
+        """Describe for the record how the ends of steps were found."""
         self._measurement.run.steps_found = StepsFound(
             by="optimizer",
             optimizer=self._optimizer,
@@ -227,6 +230,7 @@ class BackgroundWindow(ProfiledWindow):
     failure: str = ""
 
     def _save(self, profiler: Any) -> None:
+        """Write the trace in another thread, or in this one if no thread can be started."""
         if not self._kept:
             return
         self.saved = True  # the rank's record names the trace unless writing it fails

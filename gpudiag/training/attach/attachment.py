@@ -39,7 +39,7 @@ class Attachment:
         self._steps = 0
         #: Number of calls of the optimizer that ends a step.
         self._ending_calls = 0
-        #: Each step has had exactly one of these calls.
+        #: The optimizer that ends a step was called exactly once in each step so far.
         self._once = True
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
@@ -60,7 +60,7 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # captured code is replayed by the CUDA graph, so that this call is no training step
+            return  # while a CUDA graph is captured nothing is computed, so this call is no training step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
@@ -90,14 +90,14 @@ class Attachment:
         self._count_quietly(direct=False)
 
     def _trains_here(self) -> bool:
-        """Return whether this thread is a training thread: the main thread, or one that has run a forward pass."""
+        """Return whether this thread trains: it is the main thread, or has run a forward pass since its last step."""
         thread = threading.get_ident()
         if thread == threading.main_thread().ident:
             return True
         return self._count_nodes is not None and self._after_forward(thread)
 
     def _after_forward(self, thread: int) -> bool:
-        """Return whether this thread has run a forward pass since its last call; True if that is unknown."""
+        """Return whether this thread has run a forward pass since its last optimizer step; True if that is unknown."""
         return self._count_nodes is None or self._count_nodes() > self._nodes.get(thread, 0)
 
     def _call(self, optimizer: int, name: str) -> None:
@@ -126,9 +126,9 @@ class Attachment:
         """Replace the handler by one that only counts, until the step of the start barrier's next check.
 
         The wait for the other ranks has no limit, so it must not slow the training. The counting handler does as little
-        as possible, because the training evicts its data from the processor's caches, so that it takes several times as
-        long as in a tight loop. If the optimizer that ends a step is called several times in each step, only the call
-        after a forward pass ends the step. The counting handler can detect that only on the training thread.
+        as possible: it takes several times as long as in a tight loop, because the training evicts its data from the
+        caches. If the optimizer that ends a step is called several times in each step, only the call after a forward
+        pass ends the step. The counting handler can detect a forward pass only on the training thread.
 
         Args:
             direct: the optimizer steps on the training thread itself.
@@ -142,6 +142,7 @@ class Attachment:
         nodes = self._nodes[thread]
 
         def count(optimizer: Any) -> None:
+            """Count the ends of steps up to `last`; pass the call that ends step `last + 1` to `stepped`."""
             nonlocal steps, nodes
             if id(optimizer) != ends_step:
                 return
@@ -187,6 +188,7 @@ class Attachment:
         )
 
     def _open(self, position: ClusterPosition, start: StartStep) -> None:
+        """Create the session, and end it at exit. A rank that is already past `start` is measured separately."""
         entered = self._entered
         late = self._steps > start.step
         if late:
@@ -234,7 +236,7 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. A failure is reported, and does not end the command."""
+        """Save the measurements. If that fails, report the failure without ending the command."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on
@@ -258,7 +260,7 @@ class Attachment:
 
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Return whether this process is the first of its rank that calls this, in this attempt of the job."""
+    """Return whether this process is the first one of its rank to call this function, in this attempt of the job."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +283,7 @@ def _backward_number() -> Callable[[], int]:
     """Return a function that returns the number of the current backward pass."""
     import torch
 
-    # PyTorch has no public function for this.
+    # PyTorch has no public function that returns this number.
     number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD)  # noqa: SLF001
     return number
 

@@ -40,12 +40,12 @@ _MAX_CALLS = 40
 
 #: Minimum ratio of the training time to the time of all checks except the first ones.
 _RATIO = 500
-#: Number of checks in the first steps, one per step. If all ranks of a job train, they are present by the third.
+#: Number of first checks, one per step. If all ranks of a job train, they are present at the third check.
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Number of steps from the last rank's next check to the first measured step. A rank also posts the distance between
-#: its later checks this number of checks before the last of `_FIRST_CHECKS`.
+#: Number of steps from the last rank's next check to the first measured step. Also, a rank first posts the distance
+#: between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 
@@ -60,11 +60,11 @@ class Boundaries:
     """Observe the first calls, then decide for each call whether it ends a step."""
 
     def __init__(self) -> None:
-        #: Calls after a forward pass, by optimizer, in the order in which they were first seen.
+        #: Number of calls after a forward pass, by optimizer; optimizers are in the order of their first calls.
         self._seen: dict[int, int] = {}
         #: The optimizer that ends a step; None until it is known.
         self.optimizer: int | None = None
-        #: Numbers of complete steps and of calls in them.
+        #: Number of complete steps without unreported calls, and number of optimizer calls in these steps.
         self._steps = self._calls = 0
         #: Number of calls in the current step; None if some of them were not reported.
         self._calls_now: int | None = 0
@@ -96,6 +96,7 @@ class Boundaries:
         return self._calls / self._steps if self._steps else None
 
     def _observe(self, call: OptimizerCall) -> None:
+        """Count the call; once enough calls are seen, determine the optimizer that ends a step."""
         if not call.after_forward:
             return
         self._seen[call.optimizer] = self._seen.get(call.optimizer, 0) + 1
@@ -138,7 +139,8 @@ class StartBarrier:
         self._clock = clock
         self._start: StartStep | None = None
         self.next_step = 0
-        #: Number of steps between two checks: the current one, and the posted one, which applies after the next check.
+        #: Number of steps between two checks: the current number, and the posted number, which applies from the next
+        #: check on.
         self._distance, self._posted_distance = 1, 1
         self._checks = 0
         #: Step and end time of the last check.
@@ -149,7 +151,7 @@ class StartBarrier:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the common first step, if it is known at this step. The method never waits."""
+        """Return the common first step; None if it is not known at this step. The method never waits."""
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:

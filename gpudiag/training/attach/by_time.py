@@ -72,13 +72,13 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 def _has_stepped(entered: EnteredProcess) -> bool:
     """Return whether an optimizer has stepped since the watch thread called this module.
 
-    It is a function, because type checkers assume that an attribute does not change between two reads.
+    This is a function, because type checkers assume that an attribute does not change between two reads.
     """
     return entered.stepped
 
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
-    """Record for `_RECORD_S`, and write the rank's record and on rank 0 the run's."""
+    """Record for `_RECORD_S`. Write the rank's record, and on rank 0 the run's record."""
     (device,) = RUNTIME.devices(None, None)
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
@@ -146,7 +146,7 @@ def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
 
 
 def _loops(entered: EnteredProcess) -> bool:
-    """Return whether two samples of the main thread have mostly the same operators."""
+    """Return whether the main thread runs mostly the same operators in two samples, and so probably runs a loop."""
     first = _look(entered)
     if not first:
         return False
@@ -205,8 +205,8 @@ def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callabl
 def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
     """Call a function in the main thread and wait; return False if it fails, or is not called within `wait_s`.
 
-    A main thread that cannot be reached in this time waits for other processes, as in a launcher. When it resumes, the
-    process may be about to exit, so that the function is not called any more.
+    A main thread that does not call the function in this time waits for other processes, as in a launcher. When the
+    thread resumes, the process may be about to exit, so the function is not called any more.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []

@@ -25,7 +25,7 @@ VARIABLE = "GPUDIAG_ATTACH"
 #: Seconds without an optimizer step after which a process that computes is recorded for a fixed time instead.
 PATIENCE_S = 20.0
 
-#: Empty file in the directory of reports. Each Python process of the command makes it (`entry/sitecustomize.py`).
+#: Empty file in the directory of reports. Each Python process of the command makes the file (`entry/sitecustomize.py`).
 PYTHON_SEEN = "python"
 
 #: Seconds between two reports of a process that trains.
@@ -109,7 +109,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. A failure to write is ignored, because only a message needs it."""
+    """Write this process's report into a directory. Failures are ignored, because only messages need the report."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -128,7 +128,7 @@ class ProcessReporter:
         self._rank, self._world_size = rank, world_size
 
     def due(self, calls: int) -> None:
-        """Write a report with this number of optimizer steps, and compute when the next one is due."""
+        """Write a report with this number of optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9

@@ -23,7 +23,7 @@ from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
 
-#: Limits on the size and the number of reports, far above the usual.
+#: Limits on the size of a report and on the number of reports, far above usual values.
 _MAX_REPORT_BYTES = 16384
 _MAX_REPORTS = 20000
 
@@ -84,7 +84,7 @@ class CommandWatch:
         self._hooks = hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: Number of consecutive checks at which each process was stopped. Above `_STOPPED_CHECKS` it was reported.
+        #: Number of consecutive checks at which each process was stopped; `_STOPPED_CHECKS + 1` once that is reported.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
@@ -116,6 +116,7 @@ class CommandWatch:
         return code if code >= 0 else 128 - code
 
     def _all_done(self) -> bool:
+        """Return whether all expected ranks have reported that they are measured."""
         latest = self._listener.latest
         if self._measured or not latest:
             return self._measured
@@ -127,6 +128,7 @@ class CommandWatch:
         return expected <= latest.keys()
 
     def _check_processes(self) -> None:
+        """Once per `_CHECK_S`, read the reports, observe new processes, and warn of stopped ones."""
         now_s = time.monotonic()
         if now_s < self._next_check_s:
             return
@@ -161,7 +163,7 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # a launcher started them, and has itself no number
+    if any(report.numbered for report in reports):  # a launcher started the numbered ones; it has no number itself
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
@@ -170,8 +172,8 @@ class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the command without forwarding, because it belongs to the same
-    process group. Such signals have the kernel as their sender (`si_code`), and are not forwarded.
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Such
+    signals have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -243,7 +245,7 @@ class Death:
 
 
 class DeathWatch:
-    """Observe in a thread when and how processes end that are not children of this process.
+    """Observe when and how processes end that are not children of this process. A separate thread observes them.
 
     A process that a signal ends cannot report it, and its peers only report broken connections. On Linux, the file
     descriptor of a process (pidfd) becomes readable when the process ends. Until its parent reaps it, `/proc/PID/stat`

@@ -91,7 +91,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     if entered is None:
         return
     if (len(args) > 1 or kwargs) and any(isinstance(value, _CountingClosure) for value in (*args, *kwargs.values())):
-        return  # `_CountingClosure` has counted each evaluation
+        return  # `_CountingClosure` has already counted each evaluation of the closure as a step
     _step(entered, optimizer)
 
 
@@ -111,15 +111,15 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. This costs no additional graph break, because hooks break the graph anyway.
+# torch.compile must not compile the hook. This adds no graph break, because hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
 def _watch_closures() -> None:
     """Count each evaluation of L-BFGS's closure as a step.
 
-    A call of L-BFGS evaluates the closure about twenty times, each with a forward and a backward pass. So a call takes
-    as long as twenty steps of other optimizers, and a job has few calls.
+    A call of L-BFGS evaluates the closure about twenty times, each time with a forward and a backward pass. So one call
+    takes as long as twenty steps of other optimizers, and a job has too few calls to be measured.
     """
     from torch.optim import LBFGS
 
@@ -172,7 +172,7 @@ def _forked() -> None:
 
 
 def _watch_profilers() -> None:
-    """End gpudiag's own profiler when the program creates one, because two cannot record at once."""
+    """End gpudiag's own profiler when the program creates a profiler, because two cannot record at once."""
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 

@@ -23,11 +23,11 @@ class _Pending:
     """Object whose conversion to bool calls the waiting functions.
 
     The interpreter's pending call is the C function `PyObject_IsTrue` with this object as its argument. An exception in
-    it is raised in the main thread.
+    the conversion is raised in the main thread.
     """
 
     def __bool__(self) -> bool:
-        if _in_backward() and _add():  # try again later
+        if _in_backward() and _add():  # another pending call will try again
             return False
         while _waiting:
             with contextlib.suppress(Exception):
@@ -38,8 +38,9 @@ class _Pending:
 def in_main_thread(function: Callable[[], object]) -> bool:
     """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
 
-    If the function raises a subclass of Exception, it is ignored. Others, for example SystemExit, are raised in the
-    main thread. If the interpreter's short queue of pending calls is full, return False and do not call the function.
+    If the function raises a subclass of Exception, the exception is ignored. Other exceptions, for example SystemExit,
+    are raised in the main thread. If the interpreter's short queue of pending calls is full, return False, and the
+    function is not called.
     """
     _waiting.append(function)
     if _add():
@@ -72,7 +73,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether the interrupted code runs within a backward pass that is neither about to begin nor to return."""
+    """Return whether a backward pass runs the interrupted code. The code of `backward` itself does not count."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back
@@ -86,6 +87,6 @@ def _is_backward(frame: FrameType) -> bool:
     return code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename
 
 
-#: Kept for the life of the process, because the interpreter stores only their addresses.
+#: Objects that must live as long as the process, because the interpreter stores only their addresses.
 _PENDING, _ENTRY = _Pending(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _ADD = functools.partial(ctypes.pythonapi.Py_AddPendingCall, _ENTRY, ctypes.py_object(_PENDING))

@@ -29,13 +29,13 @@ _CONSEQUENCE = re.compile(
     r"|ncclSystemError|gloo|store.*(timeout|timed out)|SIGTERM|SignalException",
     re.IGNORECASE,
 )
-#: Signals that a launcher sends to the other ranks once one has failed.
+#: Signals that a launcher sends to the other ranks after a rank has failed.
 _BY_LAUNCHERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 #: A shell's exit code minus the number of the signal that ended a process.
 _SIGNALS_FROM = 128
 
 _NOT_SEEN = f"python -I or -E, ssh, sudo, a container: pass PYTHONPATH and {VARIABLE} on, as mpirun -x does"
-#: Names of the steps of each phase.
+#: Name of a step in messages, by phase.
 _PHASES = {
     "warmup": "warm-up step",
     "timed": "unprofiled step",
@@ -217,7 +217,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. The minimum of several ends is the cause: the first end that no other end caused."""
+    """The end of a rank. The minimum of several ends is the first end that is no consequence of another rank's end."""
 
     consequence: bool
     ended_s: float
@@ -236,6 +236,7 @@ def _culprit(outcome: CommandOutcome) -> str | None:
 
 
 def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
+    """Describe the end of a rank; None if it ended normally, or if gpudiag itself failed in it."""
     if report.stage == "failed":
         return None
     where = _where(outcome, report)
@@ -254,7 +255,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     elif death.exit_code and several:
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
-        # The parent has reaped the process. A process that exits, or that an exception ends, would have reported that.
+        # The status is lost, because the parent reaped the process. A process that exits or fails writes a report.
         how, consequence = f"ended without a report, as a signal ends a process{where}", True
     else:
         return None

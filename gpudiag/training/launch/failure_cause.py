@@ -29,8 +29,8 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
     """Return the most likely cause as an error.
 
     A process that a signal ended cannot report its end, and its peers then report broken connections. Therefore a
-    signal has precedence over the first reported failure. Without either, the error quotes the last line of `log`,
-    torchrun's output.
+    signal has precedence over the first reported failure. If there is neither a signal nor a reported failure, the
+    error quotes the last line of `log`, torchrun's output.
     """
     output = _tail(log)
     return (
@@ -41,7 +41,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
-    """Return the error of the first process that torchrun lists as ended by a signal, if it reported no failure."""
+    """Return the error of the first process that torchrun lists as ended by a signal; None if it reported a failure."""
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
     # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
@@ -57,6 +57,7 @@ def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagErro
 
 
 def _reported_failure(plan: Plan, listener: Listener) -> GpudiagError | None:
+    """Return the first failure that a process reported, as an error."""
     if not listener.failures:
         return None
     failure = listener.failures[0]
@@ -74,7 +75,7 @@ def _last_line(output: str) -> str:
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return the error of a launch without progress. It names the stopped ranks, or else the ranks furthest behind."""
+    """Return the error of a launch without progress: it names the stopped ranks, or else the ranks furthest behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(pid: int) -> int | None:
-    """Wait for the command, and reap adopted orphans. Return its wait status, or None if a stop signal comes first."""
+    """Wait for the command, and reap orphans. Return the command's wait status; None if a stop signal comes first."""
     while not _signals:
         reaped, status = _reap()
         if reaped == pid:

@@ -54,16 +54,16 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
     Raises:
         WorkerFailedError: a process died, failed, or showed no progress for the job's `timeout_s`.
         UsageError, HardwareMissingError: a process reported that the job needs something that is missing.
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP was received. No process is left when it is raised.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP was received; all processes have ended.
     """
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.has_rank_0:  # nodes may share the directory, so only one of them clears it
+    if plan.has_rank_0:  # nodes may share the directory, so only the node of rank 0 clears it
         record.clear_run(plan.run_dir, 0)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
-    log.unlink(missing_ok=True)  # it may be a link
+    log.unlink(missing_ok=True)  # the old log may be a link to another file
     has_rank_0 = plan.has_rank_0
     status: RunStatus = "failed"
     error: str | None = "the run did not finish"
@@ -107,9 +107,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of the training processes.
 
-    It consists of the variables in `inherited`, the launch's defaults for variables that are not set there, and those
-    that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag is added to
-    PYTHONPATH.
+    The environment has the variables in `inherited`, the launch's defaults for variables that are not set there, and
+    the variables that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag
+    is added to PYTHONPATH.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}
@@ -127,7 +127,7 @@ def environment(
 
 
 def _write_request(plan: Plan, private: Path) -> Path:
-    """Write the request that the training processes read. A sweep's is too long for an argument, hence the file."""
+    """Write the request that the training processes read: a file, because a sweep's request exceeds an argument."""
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
     return path
@@ -155,7 +155,7 @@ def _watch(
 
 
 def _stop(guard: subprocess.Popen[bytes]) -> None:
-    """End all processes of the run. Interrupts are delayed until they have ended, which takes seconds at most."""
+    """End all processes of the run. Interrupts are delayed meanwhile, for a few seconds at most."""
     if guard.poll() is not None:
         return
     with _signals_delayed():
@@ -201,7 +201,7 @@ def private_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C during a run, so that it cleans up."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C during a run, so that the run cleans up."""
 
     def interrupt(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt

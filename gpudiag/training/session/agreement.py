@@ -56,7 +56,7 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 class Agreement:
     """Make the decisions of the ranks of one session through their store. A job of one process needs no store.
 
-    `run_id` is given on rank 0. The other ranks know it after the first decision.
+    Only rank 0 is given a `run_id`. The other ranks receive the id with the first decision.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
@@ -67,7 +67,7 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Post this rank's step times, and return rank 0's decision, which it makes when all ranks have posted.
+        """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted theirs.
 
         Args:
             step_ms: this rank's step times in milliseconds.
@@ -148,10 +148,10 @@ class Agreement:
 class SplittableAgreement(Agreement):
     """Agreement in a user's command, in which the wait for other ranks is short.
 
-    If the ranks synchronize in every step, they are at most one step apart, and waiting for a decision takes no longer
-    than the next collective would have waited. Ranks that do not synchronize drift apart. A rank that has waited too
-    long splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most
-    one such wait.
+    Ranks that synchronize in every step are at most one step apart. They wait for a decision no longer than they would
+    otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too long
+    splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most one
+    long wait.
 
     Attributes:
         split: this rank decides alone.

@@ -173,6 +173,7 @@ class StepClock:
         self._reset()
 
     def _reset(self) -> None:
+        """Clear all marks and begin a series."""
         self._marks: list[Any] = []
         #: Indices of marks that end no step.
         self._gaps: set[int] = set()
@@ -259,7 +260,7 @@ def on_host_clock(
 
 
 def summarize(step_ms: Sequence[float]) -> StepTimes | None:
-    """Return mean, median, standard error of the mean and robust scatter of step times in ms; None without steps."""
+    """Return step times with mean, standard error, median and `jitter_ms` (see `StepTimes`); None without steps."""
     if not step_ms:
         return None
     median = statistics.median(step_ms)
@@ -331,6 +332,7 @@ class SchedulingWatch:
 
 
 def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
+    """Return the counters of each thread that still exists, if the kernel has them."""
     counters = {}
     for thread in threads:
         with contextlib.suppress(OSError, ValueError, StopIteration, IndexError):
@@ -342,6 +344,7 @@ def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
 
 
 def _autograd_threads() -> list[int]:
+    """Return the ids of autograd's device threads in this process."""
     threads = []
     with contextlib.suppress(OSError):
         for name in os.listdir(_TASKS):  # noqa: PTH208 # three times as fast for hundreds of threads

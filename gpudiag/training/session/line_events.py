@@ -24,7 +24,7 @@ from typing import Any
 from gpudiag.training.session.ranges import INPUT_BOUNDS
 from gpudiag.training.session.user_code import is_own
 
-#: Values of an entry instead of a line number.
+#: Values of entries that are no lines: a call, a return or exception, a step's end, the begin of gpudiag's own work.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
 CALLS = -1000
@@ -38,8 +38,8 @@ INPUT_BEGIN, INPUT_END = -15, -16
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of the training thread in one step, and of each other thread in one section. The loop's own frames may
-#: have twice as many, because without them all other events would belong to wrong lines.
+#: Maximum events of the training thread in one step, and of each other thread in one section. Functions with the loop
+#: may cause twice as many events, because without their events the others would belong to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of `calibrate`'s measurement, and calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -231,6 +231,7 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
+        """Record that a line begins; disable the line's events if there are too many."""
         if (id(code), number) in self._disabled:
             return self._api.DISABLE
         beyond = len(self._entries) - self._limit
@@ -240,6 +241,7 @@ class MonitoredEvents:
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
+        """Record a call of a user's function or of PyTorch's work. Watch a user's function from its first call on."""
         key = id(code)
         if key in self._own or key in self._loop:
             self._note(code, CALL)
@@ -286,10 +288,10 @@ class TracedEvents:
         self._loop: list[FrameType] = []
         #: Functions on the loop's stack, by `id`. A library calls some of them anew in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, by `id`. `_closed` are the ones among them that were recorded before.
+        #: Functions that are not recorded, by `id`. `_closed` has those of them that `limit` has disabled.
         self._foreign: dict[int, CodeType] = {}
         self._closed: dict[int, CodeType] = {}
-        #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of them.
+        #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
         self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
@@ -331,7 +333,7 @@ class TracedEvents:
         """Do the same as `MonitoredEvents.limit`, but disable whole functions, because lines cannot be disabled."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         for frame in self._loop:
-            frame.f_trace_lines = True  # it is False if the last step had too many events
+            frame.f_trace_lines = True  # `_trace` sets it to False in a step with too many events
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}
@@ -344,6 +346,7 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        """Record a call, or count it if its function is not recorded; return the tracer of the call's lines."""
         code = frame.f_code
         if id(code) in self._foreign:
             self._calls += 1
@@ -367,6 +370,7 @@ class TracedEvents:
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        """Record a line or a return within a recorded function."""
         if not self._active:
             return None
         self._note_calls()

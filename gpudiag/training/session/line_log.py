@@ -133,7 +133,7 @@ class LineLog:
     def _stop(self, reason: str) -> None:
         self.unavailable = self.unavailable or reason
         recording, self._recording = self._recording, False
-        if self._source is not None and recording:  # after a section, a tracer may be the user's
+        if self._source is not None and recording:  # outside a section, an active tracer may belong to the user
             with contextlib.suppress(Exception):
                 self._source.stop()
 
@@ -184,7 +184,7 @@ class LineLog:
 
 
 class _Compilations:
-    """Count compilations of `torch.compile` by function. They are read after each step; PyTorch keeps the last 64."""
+    """Count compilations of `torch.compile` by function, after each step because PyTorch keeps only the last 64."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()
@@ -204,6 +204,7 @@ class _Compilations:
                         self._add(entry)
 
     def _add(self, entry: Any) -> None:
+        """Count one compilation, given PyTorch's metrics of it."""
         file, function = str(entry.co_filename or ""), str(entry.co_name or "")
         line = int(entry.co_firstlineno or 0)
         row = self._rows.setdefault(
@@ -272,7 +273,7 @@ def _texts(
     """Return the texts of the lines that occur and of their neighbours, and the reasons why files have no text.
 
     The texts are keyed by file and line number, the reasons by file. If a file was changed after the program had begun,
-    its text is omitted, because other lines run than the file contains now.
+    its text is omitted, because the program runs the earlier lines.
     """
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)

@@ -30,7 +30,7 @@ _UNFINISHED = "the run did not finish"
 
 #: Seconds that rank 0 waits at the end for the other ranks' records.
 _WAIT_S = 60.0
-#: Seconds that rank 0 waits for them after a failure.
+#: Seconds that rank 0 waits for the other ranks' records after a failure.
 _WAIT_AFTER_FAILURE_S = 1.0
 
 
@@ -147,7 +147,7 @@ class RankMeasurement:
     def advance(self, *, raises: bool = False) -> bool:
         """Advance to the next step; return False when the phases are over.
 
-        A failure of the measurement ends only the measurement. If `raises` is set, it is raised into the training.
+        By default a failure ends only the measurement. With `raises`, the exception is raised into the training.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
         if self._lines is not None:
@@ -173,7 +173,7 @@ class RankMeasurement:
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
         """Save the measurements; `error` is the exception that ended the training, if any.
 
-        With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if one of them failed.
+        With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if any rank failed.
         """
         self._end_lines()
         status: RunStatus = "complete"
@@ -251,6 +251,7 @@ class RankMeasurement:
         )
 
     def _write_final_run(self, status: RunStatus, *, wait_for_others: bool) -> None:
+        """Write the run's record at its end; see `close`."""
         error = self.error
         if wait_for_others:
             if self.phases is not None:
@@ -261,6 +262,7 @@ class RankMeasurement:
         self._write_run(status, error)
 
     def _write_run(self, status: RunStatus, error: str | None) -> None:
+        """Write the run's record with the current records of all ranks."""
         assert self._runtime is not None  # noqa: S101  # set by open
         run = RunRecord(
             created=self._created,

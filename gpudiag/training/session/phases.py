@@ -38,7 +38,7 @@ _COUNTED_STEP = 1
 _RUN_IN_STEPS = 2
 #: Maximum duration of a block of warm-up steps, as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
-#: Number of unprofiled steps if no warm-up step was timed. Then the step time is unknown.
+#: Number of unprofiled steps if the step time is unknown, because no warm-up step was timed.
 _DEFAULT_STEPS = 20
 
 _NO_DEVICE_ACTIVITY = (
@@ -122,12 +122,13 @@ class Phases:
         return self._phase in {"lines", "profiled", "over"}
 
     def run(self) -> Iterator[None]:
-        """Run the coroutine. A TimeoutError means that a rank did not post its step times in time."""
-        for _ in self._all():
+        """Run all phases and count the steps. Raises TimeoutError if a rank did not post its step times in time."""
+        for _ in self._run_phases():
             yield
             self._ran += 1
 
-    def _all(self) -> Iterator[None]:
+    def _run_phases(self) -> Iterator[None]:
+        """Run all phases in order, and yield before each step. End early if another rank's loop has ended."""
         decision = yield from self._warm_up()
         if decision.ended:
             self.problem = "another rank's loop ended while this one was still warming up"
@@ -215,7 +216,7 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide on rank 0 whether warm-up is over, which requires that step times have converged on every rank."""
+        """Decide on rank 0 whether warm-up is over: step times have converged on every rank, or a limit is reached."""
         settings = self._settings
         if not self._warmup_ms:
             # The first steps load libraries and compile; this time does not count toward the limit.

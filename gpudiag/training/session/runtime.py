@@ -40,7 +40,7 @@ class Window(Protocol):
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of a step without changing the step. It must be open during the step."""
+    """Count the floating-point operations of a step without changing it. The counter must be open during the step."""
 
     result: StepFlops | None
 

@@ -64,7 +64,7 @@ class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps: maximum number of warm-up steps.
-        seconds: maximum time since the first check. The time before it, to load libraries and compile, is not limited.
+        seconds: maximum time since the first check. The time before, to load libraries and compile, is not limited.
     """
 
     steps: int = 2000

@@ -12,7 +12,7 @@ from types import FrameType
 
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
-#: gpudiag's own directory as Python imports it, and with links resolved. Some interpreters import it through a link.
+#: gpudiag's own directory as imported, and with links resolved, because some interpreters import it through a link.
 _PACKAGE = (str(Path(__file__).parents[2]), str(Path(__file__).resolve().parents[2]))
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
@@ -22,7 +22,7 @@ _NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or outside Python's, installed and gpudiag's folders."""
+    """Return whether a file is the user's: a notebook cell, or outside the folders of Python, packages and gpudiag."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:

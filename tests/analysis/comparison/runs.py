@@ -1,4 +1,4 @@
-"""Make analyses to compare, in one line each, with step times, and portions that sum to their buckets."""
+"""Make small analyses to compare. Their portions sum to their buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 
 
 def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS, **fields: Any) -> Analysis:
-    """Make a run with a device per argument; the steps of a device scatter by `jitter_ms` around its sum of buckets."""
+    """Make a run with a device per argument. The step times of a device are its sum of buckets plus `jitter_ms`."""
     devices = tuple(
         Device(
             rank=rank,

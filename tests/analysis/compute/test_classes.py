@@ -1,4 +1,4 @@
-"""Test that the classes of kernels sum to the compute bucket, and their bounds."""
+"""Test that the classes of kernels sum to the compute bucket, and the bound of each class."""
 
 from __future__ import annotations
 

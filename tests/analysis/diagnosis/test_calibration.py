@@ -351,6 +351,7 @@ def test_pause_of_minimum_length_waits_for_a_collective() -> None:
 
 @CASES.of("COPY_BEHIND_NS")
 def behind_a_copy(at: float) -> object:
+    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after this call."""
     events: Any = Of(
         rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
         direction=np.full(3, Direction.HOST_TO_DEVICE),
@@ -383,7 +384,11 @@ CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 
 @CASES.of("QUEUED_NS")
 def found_idle(at: float) -> object:
-    """The launch latency of an idle device also applies to an op that was queued."""
+    """Return the latencies of two ops.
+
+    The stream of the first op has been free for `at` ns. If that exceeds QUEUED_NS, the first op's latency counts as
+    the usual launch latency, which the second op gets too, because it was queued.
+    """
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
     return build._latency_and_gap(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
@@ -489,6 +494,7 @@ def slowed_by_transfer(at: float) -> object:
 
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
+    """Return whether the rule proposes or abstains if the share `at` of communication is with unrecorded ranks."""
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
     what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
@@ -520,6 +526,7 @@ def late(at: float) -> object:
 
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
+    """Return how ranks are equalized if that saves 10 ms in the mean, and 10 x `at` ms in each step."""
     case = case_of(Job(ranks=2, step=DDP).traces())
     assert case.what_if is not None
     with (
@@ -609,7 +616,9 @@ def more_flops(at: float) -> object:
 
 
 def hot_expert(own: list[float], usual: list[float]) -> bool:
-    """Tell whether rank 1 is late by experts; its first segment is beside an all-to-all."""
+    """Return whether rank 1 is late because of its experts.
+
+    `own` are the times of rank 1's two segments, `usual` those of rank 0. The first segment is beside an all-to-all."""
     beside = np.array([[True, False], [True, False]])
     what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)
     with (
@@ -635,7 +644,9 @@ def work_elsewhere(at: float) -> object:
 
 
 def bubble_finding(ms: float, idle_ms: float) -> list[Finding]:
-    """Return the finding on two stages and nine microbatches, whose bubble takes a tenth in theory."""
+    """Return the findings if the bubble takes `ms` of a step of 100 ms and a rank idles for at most `idle_ms`.
+
+    With two stages and nine microbatches, the bubble takes a tenth of the step in theory."""
     schedule = PipelineSchedule(microbatches=9)
     bubble = pipeline_bubble.Bubble(
         stages=2, schedule=schedule, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms, longest_ms=90

@@ -38,6 +38,7 @@ def cost_ms(name: str) -> float:
 
 @pytest.fixture(scope="module", params=RECORDED)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Analysis]:
+    """Return the name and the analysis of each recorded job."""
     run: Path = tmp_path_factory.mktemp("exchange")
     unpack(WHOLE / "exchanges" / f"{request.param}.npz", run / "traces")
     light = WHOLE / "exchanges" / f"{request.param}{KERNEL_ONLY}.npz"
@@ -59,7 +60,7 @@ def test_savings_match_the_ablation(job: tuple[str, Analysis]) -> None:
 
 def test_communication_is_the_first_finding(job: tuple[str, Analysis]) -> None:
     name, analysis = job
-    # Steps without communication show what it costs. They do not show what faster kernels would save.
+    # The ablation shows what communication costs, but not what faster kernels would save.
     costing = [
         finding.code
         for finding in analysis.findings

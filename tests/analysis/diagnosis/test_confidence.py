@@ -21,7 +21,9 @@ Gone = frozenset[str]
 
 
 class Steps:
-    """Replace the what-if simulation by the cost of each cause in each step, in ms, and profiler overhead."""
+    """Fake the what-if simulation. A step takes the sum of the `costs` in ms of all causes that are not removed.
+
+    Recorded steps take longer by `profiler` ms."""
 
     corrected: Gone = frozenset()
     per_event_ns = 1000.0
@@ -89,7 +91,7 @@ def test_variations_are_scaled_to_the_reported_savings() -> None:
 
 def test_launch_overhead_is_varied_without_waste() -> None:
     class Hidden(Steps):
-        """Launching costs the same in each step only if the loader is removed."""
+        """Launching costs 10 ms in each step if the loader is removed; otherwise 30 ms in the last step only."""
 
         def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
             full, even = np.array([100.0, 100, 100]), np.array([10.0, 10, 10])

@@ -73,8 +73,7 @@ def explanation_of(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """Return the explanation of a bucket; `weighed` are the codes of scored findings, each of which removes the cause
-    of this name."""
+    """Return the explanation of a bucket. For each code in `weighed`, a finding removes the cause of this name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [

@@ -31,7 +31,7 @@ def spans(ms: Spans) -> Any:
 def track(
     *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
 ) -> Any:
-    """Make a track and its attribution: transfer time, with these ops and collectives during it."""
+    """Make a track with these ops and collectives, and its attribution with this transfer time, as spans in ms."""
     return (
         SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
         SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),

@@ -371,6 +371,7 @@ def gain(
     base: bool = False,
     most: float = 1000.0,
 ) -> float:
+    """Return the savings in a step of `now` ms if a scenario shortens the simulated step from `before` to `after`."""
     of: Any = SimpleNamespace(
         corrected="corrected",
         now_ms=now,

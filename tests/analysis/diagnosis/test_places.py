@@ -1,4 +1,4 @@
-"""Test which code a training thread runs while it records nothing."""
+"""Test locating untraced host time: between which operators, or in which range, the training thread stalls."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.diagnosis.traced_pipelines import draw, judged
 
-#: Drawn once, so that each fault and schedule occurs; `benchmarks/random_pipelines.py --traces` judges others.
+#: Seeds of jobs in which each fault and schedule occurs; `benchmarks/random_pipelines.py --traces` judges further jobs.
 SEEDS = (1, 3, 4, 8, 12, 14, 15, 31)
 
 

@@ -38,7 +38,7 @@ def times(*step_ms: float) -> StepTimes:
 def run(
     *timed: UnprofiledSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
 ) -> RunRecord:
-    """Return a run record with one rank for each of these unprofiled steps."""
+    """Return a run record with a rank for each argument, which has the unprofiled steps of the rank."""
     ranks = tuple(
         RankRecord(
             rank=rank,

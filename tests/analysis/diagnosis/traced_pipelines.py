@@ -99,6 +99,7 @@ def judged(job: TracedPipeline) -> Judged:
 def _wrong(
     job: TracedPipeline, step_ms: float, cost_ms: float, bubble_ms: float, findings: tuple[Finding, ...]
 ) -> list[str]:
+    """Describe the errors: a missing, inexact or false straggler, a wrong order, a wrong bubble."""
     wrong = []
     stragglers = [finding for finding in findings if finding.code == "straggler"]
     if job.fault != "none" and cost_ms >= _WORTH * step_ms:

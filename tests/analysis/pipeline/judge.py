@@ -42,6 +42,7 @@ def judged(pipeline: Pipeline) -> JudgedPipeline:
 
 
 def _wrong(pipeline: Pipeline, analysis: PipelineAnalysis, costs: dict[str, float], step_ms: float) -> list[str]:
+    """Describe the errors: missing, inexact, false or wrongly ordered stragglers, and a wrong simulated step."""
     stragglers = {finding.cause or "": finding for finding in analysis.findings if finding.code == "straggler"}
     wrong = []
     required = {fault: cost for fault, cost in costs.items() if cost >= REQUIRED * step_ms}
@@ -69,6 +70,7 @@ def _wrong(pipeline: Pipeline, analysis: PipelineAnalysis, costs: dict[str, floa
 
 
 def _wrong_ranks(pipeline: Pipeline, finding: Finding) -> list[str]:
+    """Describe wrong ranks of a straggler finding, if there are any."""
     if finding.cause == "rank" and pipeline.rank is not None:
         stage, data_rank, _ = pipeline.rank
         expected: tuple[int, ...] = (stage * pipeline.data_ranks + data_rank,)

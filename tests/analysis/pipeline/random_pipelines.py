@@ -121,6 +121,8 @@ def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> 
 
 @dataclass
 class _Recorder:
+    """Rows of the table of operations, with times in ms of each worker's clock."""
+
     rows: list[tuple[int, int, int, str, float, float, int, int]] = field(default_factory=list)
     clocks: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -175,6 +177,7 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
 def _run_step(
     pipeline: Pipeline, step: int, spread: Factors, random: np.random.Generator, recorder: _Recorder
 ) -> float:
+    """Draw the durations of a step, run it, and return its end in ms."""
     stage_of = np.arange(pipeline.stages * pipeline.chunks) % pipeline.stages
     shape = (2, len(stage_of), pipeline.data_ranks, pipeline.microbatches)
     noise = 1 + pipeline.noise * random.standard_normal(shape)
@@ -240,7 +243,7 @@ class _Column:
         return {(stage, self.data_rank): ends[stage][-1] for stage in range(self.pipeline.stages)}
 
     def _execute(self, stage: int, number: int, ends: list[float]) -> bool:
-        """Execute and record a computation if its input was sent, with its receive and the send at the other end."""
+        """Execute a computation if its input was sent. Record the computation, its receive, and the matching send."""
         kind, chunk, microbatch = self.programs[stage][number]
         backward = int(kind == BACKWARD)
         source_chunk = chunk + (1 if backward else -1)

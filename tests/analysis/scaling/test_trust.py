@@ -26,6 +26,7 @@ RECORDED = json.loads((Path(__file__).parent / "uneven-host.json").read_text())
 
 
 def concluded(points: list[PointRecord], recorded: dict[str, StepParts], network: Network | None = None) -> Scaling:
+    """Return the conclusions from points and from the step parts of recorded points."""
     return conclude(
         points,
         {key: RecordedSteps(directory=key, parts=found) for key, found in recorded.items()},

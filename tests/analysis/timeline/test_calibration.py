@@ -177,7 +177,7 @@ def idle_device(at: float) -> object:
 
 @CASES.of("AS_CLOSE")
 def group_of_three(at: float) -> object:
-    """Rank 1 ends its collectives 100 ns after rank 0, and rank 2 `at` times as late."""
+    """Rank 1 ends its collective 100 ns after rank 0, and rank 2 `at` x 100 ns after rank 0."""
     call = CollectiveCall(row=0, operation="all_reduce")
     track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
     ends = {1: {"all_reduce": np.array([10_100])}, 2: {"all_reduce": np.array([10_000 + round(100 * at)])}}
@@ -187,7 +187,7 @@ def group_of_three(at: float) -> object:
 
 @CASES.of("NOT_BY_CHANCE")
 def group_beside_a_nearer_pair(at: float) -> object:
-    """Rank 1 ends its collectives with rank 0, and rank 2 later by `at` times 1000 ns; the next one follows in 4000."""
+    """Rank 1 ends its collective with rank 0, and rank 2 `at` x 1000 ns later. The next one follows after 4000 ns."""
     call = CollectiveCall(row=0, operation="all_reduce")
     track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
     late = 10_000 + round(1000 * at)

@@ -32,6 +32,7 @@ def track(
     sizes: Sequence[int | None] = (),
     trace: int | None = None,
 ) -> TrackCalls:
+    """Make a track with these collectives, given as (start, end) in µs."""
     start, end = (np.array(calls, np.float64).reshape(-1, 2).T * 1000).astype(np.int64)
     return TrackCalls(
         rank=rank,

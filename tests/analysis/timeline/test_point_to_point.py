@@ -92,7 +92,7 @@ def test_messages_to_missing_ranks_have_no_partner() -> None:
 
 
 def test_send_of_a_process_without_devices_ends_when_it_is_received(whole_recording: Callable[[str], Path]) -> None:
-    """It is recorded until the process waits for it, which may be a microbatch later."""
+    """The send is recorded until its process waits for it, which may be a microbatch later."""
     tracks = build_timeline(read_traces([whole_recording("parallel/pp2dp2_1f1b")])).tracks
     ends: dict[str, dict[int, int]] = {"send": {}, "recv": {}}
     for track in tracks:

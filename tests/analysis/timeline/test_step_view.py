@@ -193,7 +193,7 @@ def test_stream_is_named_by_the_class_with_most_time() -> None:
 
 
 def spans(count: int) -> StepTrack:
-    """Return spans of 1 ns and more, each longer than the previous one."""
+    """Return the track of `count` spans: span i starts at i ns and takes i + 1 ns."""
     column = np.arange(count)
     return _track("device", "", (column + 100, 2 * column + 101, column, column), 100)
 

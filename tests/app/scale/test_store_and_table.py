@@ -36,6 +36,7 @@ def times(step_ms: float, jitter: float = 0.1) -> StepTimes:
 def record(
     *step_ms: float, status: RunStatus = "complete", error: str | None = None, strategy: str = "nccl"
 ) -> RunRecord:
+    """Return the record of a run with a rank for each step time in ms."""
     ranks = tuple(
         RankRecord(
             rank=i,

@@ -54,7 +54,7 @@ def test_impossible_fault_is_left_out_with_a_reason(changes: dict[str, Any], nam
 
 
 def test_divided_jobs_have_four_processes_on_cpus() -> None:
-    """Their layers wait instead of computing, so the number of cores does not matter."""
+    """The layers of divided jobs wait instead of computing, so the number of cores does not matter."""
     chosen, _ = choose(("uneven-stages", "fsdp2"), **(TWO_CPUS | {"world_size": 1}))
     assert names(chosen) == {"uneven-stages"}
     assert processes_of(chosen[0], device="cpu", world_size=1) == 4

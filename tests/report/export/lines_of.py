@@ -26,6 +26,7 @@ def _summed(events: list[tuple[str, str, int]]) -> Lines:
 
 
 def of_chrome(path: Path) -> Lines:
+    """Return the lines of a file in Chrome's trace format."""
     opened = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     events = json.loads(opened)["traceEvents"]
     groups = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -42,6 +43,7 @@ def of_csv(path: Path) -> Lines:
 
 
 def of_perfetto(path: Path) -> Lines:
+    """Return the lines of a Perfetto trace, in which an event is a begin and an end on a track."""
     trace = message_type("perfetto", "Trace").FromString(path.read_bytes())
     described = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
     running: dict[int, list[int]] = defaultdict(list)
@@ -64,7 +66,7 @@ def of_perfetto(path: Path) -> Lines:
 
 
 def of_xspace(path: Path) -> Lines:
-    """Omit the lines that only xprof's overview uses."""
+    """Return the lines of an XSpace, except those that only xprof's overview uses."""
     space = message_type("xplane", "XSpace").FromString(path.read_bytes())
     return _summed(
         [

@@ -46,6 +46,7 @@ def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
 
 
 def model_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], tuple[int, int]]:
+    """Return the same as `source_lines` of one process in the export model, without gpudiag's own tracks."""
     return {
         (group.device is not None, f"{track.ident}{'s' * (track.kind is TrackKind.SHADOWS)}"): (
             len(track),

@@ -81,6 +81,7 @@ def numbered(steps: int) -> None:
 
 
 def accelerated(steps: int) -> None:
+    """Train with Hugging Face's accelerate."""
     from accelerate import Accelerator  # type: ignore[import-not-found]  # installed in a separate environment
 
     accelerator = Accelerator(cpu=True)
@@ -97,6 +98,7 @@ def accelerated(steps: int) -> None:
 
 
 def accumulation(steps: int) -> None:
+    """Accumulate the gradients of four batches for each update."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     for number, batch in enumerate(batches(4 * steps)):
@@ -109,6 +111,7 @@ def accumulation(steps: int) -> None:
 
 
 def gan(steps: int) -> None:
+    """Train a critic five times for each update of the generator."""
     generator, critic = net(), net()
     ours, theirs = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
     for number, batch in enumerate(batches(5 * steps)):
@@ -125,6 +128,7 @@ def gan(steps: int) -> None:
 
 
 def in_backward(steps: int) -> None:
+    """Give each parameter an optimizer that steps within backward."""
     model = net()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
@@ -171,6 +175,7 @@ def zero(steps: int) -> None:
 
 
 def lbfgs(steps: int) -> None:
+    """Train with L-BFGS, which evaluates a closure several times per call."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     for batch in batches(steps):
@@ -185,6 +190,7 @@ def lbfgs(steps: int) -> None:
 
 
 def compiled(steps: int) -> None:
+    """Compile the whole step, including the optimizer's call."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -229,6 +235,7 @@ def own_optimizer(steps: int) -> None:
 
 
 def inference(steps: int) -> None:
+    """Evaluate a model for `steps` seconds, without an optimizer."""
     model = wide_net()
     until = time.monotonic() + steps
     with torch.no_grad():

@@ -62,6 +62,7 @@ def network() -> nn.Sequential:
 
 
 def train(kind: str, seconds: float) -> None:
+    """Train one rank for some seconds with the fault of this kind."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     dist.init_process_group("nccl" if ON_GPU else "gloo")
     device = torch.device("cuda", local) if ON_GPU else torch.device("cpu")

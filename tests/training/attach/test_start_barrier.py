@@ -73,6 +73,7 @@ class Job:
             self._step(self._random.randrange(3))
 
     def _may_step(self, rank: int) -> bool:
+        """Return whether a rank may take its next step now, by the rules in the class's docstring."""
         if rank in self._looking or rank in self.started:
             return False
         ended = self._steps[rank]
@@ -84,6 +85,7 @@ class Job:
         return ended < self._late and ended <= self._steps[2 - rank]
 
     def _step(self, rank: int) -> None:
+        """Take a rank's next step and check the barrier, if the rank may step."""
         if not self._may_step(rank):
             return
         self._looking.add(rank)
@@ -181,6 +183,7 @@ def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, m
         hooked.register_post_accumulate_grad_hook(lambda _, letter=letter: step(letter))
 
     def train() -> None:
+        """Repeat the loop; rank 1 joins in round 300."""
         nonlocal rounds, forward
         for rounds in range(1, 1000):
             for sign in loop:

@@ -188,6 +188,7 @@ def test_failed_step_leaves_no_mode_and_no_result() -> None:
 
 def test_counting_changes_neither_losses_nor_random_numbers() -> None:
     def train(*, count: bool) -> list[torch.Tensor]:
+        """Return losses, parameters and the state of the random generator; with `count`, count the second step."""
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 36, 5))
         optimizer = torch.optim.AdamW(model.parameters())

@@ -39,6 +39,7 @@ while True:
 
 @pytest.fixture(params=["4", "6"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the address and port of a server with the preloaded library, on IPv4 and on IPv6."""
     try:
         library = preload(tmp_path, None)
     except FrameworkMissingError:

@@ -1,4 +1,4 @@
-"""Switch each divided job and its fault on and off on one rank, and tell for how long its layers wait in a step.
+"""Switch each divided job and its fault on and off on one rank, and report how long its layers wait in a step.
 
     python switch_divided_jobs.py RANK WORLD MEETING null
 
@@ -25,6 +25,7 @@ from tests.training.strategies.processes import tell
 
 
 def main(rank: str, world: str, meeting: str, _: str) -> None:
+    """Run one rank with `time.sleep` replaced, and print the waits."""
     os.environ |= {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
     os.environ[STORE_VARIABLE] = meeting
     meet_through_files()

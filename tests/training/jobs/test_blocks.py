@@ -42,7 +42,7 @@ def test_written_region_is_one_chunk_within_seen_region(case: tuple[tuple[int, i
             assert end - begin == min(cut.written[axis], volume[axis] - begin)
             assert block.seen.begin[axis] + cut.halo[axis] <= begin
             assert end <= block.seen.end[axis] - cut.halo[axis]
-            # At most the halo lies outside of the volume, so that it can be mirrored.
+            # At most the halo lies outside of the volume, and is mirrored there.
             assert -cut.halo[axis] <= block.seen.begin[axis]
             assert block.seen.end[axis] <= volume[axis] + cut.halo[axis]
 

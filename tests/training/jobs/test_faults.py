@@ -28,6 +28,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
+    """Yield a trainer in this process as the only rank; check that its reducer is freed."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     plan = SelftestPlan(

@@ -46,6 +46,7 @@ PLAN = SelftestPlan(
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[DdpTrainer]:
+    """Yield a trainer in this process as the only rank, shared by all tests of the module."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several threads would wait for each other on busy cores
     gc.unfreeze()  # pytest freezes objects while collecting tests

@@ -40,6 +40,7 @@ def run(
 
 
 def batch_servers(run_dir: Path) -> list[str]:
+    """Return the command lines of the living batch servers of a run."""
     results = []
     for entry in Path("/proc").iterdir():
         try:

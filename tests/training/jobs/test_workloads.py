@@ -67,6 +67,7 @@ def train_step(
     *,
     skipped_first: bool = False,
 ) -> float:
+    """Train one step, check that parameters change unless gradient scaling may skip the update, and return the loss."""
     optimizer = workload.optimizer(model.parameters())
     with arithmetic.forward():
         loss = workload.loss(model(workload.prepare(inputs)), target)

@@ -75,6 +75,7 @@ def undivided(layout: ParallelLayout, stages: int) -> list[GptStage]:
 
 
 def compare(layout: ParallelLayout, *, sharded: bool) -> dict[str, float]:
+    """Train this rank's part and the undivided model, and return the largest difference and the median change."""
     model = ParallelGpt(
         layout,
         SIZES,

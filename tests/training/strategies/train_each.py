@@ -56,6 +56,7 @@ def make_data(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train with one strategy, and return the answer described above; check that the reducer is freed."""
     exchange = CommunicationOptions(**options)
     strategy = load_strategy(name, device, exchange)
     strategy.open()

@@ -28,7 +28,7 @@ _AFFINITY_WORDS = 16
 
 
 class _GpuQuery:
-    """Query one GPU. `reasons` gets the reason for each missing value under the field's name."""
+    """Query one GPU. If a field has no value, `reasons[field]` explains why."""
 
     def __init__(self, session: NvmlSession, handle: Any, root: Path) -> None:
         self.session, self.handle, self.root = session, handle, root
@@ -80,6 +80,7 @@ class _GpuQuery:
         return text or None
 
     def numa_node(self, pci_id: str | None) -> int | None:
+        """Return the GPU's NUMA node from sysfs, or else from NVML."""
         node = numa_node(self.root, pci_id) if pci_id is not None else None
         if node is not None:
             return node
@@ -95,6 +96,7 @@ class _GpuQuery:
         return None if answer is None else (int(answer[0]), int(answer[1]))
 
     def mig_instances(self) -> tuple[MigInstance, ...]:
+        """Return the MIG instances of the GPU; empty slots are omitted."""
         count = self.ask("mig_instances", "nvmlDeviceGetMaxMigDeviceCount") or 0
         instances = []
         for position in range(count):
@@ -113,6 +115,7 @@ class _GpuQuery:
 
 
 def _gpu(session: NvmlSession, handle: Any, index: int, root: Path) -> Gpu:
+    """Query all properties of one GPU."""
     query = _GpuQuery(session, handle, root)
     ask, reasons = query.ask, query.reasons
     name = ask("name", "nvmlDeviceGetName")

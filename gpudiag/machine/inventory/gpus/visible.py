@@ -14,7 +14,7 @@ from gpudiag.model.facts import Gpu
 
 
 class VisibleGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """NVML indices of the GPUs that CUDA shows, in its order, and a note if the variable has an unusual value."""
+    """NVML indices of the GPUs that CUDA shows, in CUDA's order, and a note if CUDA_VISIBLE_DEVICES looks wrong."""
 
     indices: tuple[int, ...]
     note: str | None = None
@@ -26,7 +26,8 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    # Since driver 470 a MIG device has a UUID. Before, its identifier was MIG-GPU-<uuid>/<instance>/<compute instance>.
+    """Return the index of the GPU with this MIG instance; None if no GPU or several GPUs match."""
+    # Drivers before 470 name an instance MIG-GPU-<uuid of the GPU>/<instance>/<compute instance>, later ones by a UUID.
     if entry.lower().startswith("mig-gpu-"):
         return _by_uuid(entry[4:].partition("/")[0], gpus)
     owners = {
@@ -39,6 +40,7 @@ def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _resolve(entry: str, gpus: Sequence[Gpu]) -> int | None:
+    """Return the index of the GPU that an entry of CUDA_VISIBLE_DEVICES names; None for an invalid entry."""
     if entry.lower().startswith("mig-"):
         return _by_mig(entry, gpus)
     if entry.lower().startswith("gpu-"):

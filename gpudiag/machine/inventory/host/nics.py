@@ -29,6 +29,7 @@ def _pci_id(device: Path) -> str | None:
 
 
 def _ethernet(root: Path) -> list[Nic]:
+    """Return the network interfaces that have hardware, without distances."""
     nics = []
     for entry in sorted((root / "sys/class/net").glob("*")):
         device = entry / "device"
@@ -53,6 +54,7 @@ def _ethernet(root: Path) -> list[Nic]:
 
 
 def _rdma(root: Path) -> list[Nic]:
+    """Return the RDMA devices, without distances. The speed is that of the fastest port."""
     nics = []
     for entry in sorted((root / "sys/class/infiniband").glob("*")):
         ports = sorted((entry / "ports").glob("*"))

@@ -2,7 +2,7 @@
 
 The directory of a PCI device in sysfs lists the bridges above it, from the host bridge down:
 `pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices depends on the parts
-of their chains after the common prefix. Its names are those of `nvidia-smi topo -m`.
+of their chains after the common prefix. The names of distances are those of `nvidia-smi topo -m`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in the form of sysfs (`0000:3b:00.0`); NVML's has a longer domain. None if it is invalid."""
+    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text. NVML writes longer domains."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"

@@ -96,7 +96,7 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Columns as written: up to `thread` for all events, `correlation` for `_NUMBERED`, the rest for device events."""
+    """Columns as written: up to `thread` of all events, `correlation` of `_NUMBERED` events, then of device events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -111,7 +111,7 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The table, row → facts about its collective, waits for CUDA events, modules, and the first start in ns."""
+    """The table; collective facts by row; waits for CUDA events; the module of each operator; the first start in ns."""
 
     table: EventTable
     collectives: dict[int, CollectiveFacts]
@@ -163,6 +163,7 @@ class Columns:
                 )
 
     def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> _Batch:
+        """Return the columns of a batch; store the facts about its collectives, waits and operators."""
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
@@ -214,7 +215,7 @@ class Columns:
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """Return all events in order, or None if there are none. Repairs are appended to `notes`."""
+        """Return all events in order; None if there are no events. Descriptions of repairs are appended to `notes`."""
         if not self._batches:
             return None
         batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))
@@ -285,7 +286,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
     number = np.where(batch.device == _MISSING, batch.process, batch.device)
     device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # if invalid, use the first device
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
-    # CUPTI counts from 1; 0 is none.
+    # CUPTI numbers correlations from 1; 0 means that there is none.
     correlation[_NUMBERED[batch.kind]] = np.where(batch.correlation > 0, batch.correlation, NO_CORRELATION)
     correlation[~_CORRELATED[batch.kind]] = NO_CORRELATION
     size_bytes = np.full(len(thread), NO_SIZE, np.int64)
@@ -294,7 +295,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
 
 
 def _by_position(facts: dict[int, _T], position: NDArray[np.int64]) -> dict[int, _T]:
-    """Replace the keys of `facts`, indices in the file, by rows of the table. Facts without a row are left out."""
+    """Replace the keys of `facts` (indices in the file) by rows of the table. Facts of omitted events are dropped."""
     before = np.fromiter(facts, dtype=np.int64, count=len(facts))
     pairs = zip(position[before].tolist(), facts.values(), strict=True)
     return {row: fact for row, fact in pairs if row >= 0}

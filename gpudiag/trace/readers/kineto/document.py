@@ -94,6 +94,7 @@ def repaired_pieces(text: bytearray) -> Iterator[bytes]:
 
 
 def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
+    """Decode as `decode_in_pieces` does, with msgspec's errors: a list per piece, up to its last comma."""
     header: bytes | None = None
     text = bytearray()
     length, cut = 0, False
@@ -210,7 +211,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Co
     try:
         document = decode_whole(text, shown, repairs)
     except DamagedError as damage:
-        # Repair long text piece by piece.
+        # The text is too long to be repaired as a whole: repair it piece by piece.
         repairs = Repairs()
         repairs.invalid_json = True
         try:
@@ -224,6 +225,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Co
 
 
 def _decode_pieces(pieces: Iterable[bytes], shown: str, repairs: Repairs) -> tuple[TraceHeader, Columns, Repairs]:
+    """Collect the events of all pieces, and return them with the header and the repairs."""
     columns = Columns(shown, repairs)
     for piece in decode_in_pieces(pieces, repairs):
         if isinstance(piece, Document):
@@ -254,7 +256,7 @@ def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -
         if other is None:
             return NotATraceError(message)
         return NotATraceError(f"{message}: it looks like {other.name}", other.hint)
-    # Ignore the span of PyTorch's profiler, which would look like a different program's trace.
+    # Without the span of PyTorch's profiler, because `other_format` would take it for a different program's event.
     return _other_format(_PROFILER_SPAN.sub(b"", head), shown) or UnreadableInputError(
         f"{shown} is a trace without events: nothing was recorded",
         "Record while steps run: start the profiler before the loop and call prof.step() in it.",

@@ -64,8 +64,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     def device_name(self, device: int) -> str:
         """Return the model of a device, or "".
 
-        ROCm numbers devices among all agents of the host, but their properties among GPUs only. If all described
-        devices are of one model, an undescribed device is therefore assumed to be of this model too.
+        On ROCm, events number a device among all agents of the host, but the header numbers GPUs only. Therefore, if
+        all described devices are of one model, a device without a description is assumed to be of this model too.
         """
         models = set(self.device_names.values())
         return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")

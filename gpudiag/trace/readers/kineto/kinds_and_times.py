@@ -121,12 +121,12 @@ def operators_accelerator(name: str) -> str | None:
 
 
 def is_profiler_span(category: str) -> bool:
-    """Return whether the profiler gives the category to the span of its own recording."""
+    """Return whether events of this category are the spans in which the profiler recorded."""
     return category.lower() == _PROFILER_SPAN
 
 
 def is_known(category: str) -> bool:
-    """Return whether a category that is not read is left out on purpose."""
+    """Return whether a category is known and not needed."""
     return category.lower() in _LEFT_OUT
 
 
@@ -165,7 +165,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: start and duration of the profiler's spans in µs. Events must not last beyond these.
+            recordings: start and duration in µs of the spans in which the profiler recorded; longer events are cut.
             notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)

@@ -47,7 +47,7 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module for which each operator and mark worked, from the marks and the operators' autograd nodes."""
+    """Return the module of each operator and mark, from the marks and the operators' autograd nodes."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
     modules = tuple(_parse_mark(table.names[name]) for name in names)
@@ -89,7 +89,7 @@ def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]
 
 
 class _Nesting:
-    """Visit rows in order of their starts and track the rows of each thread that have not ended."""
+    """Find each row's module while visiting the rows by start. Each thread has a stack of rows that have not ended."""
 
     def __init__(self, marked: dict[int, int], made: dict[int, _Node], executed: dict[int, _Node]) -> None:
         self._marked = marked
@@ -112,6 +112,7 @@ class _Nesting:
         return result
 
     def _work(self, row: int, parent: _Work) -> _Work:
+        """Return a row's module, given that of the enclosing row; store the module of the node that the row made."""
         module, backward = parent
         if row in self._marked:
             return self._marked[row], backward

@@ -85,7 +85,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """Return the roles of events by their kinds and names (indices into `names`), determined once for each pair."""
+    """Return the roles of events by kind and name (indices into `names`). Each pair is looked up only once."""
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
     role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))
@@ -112,7 +112,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
-    """Return whether events (including operators) with these names belong to a process that uses GPUs."""
+    """Return whether these names of events include an operator that runs only on GPUs."""
     return any(name.startswith(_ON_GPUS) and name != _AVAILABILITY_CHECK for name in names)
 
 
@@ -215,8 +215,8 @@ _DDP = re.compile(r"DistributedDataParallel\.forward$|torch(?:::|\.)distributed(
 def roles_with_hooks(table: EventTable) -> NDArray[np.uint8]:
     """Return the role column, uint8[n], with `COMMUNICATION` for operators of a DDP communication hook.
 
-    No name identifies a user's hook, but the engine runs it after accumulating a parameter's gradient and after DDP's
-    bucket copy:
+    A user's hook has no fixed name. The autograd engine runs the hook after accumulating a parameter's gradient and
+    after DDP's bucket copy:
 
         evaluate_function: torch::autograd::AccumulateGrad ├───────────────────────────────────────────────┤
           torch::autograd::AccumulateGrad                    ├── aten::add_ ──┤
@@ -229,7 +229,7 @@ def roles_with_hooks(table: EventTable) -> NDArray[np.uint8]:
     operators = np.flatnonzero((table.kind == int(EventKind.OPERATOR)) & (role == int(Role.OPERATOR)))
     evaluated = operators[events_named(table, _EVALUATED.match)[operators]]
     accumulated = operators[events_named(table, _ACCUMULATED.match)[operators]]
-    # Bucket copies, enqueued collectives, and an optimizer that runs in the backward pass have their own roles.
+    # These roles stay: bucket copies, enqueued collectives, and an optimizer that runs in the backward pass.
     known = np.flatnonzero(any_of(role, Role.BUCKET_COPY, Role.ENQUEUE, Role.OPTIMIZER))
     role = role.copy()
     for thread in distinct(table.thread[evaluated]).tolist():
@@ -277,7 +277,7 @@ _HOST_KINDS = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.MODULE)
 def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
-    Kernels alone prove training; `inference` is certain only if operators were recorded.
+    Kernels suffice to recognise training. `inference` is returned only if operators were recorded.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:

@@ -36,16 +36,16 @@ from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, 
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's GPUs (without GPUs: of its logical devices) by ordinal. Ranks are not set."""
+    """Return a trace for each GPU of a process, by ordinal; without GPUs, for each logical device. Set no ranks."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
     launched = distinct(process.launches_on[launches])
     if not len(work):
-        # If launched work was not recorded, the CPU does not take the place of the device.
+        # Keep one trace if work was launched but not recorded: this is no process that trains on CPUs.
         whole = (launched != HOST).any() or process.trace.unread_devices
         return (process.trace,) if whole else trace_per_logical_device(process)
-    # Devices without recorded work count if work was launched on them.
+    # A device without recorded work gets a trace too if work was launched on it.
     devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
     delayed = _delayed_devices(process, overhead)
@@ -63,6 +63,7 @@ class _LaunchingThread(msgspec.Struct, frozen=True):
 
 
 def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
+    """Return the host threads with a call that gives work to a GPU."""
     events = process.trace.events
     on_host = np.flatnonzero((events.device == HOST) & (events.end_ns > events.start_ns))
     order = on_host[np.argsort(events.thread[on_host], kind="stable")]
@@ -80,6 +81,7 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
+    """Return one GPU's trace: its work, calls for it, events around these, the training thread, waits, `overhead`."""
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
@@ -119,7 +121,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 def _with_waits(
     events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return a table of these rows and of the waits as blocking calls, and the new position of each row."""
+    """Return a table of these rows and of the waits as blocking calls, and the position of each row in the table."""
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
         "name": len(events.names) + (roles == Role.COMMUNICATION),
@@ -141,7 +143,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return the events of a thread around calls for this GPU, and events around no call; none without such calls."""
+    """Return events of a thread that enclose a call for this GPU, or no call; none if no call is for this GPU."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():
@@ -156,8 +158,8 @@ def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> ND
 def _delayed_devices(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.int64]:
     """Return int64[k]: the GPU whose launch each overhead of the profiler delayed; `HOST` if unknown.
 
-    CUPTI identifies threads by numbers of the operating system, TensorFlow by different ones. A delayed launch encloses
-    the overhead, so each thread of CUPTI is taken for the thread whose launches enclose most of the overhead.
+    CUPTI identifies threads by numbers of the operating system, TensorFlow by different numbers. A delayed launch
+    encloses its overhead. So each thread of CUPTI is matched to the thread whose launches enclose most of its overhead.
     """
     events = process.trace.events
     device = np.full(len(overhead), HOST, np.int64)

@@ -47,6 +47,7 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
 
 
 def _device_trace(process: Process, device: int, thread: int) -> Trace:
+    """Return one device's trace, in which the training thread runs the device's ops and waits."""
     trace, events = process.trace, process.trace.events
     rows = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))
     communicates = events.role[rows] == Role.COMMUNICATION
@@ -74,7 +75,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return a device's ops as disjoint intervals with their rows: an op begins when all earlier ops have ended."""
+    """Return a device's ops as disjoint intervals, each from the end of all earlier ops on, and their rows."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
@@ -95,7 +96,7 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 
 
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return the times from a device's last op in a function to the function's end (without functions: the step's)."""
+    """Return waits from a device's last op in a function (without functions: a step) to the end of the function."""
     events = process.trace.events
     begin, end = functions(process)
     steps = _steps(process)
@@ -122,7 +123,7 @@ def _taken(events: EventTable, rows: NDArray[np.intp]) -> EventTable:
 
 
 def _ops(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: int) -> EventTable:
-    """Return the given intervals of ops as operators of a thread."""
+    """Return the ops `rows` as operators of a thread, with `spans` as their times."""
     of_thread = np.full(len(rows), thread, events.thread.dtype)
     return replace(_taken(events, rows), start_ns=spans.start, end_ns=spans.end, thread=of_thread)
 

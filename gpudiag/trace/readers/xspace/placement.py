@@ -27,7 +27,7 @@ _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable, which run on the variable's device: a server's, if there is one.
+#: Ops on a variable. They run where the variable is: on a parameter server if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1
@@ -57,7 +57,7 @@ def placed(plane: Plane) -> NDArray[np.int16]:
 def _group_ops(
     plane: Plane, routes: dict[str, Route], servers: set[str]
 ) -> tuple[_OpGroups, list[tuple[int, str, int]]]:
-    """Group the ops by device, and return them as (event, name, run of the function)."""
+    """Return the groups of ops of one device, and each op as (event, name, run of the function)."""
     targets: dict[str, set[str]] = defaultdict(set)
     ends: dict[str, set[str]] = defaultdict(set)
     for route in routes.values():

@@ -32,13 +32,13 @@ _DEVICE_STATS = frozenset({OP})
 #: Names of lines that gpudiag added to a trace, for the overview of TensorBoard's plugin.
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
-#: The year 2116 in Unix ns. Times of lines beyond it or below 0 are invalid and are replaced by this value. Distances
-#: between lines then fit int64, and the line's events are left out, because they are days away from all others.
+#: The year 2116 in Unix ns. Times of lines above this value or below 0 are invalid and are replaced by this value. Then
+#: distances between lines fit int64, and the line's events are left out, because they are days away from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Planes that are no unread accelerator: GPUs (which are read), logical devices of the host, and derived planes.
+#: Planes that do not count as unread accelerators: GPUs (which are read), logical devices of the host, derived planes.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
@@ -212,7 +212,7 @@ class PlaneCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DIRECTION = re.compile(r"Memcpy([HDAP])2([HDAP])$")
-#: Name of a copy in XSpaces that gpudiag writes from PyTorch's traces. xprof recognises it only without a space.
+#: Name of a copy in XSpaces that gpudiag writes from PyTorch's traces. xprof recognises names without a space only.
 _WRITTEN_DIRECTION = re.compile(r"Memcpy([HDAP])to([HDAP])\b(?: \((\w+) -> (\w+)\))?")
 _MEMORY_KINDS = re.compile(r"kind_src:(\w+) kind_dst:(\w+)")
 _COPY_SIZE = re.compile(r"\bsize:(\d{1,18})\b")

@@ -53,7 +53,7 @@ from gpudiag.trace.readers.xspace.planes import (
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
-#: Limit above the number of compute units of all GPUs.
+#: Limit on plausible numbers of compute units, above that of any GPU.
 _MAX_UNITS = 10_000
 #: (kind, direction) of launched work → name and role of the driver call, because TensorFlow names calls after the work.
 _CALLS = {
@@ -207,6 +207,7 @@ def _model(plane: Plane) -> str:
 
 
 def _device_columns(plane: Plane, names: _SharedNames, base: int, communication: CommunicationNames) -> _Columns:
+    """Return the columns of a GPU's plane: kernels, copies and memsets, with times in ns since `base`."""
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
@@ -263,7 +264,7 @@ def _threads(plane: Plane) -> NDArray[np.int64]:
 
 def _correlation(plane: Plane) -> NDArray[np.int64]:
     correlation = plane.whole(CORRELATION, NO_CORRELATION)
-    return np.where(correlation <= 0, NO_CORRELATION, correlation)  # CUPTI counts from 1
+    return np.where(correlation <= 0, NO_CORRELATION, correlation)  # CUPTI numbers correlations from 1
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -277,6 +278,7 @@ class _Launched(msgspec.Struct, frozen=True):
 
 
 def _launched(by_plane: Sequence[_Columns]) -> _Launched:
+    """Join the work of all GPUs that has a correlation."""
     if not by_plane:
         none = np.empty(0, np.uint8)
         return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
@@ -310,8 +312,8 @@ def _host_columns(
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         has_work = launched.correlation[slot] == correlation[calls]
-        # CUPTI gives a correlation only to calls that launch. Without device work, this work was lost, except that a
-        # memset or a graph may launch nothing.
+        # CUPTI gives a correlation only to calls that launch. If such a call has no device work, its work was lost,
+        # unless the call is a memset or a graph launch, which may launch nothing.
         may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
         lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
         call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]

@@ -20,7 +20,7 @@ _RECORD = "Record five steps with tf.profiler.experimental while training runs, 
 
 
 def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
-    """Read the XSpace of one process, a protobuf that may be gzipped. `Reader.read` has the same arguments.
+    """Read the XSpace of one process, a protobuf that may be gzipped. The arguments are those of `Reader.read`.
 
     Raises:
         UnreadableInputError: the file is missing, damaged, truncated, from several hosts, or has no events.
@@ -54,6 +54,7 @@ def _no_events(shown: str, unread: tuple[str, ...]) -> UnreadableInputError:
 
 
 def _parse(data: bytes, shown: str) -> Any:
+    """Decode the protobuf message, except for the events of its lines."""
     from google.protobuf.message import DecodeError
 
     from gpudiag.model.protobuf import message_type
@@ -91,6 +92,7 @@ def _check(space: Any, shown: str) -> None:
 
 
 def _no_device(space: Any, shown: str) -> str:
+    """Return the note that there is no work of a GPU."""
     others = sorted({plane.name for plane in space.planes if plane.name.startswith("/device:")})
     if others:
         return (

@@ -34,12 +34,12 @@ Times = NDArray[np.int64]
 DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
 
-#: Shorter pauses are overhead of Python and the executor.
+#: Minimum pause that counts as a wait. Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
-#: Minimum pause if the op after it is known to have waited. Ops without waits are launched 5 to 10 µs apart.
+#: Minimum pause before an op that is known to have waited. Ops without waits are launched 5 to 10 µs apart.
 SHORT_PAUSE_NS = 20 * NS_PER_US
-#: Maximum time from the work's end to the next launch, in which a polling thread notices the end and wakes others.
-#: Measured: 0.5 to 0.7 ms with four GPUs.
+#: Maximum time from the end of the awaited work to the next launch, in which a polling thread notices the end and wakes
+#: the others. Measured: 0.5 to 0.7 ms with four GPUs.
 _SOON_NS = 2_000 * NS_PER_US
 
 
@@ -82,7 +82,7 @@ def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _Device
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return waits from the last launch to the end of the work launched last, and the index of this work's launch."""
+    """Return the waits for work, from the last launch to the end of the work, and the index of the work's launch."""
     events = process.trace.events
     start, end = events.start_ns[launches.calls], events.end_ns[launches.calls]
     work_end = events.end_ns[launches.work]
@@ -103,7 +103,7 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return for each time the next launch or the end of the function, when waiting threads are awake again."""
+    """Return for each time when the waiting threads are awake again: at the next launch, or the function's end."""
     begin, end = functions(process)
     if not len(begin):
         return time
@@ -114,7 +114,7 @@ def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) ->
 
 
 def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the pauses before work that needs communicated tensors. Copies to the host do not need any."""
+    """Return the pauses before work that needs communicated tensors. Copies to the host need no such tensors."""
     events = process.trace.events
     needs = process.needs_communication[launches.work] & (events.direction[launches.work] != Direction.DEVICE_TO_HOST)
     launched = np.maximum.accumulate(events.end_ns[launches.calls])[:-1]

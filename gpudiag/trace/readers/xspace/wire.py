@@ -87,6 +87,7 @@ def decode_events(events: Sequence[bytes], wanted_stats: Collection[int], bare: 
 
 
 def _decode(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collection[int]) -> RawEvents:
+    """Decode one batch of events; see `decode_events`."""
     lengths = np.fromiter(map(len, events), np.int64, len(events))
     text = np.frombuffer(b"".join((*events, bytes(_MARGIN))), np.uint8)
     ends = np.cumsum(lengths)

@@ -128,6 +128,6 @@ def _run_user_sitecustomize() -> None:
 # The interpreter imports this file under this name. If a program imports it under another name, nothing is done.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Torch())  # it has the methods of a finder that are called
+        sys.meta_path.insert(0, _Torch())  # has the only method of a finder that is called
         _report_python()
     _run_user_sitecustomize()

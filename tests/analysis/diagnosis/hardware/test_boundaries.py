@@ -44,7 +44,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of damage of GPU 0, whose link has the first rate; the other GPUs have the other rates."""
+    """Return the signs of damage of GPU 0, if the links of the GPUs have these rates in order."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -170,6 +170,7 @@ def test_nccl_setting_allows_distances_shorter_than_the_nearest_slow_one() -> No
 
 
 def uplinks(*shares: float, alone: float = 10.0, links: Iterable[Link] = ()) -> list[tuple[list[int], float]]:
+    """Return (GPUs, total rate) of each shared uplink, if GPUs copy at the rate `alone`, and at once at `shares`."""
     gpus = [gpu(at) for at in range(len(shares))]
     copies = (*(host_copies(at, alone) for at in range(len(shares))), together(*shares))
     every = findings_of(*gpus, bandwidth=copies, links=links)

@@ -9,7 +9,7 @@ from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
 #: An amount is right if it is within this share or within this many ms of the truth.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
-#: Share of the step from which on a cause is worth action, and its margin. If the cost of a cause is within the margin
+#: Minimum share of the step at which a cause is worth action, and a margin. If the cost of a cause is within the margin
 #: of this share, both reporting and omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
 #: Causes are equal if their costs differ by at most this share.
@@ -25,8 +25,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         expected: codes and causes that may come first, the most expensive first.
         missed: causes of waste that cost more than 5 % and are not among the findings.
         loader_as_launching: whether the analysis calls a slow loader launch-bound.
-        beside: for each kind of work whose removal saves as much as removing the first waste, whether a finding names
-        this work.
+        beside: for each kind of work that saves as much as the first waste if it is removed instead, whether a finding
+            names this work.
     """
 
     expected: tuple[str, ...]
@@ -99,6 +99,7 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
 
 
 def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
+    """Return `Verdict.beside`."""
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
@@ -117,6 +118,7 @@ def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) 
 
 
 def _wrong(finding: Finding, cause: Cause) -> list[str]:
+    """Return the errors of a finding with the right code: in its cause, ranks or amount."""
     why = []
     if not cause.is_named(finding.cause):
         why.append(f"cause {finding.cause}")

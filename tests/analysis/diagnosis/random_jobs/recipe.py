@@ -45,7 +45,7 @@ Kind = Literal[
     "allocation-one",
     "jitter",
 ]
-#: Kinds of jobs in which a cost that every job has is larger.
+#: Kinds of jobs without a fault in which a cost that every job has is large.
 Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
 
 #: A job has at most one fault of each family, because two of them could not be distinguished.
@@ -82,10 +82,11 @@ _BLOCKS = 40
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of one rank or of all ranks, with its cost in ms per step (if it has a fixed cost), after a layer.
+    """A fault of one rank, or of all ranks if `rank` is None.
 
-    `times` is the factor by which a slow host is slower. `sometimes` has (rank, step, ms) for a fault that does not
-    occur in every step.
+    The fault occurs after layer `layer` and costs `ms` per step; `launch-one` costs `ms` µs per launch. `times` is the
+    factor by which a slow host is slower. `sometimes` has (rank, step, ms) for a fault that does not occur in every
+    step.
     """
 
     kind: Kind
@@ -127,10 +128,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """Return the job without these causes. Causes are kinds of faults, or `launching`, `exchange`, `input`,
-        `scatter`, or `blocking` (copies then do not block the host).
+        """Return the job without these causes.
 
-        If not `recorded`, the hosts have no profiler overhead.
+        Causes are kinds of faults, `launching`, `exchange`, `input`, `scatter`, and `blocking`, without which copies do
+        not block the host. If not `recorded`, the hosts have no profiler overhead.
         """
         ranks = range(self.ranks)
         there = [fault for fault in self.faults if fault.kind not in without]
@@ -148,6 +149,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _step(self, rank: int, without: Collection[str], number: int | None = None) -> list[Piece]:
+        """Return a rank's operations in step `number`, or in a step without occasional faults."""
         faults: dict[Kind, Fault] = {}
         for fault in self.faults:
             if fault.kind not in without and fault.rank in {None, rank}:
@@ -271,11 +273,12 @@ def _layers(chance: random.Random, device_ms: float, *, communication: float, ti
 
 
 def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
+    """Draw a fault whose cost is in proportion to the step."""
     ms = step_ms * chance.uniform(0.15, 1.2)
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # this overhead is added to each launch
+        # for this kind, `ms` is in µs per launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5

@@ -192,9 +192,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slowest.tolist())
 
     def _play(self, *, recorded: bool) -> list[_Rank]:
+        """Execute all ranks. Each rank runs to its next communication, and continues when this has ended."""
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
-        # Each rank runs to its next collective or message.
+        # The communication that each rank has reached; None if the rank has ended.
         arrived = [next(script, None) for script in scripts]
         sent: dict[tuple[int, int], list[int]] = {}
         while any(arrival is not None for arrival in arrived):
@@ -239,6 +240,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return leaving
 
     def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
+        """Execute a rank's steps, and yield its start of each communication."""
         paces = 1 + self.scatter * np.random.default_rng((self.seed, rank)).standard_normal(self.steps)
         for number, pace in enumerate(paces.tolist()):
             player.mark(number)
@@ -300,6 +302,7 @@ class _Rank:
         self.marked = None
 
     def do(self, piece: Piece) -> None:
+        """Execute an operation that is no communication."""
         if piece.what == "fetch":
             name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
             self._take(EventKind.ANNOTATION, Role.INPUT, name, piece.ns)
@@ -337,6 +340,7 @@ class _Rank:
         return max(self.now + _LATENCY_NS, *(self.free[stream] + _GAP_NS for stream in after))
 
     def leave(self, start: int, piece: Piece, end: int) -> None:
+        """Record the kernel of a communication that has ended."""
         stream = _STREAM_OF[piece.what]
         name = _COLLECTIVE if piece.what == "all_reduce" else _MESSAGE
         self.calls[self.launched] = (stream, piece)
@@ -348,6 +352,7 @@ class _Rank:
             self.free[_COMPUTE_STREAM] = max(self.free[_COMPUTE_STREAM], end)
 
     def trace(self) -> Trace:
+        """Return the recorded events as a reader would return them."""
         rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
         names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
         table = EventTable(
@@ -401,6 +406,7 @@ class _Rank:
         )
 
     def _groups(self) -> dict[str, ProcessGroup]:
+        """Return the rank's process groups: one of all ranks, or one of its stage and one of its pipeline."""
         everyone = tuple(range(self.job.ranks))
         if self.job.stages == 1:
             return {"default_pg": ProcessGroup(everyone, "default_pg")}
@@ -467,6 +473,7 @@ class _Rank:
             self.now = end
 
     def _copy(self, piece: Piece) -> None:
+        """Copy to the device, or back if an operator is named; a pageable copy blocks the host until its end."""
         memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE
         back = bool(piece.name)
         named = memory.name.capitalize()
@@ -479,7 +486,7 @@ class _Rank:
         where = (_COMPUTE_STREAM, 0, self.launched)
         self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory, direction))
         if not piece.pinned:
-            # The call returns when the copy is done.
+            # A pageable copy's call returns when the copy is done.
             self.now = end + 3_000
             self.rows[begin : begin + 2] = [
                 msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]
@@ -488,6 +495,7 @@ class _Rank:
             self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000, within=piece.name)
 
     def _item(self) -> None:
+        """Block the host until the device is idle."""
         recording_ns = self._on_host(2 * self.job.recording_ns)
         begin, returned = self.now, max(*self.free.values(), self.now) + 5_000 + recording_ns
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, "aten::item", begin, returned + 1_000))

@@ -30,7 +30,7 @@ def pipeline(
 ) -> Job:
     """Return a job whose stages compute `forward_ms` forward and twice as much backward per microbatch.
 
-    An interleaved schedule needs three stages or more, and a multiple of the stages as microbatches.
+    An interleaved schedule needs three stages or more; its number of microbatches must be a multiple of the stages.
 
     Args:
         stages, data: the grid; consecutive ranks are of one stage.
@@ -58,6 +58,7 @@ def pipeline(
 def _step(
     rank: int, grid: tuple[int, int, int], schedule: Schedule, forward_ms: float, megabytes: float
 ) -> tuple[Piece, ...]:
+    """Return a rank's operations in a step: warm-up forwards, alternating forwards and backwards, last backwards."""
     stages, data, microbatches = grid
     chunks = CHUNKS if schedule == "interleaved" else 1
     stage, most = rank // data, stages * chunks - 1

@@ -142,6 +142,7 @@ class BruteForce:
         self.end = [0.0] * len(job.ops)
 
     def turn(self) -> None:
+        """Run one iteration: compute each node's time and each op's start and end from this or the last iteration."""
         job = self.job
         before_node = self._before([n.process for n in job.nodes])
         before_op = self._before([(op.process, op.stream) for op in job.ops])
@@ -188,8 +189,7 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """Return for each index the previous index with the same key, or the last such index if there is no previous
-        one."""
+        """Return for each index the previous index with the same key, or else the last index with this key."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)

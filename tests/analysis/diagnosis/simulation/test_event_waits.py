@@ -217,8 +217,7 @@ COMMANDS = st.lists(
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
     """Run steps that begin and end on stream 7.
 
-    If a stream waits for a second stream, it waits for the ops that the second stream received before its own last
-    wait."""
+    If stream A waits for stream B, the wait is for the ops that B received before B's last wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")

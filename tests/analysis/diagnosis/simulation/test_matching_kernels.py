@@ -104,6 +104,7 @@ def test_repeated_layers_match_if_durations_are_similar(
 
 
 def kernels(**columns: Sequence[float]) -> _Kernels:
+    """Return kernels with these columns; the other columns are 0."""
     count = len(next(iter(columns.values())))
     whole: dict[str, Any] = {
         name: np.array(columns.get(name, [0] * count), np.int64) for name in ("op", "track", "name")

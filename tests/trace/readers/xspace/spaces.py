@@ -20,6 +20,7 @@ class LineBuilder:
         self._line = line
 
     def event(self, name: str, begin_us: float, end_us: float, **stats: int | str) -> LineBuilder:
+        """Add an event with these stats, and return the line."""
         duration = round((end_us - begin_us) * PS_PER_US)
         event = self._line.events.add(
             metadata_id=_number(self._plane.event_metadata, name),

@@ -1,4 +1,4 @@
-"""Find communication without collectives by routes of copies and ops, on GPUs and on a CPU's logical devices."""
+"""Test finding communication without collectives: by routes of copies and ops, on GPUs and logical devices of a CPU."""
 
 from __future__ import annotations
 

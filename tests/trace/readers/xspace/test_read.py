@@ -1,4 +1,4 @@
-"""Read TensorFlow's traces, and refuse unreadable ones with one clear line."""
+"""Test reading TensorFlow's traces, and the one-line errors for unreadable traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode any events as protobuf does, and refuse invalid bytes."""
+"""Test that any events are decoded as protobuf decodes them, and that invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ WHOLE = {"uint64_value", "int64_value", "ref_value"}
 
 
 def message(ident: int, offset: int, duration: int, stats: list[Any], aggregated: bool) -> Any:
+    """Return an XEvent. If it is aggregated, `offset` is its number of occurrences."""
     plane = message_type("xplane", "XSpace")().planes.add()
     event = plane.lines.add().events.add(metadata_id=ident, duration_ps=duration)
     if aggregated:
