@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of a key that name its unit, the longest first.
+#: Parts of keys that state a unit, the longest first, and the unit in words.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -64,6 +64,7 @@ def _is_zero(key: str, value: Any) -> bool:
 
 
 def _item(key: str, value: Any) -> str:
+    """Return "mean wait 26.1 ms" for the key `mean_wait_ms`."""
     if key == _CONFIRMED and isinstance(value, int | float):
         return f"confirmed by {figures.percent(value, 100)} of the re-analyses"
     if isinstance(value, str):

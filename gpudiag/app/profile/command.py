@@ -62,7 +62,7 @@ def profile_command(
         stop: end the command when the measurement is complete.
         steps, warmup: as for `gpudiag profile`.
         on_start: called with the run directory before the command starts.
-        on_message: called with each message of its processes.
+        on_message: called with each message of the command's processes.
         on_warning: called with each warning for the user.
         on_analysis: called in another thread with the analysis and the run directory when the measurement is complete,
             if the command continues.

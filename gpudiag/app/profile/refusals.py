@@ -55,7 +55,10 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse. Return options with a prediction's strategy."""
+    """Refuse options of training for a prediction, and options of prediction for training.
+
+    Return the options, with the strategy `independent` for a prediction.
+    """
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

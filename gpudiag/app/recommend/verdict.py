@@ -16,13 +16,13 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
 from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
-#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ as much.
+#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ by as much.
 TIE_MEASURED = 0.005
 #: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
 #: A note reports that turns scattered if an interval is wider than this, in percent of the step.
 _SCATTERED = 10.0
-#: A mean is steady enough to be ranked if its interval's half-width is at most this share of it.
+#: A mean is steady enough to be ranked if the half-width of its interval is at most this share of the mean.
 _STEADY = 0.10
 
 
@@ -52,7 +52,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
-    few rounds to compare is not ranked. There is no winner if there is such a candidate.
+    few rounds to compare is not ranked. If there is such a candidate, the result is a tie.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -77,6 +77,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
+    """Return the recommendation that follows from the measurements."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
     tied = _tied(ranking, measured)
@@ -212,7 +213,7 @@ def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: s
 
 
 def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBenchmark) -> Ranked:
-    """Add the measured step, and how much slower it is than that of the fastest candidate."""
+    """Add the measured step time, and its excess over the step time of the fastest candidate in percent."""
     round_ms = measured.turns[row.strategy].round_ms
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
@@ -235,6 +236,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
 
 
 def _order(row: Ranked) -> tuple[int, float, str]:
+    """Return the key that sorts the ranking: measured, predicted, impossible candidates; each by step time."""
     if row.cannot is not None:
         return 2, 0.0, row.strategy
     if row.measured_step_ms is not None and row.unranked is None:
@@ -258,7 +260,10 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the strategies that may be as fast as the fastest: unranked ones, and some that were not measured."""
+    """Return the strategies that may be as fast as the fastest: unranked ones, and unmeasured ones.
+
+    An unmeasured strategy is included if its predicted step is at most `MAY_ERR` longer than that of the fastest.
+    """
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -288,6 +293,7 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
 
 
 def _reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
+    """Return why the chosen strategy is fast, which strategies are tied with it, and the next slower strategy."""
     reason = chosen.reason
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:
@@ -323,6 +329,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
+    """Return the predicted savings over the next strategy that is not tied; None if they are unknown."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -331,7 +338,7 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step without communication, and the remaining savings if both steps are steady."""
+    """Return the step time without communication; and, if both step times are steady, the savings that remain."""
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None
@@ -348,6 +355,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
+    """Return the predicted step without communication; None if it is unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

@@ -1,8 +1,8 @@
 """Group points into launches, and choose the points to start again.
 
-Points whose processes have the same environment share one launch. It has as many processes as its largest point needs;
-while a smaller point trains, the other processes wait. Profiled windows come last, because the profiler's library stays
-loaded and slows later steps.
+Points whose processes have the same environment share one launch. The launch has as many processes as its largest point
+needs; while a smaller point trains, the remaining processes wait. Profiled windows come last, because the profiler's
+library stays loaded and slows later steps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Largest share of a launch's time for profiled windows. Each takes about as long as a point.
+#: Largest share of a launch's time for profiled windows. A window takes about as long as timing a point.
 _MOST_FOR_PROFILES = 0.3
-#: Duration of the unprofiled steps before a profiled window. It is short, because the point has been timed before.
+#: Duration of the unprofiled steps before a profiled window. It is short, because the point was timed before.
 _PROFILED_SECONDS = 0.5
 
 

@@ -194,7 +194,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point, or raise the priority of an existing one."""
+    """Add a point. If it exists already, give it the more important of both priorities."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point
@@ -290,6 +290,7 @@ def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
 
 
 def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_only: bool) -> list[Point]:
+    """Return the points of communicating strategies with `most` devices, and their baselines on one device."""
     largest = [point for point in points if point.record.devices == most and point.record.strategy != INDEPENDENT]
     if first_strategy_only:
         largest = [point for point in largest if point.priority[0] == 0]
@@ -299,7 +300,7 @@ def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_onl
 
 
 def on_one_device(strategy: str, framework: str) -> str:
-    """Return the strategy that a single device runs: `independent` if the given one needs peers."""
+    """Return the strategy that a single device runs: `independent` if `strategy` needs peers."""
     bare = strategy.removesuffix(NO_P2P)
     return INDEPENDENT if (framework, bare) in NEED_PEERS else bare
 

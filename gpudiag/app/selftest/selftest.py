@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, and settings with which its clean step has no finding. Memory format None is the framework's."""
+    """A workload, with settings for which its clean step has no finding. The default layout is the framework's."""
 
     workload: str
     batch_size: int
@@ -61,7 +61,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: The first workload has much compute, the second many gradients. In both, a recent GPU has more work than its host.
-#: The batch of the second is so large that the exposed communication of its last 150 MB of gradients is no finding.
+#: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
@@ -188,6 +188,7 @@ def _left_out_before(output: Path) -> tuple[LeftOut, ...]:
 
 
 def _failures(output: Path) -> tuple[LeftOut, ...]:
+    """Return the faults whose processes failed."""
     failures = [read_json(path, FaultFailure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
     return tuple(LeftOut(fault=failure.fault, why=failure.why, failed=True) for failure in failures)
 
@@ -201,7 +202,8 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
     """Return, by workload, the cost of the clean job's communication and launch overhead, by finding code.
 
-    The launch overhead is measured with held ops or against a CUDA graph. The larger cost counts.
+    Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
+    CUDA graph. The larger cost counts.
     """
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
@@ -224,9 +226,9 @@ def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
 
 
 def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return the cost of communication by workload, for older recordings, which did not measure it on its own.
+    """Return the cost of communication by workload, for older recordings, which did not measure it separately.
 
-    It is computed from the blocks of the faults `none` and `slow-exchange`.
+    The cost is computed from the blocks of the faults `none` and `slow-exchange`.
     """
     costs = _gpu_costs(ablations)
     return {
@@ -237,10 +239,10 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCos
 
 
 def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
-    """Return, by workload, the launch overhead of the clean job: its step time minus that as a CUDA graph.
+    """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
-    Held ops show only a part of this overhead, because a device's launch queue has only a thousand places. A graph
-    launches all ops of a step at once.
+    If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
+    A graph launches all ops of a step at once.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -261,6 +263,7 @@ def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared
 
 
 def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
+    """Return the requested trainings; without a request, all that this device can run, or one if `quick`."""
     available = GPU_TRAININGS if device == "cuda" else CPU_TRAININGS
     names = [training.workload for training in available]
     for name in request.workloads:
@@ -273,6 +276,7 @@ def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
 def _launch(
     request: SelftestRequest, training: Training, entries: tuple[CatalogueEntry, ...], observer: Observer, *, p2p: bool
 ) -> None:
+    """Train a workload with each of the faults in one launch, and write the results below the output directory."""
     directory = request.output / (training.workload if p2p else f"{training.workload}-no-p2p")
     prepared = _prepared(request, directory, p2p=p2p)
     device, world_size = prepared.plan.job.device, prepared.plan.world_size
@@ -311,6 +315,7 @@ def _launch_divided(
 
 
 def _window_error_ms(record: RunRecord) -> float:
+    """Return the standard error of the mean of the recorded steps, the largest over all ranks."""
     return max((rank.profiled.standard_error_ms for rank in record.ranks if rank.profiled is not None), default=0.0)
 
 

@@ -22,7 +22,7 @@ def _well_built(
 
 
 JOBS = (
-    # Without its communication, the job has no hooks on the host either; hence `launch-bound` is right too.
+    # Communication of this job includes hooks on the host, which slow launching; hence `launch-bound` is right too.
     CatalogueEntry(
         name="fsdp2",
         summary="parameters, gradients and optimizer state are sharded (fully_shard)",

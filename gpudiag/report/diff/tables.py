@@ -118,6 +118,7 @@ def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarG
 
 
 def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs) -> Text:
+    """Return the bar from `begin` to `end`; its color and character show the sign of the difference."""
     first, last = sorted((begin, end))
     if first == last:
         return Text(" " * min(first, width - 1) + glyphs.nothing, style="dim")
@@ -163,7 +164,7 @@ def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> l
 
 
 def _part_name(row: ChangeRow, room: int, *, calls: bool, groups: bool) -> str:
-    """Return the part's name, with its calls per step if they changed and fit."""
+    """Return the part's name, with its calls per step if the calls changed and there is room."""
     if row.part is None:
         return row.label
     old, new = row.part.before_per_step, row.part.after_per_step

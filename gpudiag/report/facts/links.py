@@ -46,6 +46,7 @@ def links_section(facts: Facts, width: int) -> RenderableType:
 
 
 def _peer_access(facts: Facts, width: int) -> list[RenderableType]:
+    """Return a sentence if peer access is the same for all pairs, or else a table of the pairs and the reasons."""
     answers = {link.peer_access for link in facts.links}
     reasons: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links:
@@ -73,7 +74,7 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """Return a square table of all pairs. If it is too wide, return a line per cell content with its pairs."""
+    """Return a square table of all pairs. If the table is too wide, return a line per content with its pairs."""
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)

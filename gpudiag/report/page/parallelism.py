@@ -1,4 +1,4 @@
-"""The page's section about a job that divides its work: grid, communication by role, stages, passes of one step."""
+"""Make the page's section about parallelism: grid, communication by role, stages, passes of one step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow
 
-#: The page's color variable of each direction.
+#: CSS variable of the color of each direction.
 _COLORS: dict[Pass, str] = {"forward": "launch", "backward": "compute", "both": "communication_transfer"}
 _NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward or backward"}
 _PASS_COLUMNS = ("stage", "rank", "pass", "microbatch", "from ms", "to ms", "ms")
 _MOST_RANKS = 256
-#: Size of the drawing; one with many passes is wider and scrolls sideways.
+#: Sizes of the drawing. A drawing with many passes is wider than usual, and scrolls sideways.
 _WIDTH, _WIDEST, _ROOM_OF_PASS = 1100.0, 8000.0, 16.0
 _LEFT, _RIGHT, _ROW, _BAR, _AXIS = 64.0, 14.0, 32.0, 24.0, 22.0
-#: Width of a digit of a microbatch's number, with the space around it.
+#: Width of a digit of a microbatch's number, and of the space around the number.
 _DIGIT, _SPACE = 7.0, 5.0
 
 
@@ -43,6 +43,7 @@ def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any
 
 
 def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShape) -> dict[str, Any]:
+    """Return the template's variables about stages and passes."""
     rows, length_ms = parallel_rows.passes_by_stage(pipeline)
     directions, several = {each.direction for row in rows for each in row.passes}, _have_chunks(rows)
     return {
@@ -78,7 +79,7 @@ def draw_passes(rows: list[StageRow], length_ms: float) -> str:
             direction = f"{_NAMES[each.direction]} of microbatch {_microbatch(each, several=several)}"
             tip = f"stage {row.stage} (rank {row.rank}), {direction}: "
             tip += f"{_ms(each.end_ms - each.start_ms, length_ms)} ms, from {span}"
-            # A gap separates passes of one direction.
+            # A gap of one unit separates adjacent passes of the same direction.
             drawing.box(x, top, max(room - 1.0, 0.8), _BAR, _COLORS[each.direction], tip)
             label = str(each.microbatch)
             if room >= len(label) * _DIGIT + _SPACE:
@@ -96,6 +97,7 @@ def _microbatch(each: PassOfStage, *, several: bool) -> str:
 
 
 def _pass_rows(row: StageRow, length_ms: float, *, several: bool) -> list[tuple[str, ...]]:
+    """Return the cells of `_PASS_COLUMNS` for each pass."""
     return [
         (
             str(row.stage),

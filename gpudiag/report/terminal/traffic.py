@@ -20,9 +20,9 @@ from gpudiag.report.rank_rows import duration, largest_collectives, largest_kern
 from gpudiag.report.try_rows import TRIES_NOTE, TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
-#: Smallest wait that is shown, as a share of the step. Smaller ones are normal jitter of arrivals.
+#: Smallest wait that is shown, as a share of the step. Smaller waits are normal jitter between ranks.
 WAIT_SHARE = 0.01
-#: Smallest terminal widths with which collectives have the columns wait, probe and group.
+#: Smallest terminal widths with which the table of collectives has the columns `wait`, `peak` and `group`.
 _WIDE_FOR_WAIT = 56
 _WIDE_FOR_PROBE = 84
 _WIDE_FOR_GROUP = 104

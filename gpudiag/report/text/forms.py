@@ -58,6 +58,7 @@ def to_csv_rows(form: FormTable) -> str:
 
 
 def _below(form: FormTable) -> list[str]:
+    """Return the note of a form, or the measurements that an empty form needs."""
     if not form.rows:
         return [f"Not measured: {form.missing}."]
     return [form.note] if form.note else []

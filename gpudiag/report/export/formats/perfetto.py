@@ -35,6 +35,7 @@ class _Writer:
             first.interned_data.event_names.add(iid=number, name=name)
 
     def _track(self, title: str, parent: int | None, rank: int | None) -> int:
+        """Add a track below `parent` at position `rank`, and return its number."""
         self._tracks += 1
         described = self._add(trusted_packet_sequence_id=_SEQUENCE).track_descriptor
         described.uuid, described.name = self._tracks, title

@@ -1,7 +1,8 @@
 """Write an XSpace for TensorBoard's profile plugin (xprof).
 
-One file has all ranks. Each device has a plane, and a plane with gpudiag's tracks above it. One host plane has the
-threads of all processes, because the plugin supports only one. Times are picoseconds, so that they are exact.
+One file has all ranks. Each device has two planes: one with its streams, and above it one with gpudiag's tracks. The
+threads of all processes share one host plane, because the plugin supports only one. Times are picoseconds, so that they
+are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
 host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and those of a custom plane by id.
@@ -43,7 +44,7 @@ class _Plane:
     Args:
         plane: the plane's message.
         begins_ns: the export model's zero on the file's clock, which starts with the profile.
-        roots: mark steps as roots from which the plugin follows launches. It is False if events name their step.
+        roots: mark steps as roots from which the plugin follows launches. False if events contain their step.
     """
 
     def __init__(self, plane: Any, begins_ns: int = 0, *, roots: bool = True) -> None:
@@ -54,7 +55,7 @@ class _Plane:
         self._stats: dict[str, int] = {}
 
     def name(self, text: str) -> int:
-        """Return the number of an event's name. A space is removed from PyTorch's copies, so the plugin knows them."""
+        """Return the number of an event's name. `Memcpy HtoD` becomes `MemcpyHtoD`, which the plugin recognizes."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
@@ -176,6 +177,7 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
 def _device_planes(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
+    """Add the plane of each device, and the plane with gpudiag's tracks above it."""
     devices = [group for group in exported.groups if group.device is not None]
     for position, group in enumerate(devices):
         gpudiag_id, gpu_id = _plane_ids(position, len(devices))
@@ -196,6 +198,7 @@ def _device_planes(
 def _host_plane(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
+    """Add the plane with the threads of all processes, and the planes with gpudiag's tracks of hosts."""
     threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), roots=pacing is None)
     ident = 0
     for position, group in enumerate(group for group in exported.groups if group.device is None):
@@ -231,6 +234,7 @@ def _ordinal(plane: Any) -> int:
 
 
 def _start_ns(space: Any) -> int:
+    """Return the Unix time at which the profile starts; 0 if it is unknown."""
     for plane in space.planes:
         names = plane.stat_metadata
         for stat in plane.stats:
@@ -261,6 +265,7 @@ def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
 
 
 def _gpudiag_plane(space: Any, begins_ns: int, group: TrackGroup, ident: int) -> None:
+    """Add a plane with gpudiag's tracks of the group, if it has any."""
     tracks = [track for track in group.tracks if track.kind is TrackKind.GPUDIAG]
     if tracks:
         title = group.title.partition(" · ")[0]
