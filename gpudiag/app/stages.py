@@ -225,7 +225,7 @@ def _compute_rate(run: RunRecord | None) -> ComputeRate | None:
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
-    """Add to the recorded step times the unprofiled and the simulated ones, or the reasons why they are unknown.
+    """Add unprofiled and simulated step times to the recorded ones, or the reasons why they are unknown.
 
     If `rejected`, the diagnosis did not accept the simulation, so the simulated step time is unknown.
     """

@@ -128,7 +128,7 @@ def _saved_verdict(source: str) -> str:
 
 
 def _read_scaling(path: Path) -> Scaling:
-    """Return the result of a benchmark. If the path has only points, return a result that contains only them."""
+    """Return the result of a benchmark. If the path has only points, return a result with only these points."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)

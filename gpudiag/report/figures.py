@@ -17,9 +17,9 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def milliseconds(value: float | None, *, beside: float | None = None) -> str:
-    """Return a time in ms without its unit: two decimals below 10, one below 1000, none above; `—` if missing.
+    """Return a time in ms without its unit: two decimals below 10, one decimal below 1000; `—` if missing.
 
-    `beside` is another time, which sets the number of decimals. Thus the figures of a table have equal decimals.
+    The number of decimals is that of `beside`, if it is given, so that the figures of a table have equal decimals.
 
     >>> milliseconds(0.042), milliseconds(26.14), milliseconds(12345.6), milliseconds(0.8, beside=57.1)
     ('0.04', '26.1', '12 346', '0.8')

@@ -103,7 +103,7 @@ def real_step_ms(analysis: Analysis) -> float:
 
 
 def estimate_matters(analysis: Analysis) -> bool:
-    """Return whether the step time estimated without the profiler differs from the recorded one."""
+    """Return whether the step time estimated without the profiler differs from the recorded step time."""
     steps = analysis.steps
     corrected = steps.corrected_mean_ms
     return corrected is not None and abs(corrected - steps.mean_ms) > _NEGLIGIBLE_SHARE * steps.mean_ms
@@ -115,7 +115,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # the step without the profiler is that of the slowest device
+        profiled += ", mean over devices"  # unlike the step time without the profiler, which is of the slowest device
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -218,7 +218,7 @@ def overhead_lines(analysis: Analysis) -> list[str]:
 
 
 def recorded_steps_note(analysis: Analysis) -> str:
-    """Return a note that the recorded steps in bars and tables are longer than unprofiled ones; "" if they are not."""
+    """Return a note that the recorded steps in bars and tables are longer than unprofiled steps; "" if they are not."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not real > 0 or not _NOTABLE_SHARE * real < abs(recorded - real) < math.inf:
         return ""

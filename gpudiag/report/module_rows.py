@@ -130,7 +130,7 @@ def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
 
 
 def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
-    """Group modules of one class at the same position. Return the outermost groups, which contain the others."""
+    """Group modules of one class at the same position. Return the outermost groups, which contain all other groups."""
     parents = {(module.root, path) for module in times for path in _parents(module.path)}
     repeated = _repeated(times, parents)
     several = len({root for root, _ in parents}) > 1

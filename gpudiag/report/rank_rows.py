@@ -24,7 +24,7 @@ UNLIKE_SHARE = 0.05
 SPREAD_SHARE = 0.02
 #: A bucket gets a column if its time is at least this many ms. Smaller times would be shown as zeros.
 _SEEN_MS = 0.005
-#: Heading of communication that runs during compute, which is no bucket, and its explanation.
+#: Heading and explanation of the column for communication during compute, which is not a bucket.
 OVERLAPPED = "overlapped"
 OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 

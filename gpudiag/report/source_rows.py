@@ -1,4 +1,4 @@
-"""Select the lines of the user's source to show: those that findings name, and those that take the most time."""
+"""Select the source lines to show: lines that findings name, and lines that take the most time."""
 
 from __future__ import annotations
 

@@ -63,8 +63,7 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
     known = (*REPLICATED, SHARDED)
     if options.strategy not in {None, *known}:
         raise UsageError(f"--strategy {options.strategy} does not go with --parallel", f"It takes {', '.join(known)}.")
-    # DDP copies every parameter of a process to the others; but experts and parts of matrices
-    # differ between processes.
+    # DDP copies every parameter of a process to all processes, but experts and parts of matrices differ between them.
     if replicas > 1 and (layout.tp > 1 or layout.ep > 1):
         if options.strategy in REPLICATED:
             raise UsageError(
@@ -76,7 +75,7 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
 
 
 def check_sizes(layout: ParallelLayout, sizes: GptSizes, batch_size: int | None) -> None:
-    """Refuse a layout that does not divide this model or the batch.
+    """Refuse a layout whose sizes cannot divide this model or the batch equally.
 
     Raises:
         UsageError: there are fewer layers than stages, or heads, tokens, microbatches or samples do not divide equally.

@@ -162,7 +162,7 @@ def _this_machine(run: RunOptions) -> Facts:
 
 
 def _devices(facts: Facts, run: RunOptions) -> int:
-    """Return the requested number of devices, or else that of all GPUs, or two without GPUs.
+    """Return the requested number of devices, or else the number of GPUs, or 2 without GPUs.
 
     Raise UsageError if the machine has GPUs, but fewer than requested.
     """

@@ -33,7 +33,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
         turns: turns of the candidates with two rounds or more, including `independent`.
         failed: reasons why candidates failed, or had no turns.
         steady: candidates whose mean is steady, including `independent`.
-        fastest: the fastest strategy that communicates. If any strategy is steady, it is one of the steady ones.
+        fastest: the fastest strategy that communicates, among steady strategies if there are any.
     """
 
     turns: dict[str, Turns]
@@ -188,7 +188,7 @@ def _steady(turns: Mapping[str, Turns]) -> set[str]:
 
 
 def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list[Ranked]:
-    """Rank measured candidates first, then predicted ones, then those that cannot run."""
+    """Rank measured candidates first, then predicted candidates, then candidates that cannot run."""
     rows = []
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
@@ -252,7 +252,7 @@ def _is_tied(row: Ranked) -> bool:
 
 
 def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
-    """Return the fastest strategy, those that are tied with it, and those that may be as fast."""
+    """Return the fastest strategy, the strategies tied with it, and the strategies that may be as fast."""
     racing = measured.racing
     tied = [row.strategy for row in ranking if row.strategy in racing and row.unranked is None and _is_tied(row)]
     tied = tied or [measured.fastest]
@@ -260,9 +260,9 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the strategies that may be as fast as the fastest: unranked ones, and unmeasured ones.
+    """Return the strategies that may be as fast as the fastest: unranked and some unmeasured strategies.
 
-    An unmeasured strategy is included if its predicted step is at most `MAY_ERR` longer than that of the fastest.
+    An unmeasured strategy is included if (its predicted step time) / (that of the fastest) is at most 1 + `MAY_ERR`.
     """
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
@@ -323,7 +323,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
         return None
     over = next((label for label in usual_strategies() if label in labels), labels[0])
     best_ms, other_ms = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
-    if other_ms <= best_ms:  # the preferred candidate may be slower than the fastest one with which it is tied
+    if other_ms <= best_ms:  # a preferred candidate may be slower than the fastest candidate, if they are tied
         return None
     return Gain(over=over, ms=other_ms - best_ms, percent=100 * (other_ms - best_ms) / other_ms, measured=True)
 

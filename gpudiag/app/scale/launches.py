@@ -26,7 +26,7 @@ _PROFILED_SECONDS = 0.5
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The points that one set of processes measures: first the timed ones in their order, then the profiled ones."""
+    """Points that one set of processes measures: first the timed points in their order, then the profiled points."""
 
     timed: tuple[Point, ...]
     profiled: tuple[Point, ...]
@@ -48,7 +48,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
-    """Return the launch that measures the most important point and all others with the same setting of peer access.
+    """Return the launch that measures the most important point, and all points with the same setting of peer access.
 
     Processes read this setting once, when they start.
 
@@ -103,7 +103,7 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points to start again: those with fewer starts than requested, or else doubtful baselines.
+    """Return the points to start again: points with too few starts, or else doubtful baselines.
 
     Args:
         request: contains the number of starts.

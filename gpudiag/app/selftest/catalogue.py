@@ -1,4 +1,4 @@
-"""The catalogue of faults, and the choice of those that this machine can run."""
+"""The catalogue of faults, and the choice of faults that this machine can run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def choose(
     workloads: tuple[str, ...] = (),
     quick: bool = False,
 ) -> tuple[tuple[CatalogueEntry, ...], tuple[LeftOut, ...]]:
-    """Return the entries that can run here, in the catalogue's order, and those that cannot.
+    """Return the entries that can run here, in the catalogue's order, and the entries that cannot.
 
     Args:
         names: the requested entries; empty for all.

@@ -12,7 +12,7 @@ _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 def _fault(
     name: str, summary: str, cause: str | None, amount: float, beside: dict[str, tuple[str, ...]]
 ) -> CatalogueEntry:
-    """Return a divided job that has a straggler of this cause; without a cause, one that has a pipeline bubble."""
+    """Return a divided job that has a straggler of this cause; without a cause, it has a pipeline bubble."""
     return CatalogueEntry(
         name=name,
         summary=summary,

@@ -65,7 +65,7 @@ QUICK = (
         causes=("pageable memory",),
         gpu_amount=0.4,
     ),
-    # `gpu_amount` is the number of layers.
+    # The cost follows from the number of layers. `gpu_amount` has no effect.
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
@@ -229,7 +229,7 @@ MORE = (
         several=True,
         workloads=("gpt",),
     ),
-    # PyTorch's layer gathers the number of samples of each rank. The host waits for them before the next launch.
+    # PyTorch's layer gathers the number of samples of each rank. The host waits for the result before the next launch.
     CatalogueEntry(
         name="sync-batchnorm",
         summary="SyncBatchNorm in place of each batch norm",

@@ -194,7 +194,7 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
 def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
     """Return the clean job's loss that fixing the first finding also removes, in ms per step.
 
-    A fix of all launch overhead, or of all communication, also removes that of the clean job. If communication is the
+    A fix of all launch overhead, or of all communication, also removes the clean job's part. If communication is the
     fault, the true cost already contains the communication of the clean job.
     """
     if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
@@ -244,8 +244,8 @@ def compare(
 
 
 def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
-    """Count the right diagnoses of faults by aspect, and the false alarms."""
-    # A fault counts if it costs more than an alarm must save, and more than the tolerance.
+    """Count the faults whose code, ranks, cause or amount the diagnosis has right, and the rows with a false alarm."""
+    # A fault counts only if it costs more than `alarm_ms` and more than the tolerance.
     rows = tuple(rows)
     faults = [
         row for row in rows if row.expected.code is not None and row.true.ms > max(row.alarm_ms, row.tolerance_ms)
@@ -321,7 +321,7 @@ def _fixes(fix: Fix, finding: Finding) -> bool:
 
 
 def _are_alternatives(finding: Finding, other: Finding | None) -> bool:
-    """Return whether a fix of one of the two also removes the other."""
+    """Return whether a fix of one finding also removes the other finding."""
     return other is not None and (finding.code in other.instead or other.code in finding.instead)
 
 

@@ -26,7 +26,7 @@ MOST_WAITS = 5
 MOST_LINES = 8
 MOST_FINDINGS = 12
 _LONGEST = 300
-#: A rank is an outlier if the `bucket_distance` of its changes to the median changes exceeds this share of the step.
+#: A rank is an outlier if the `bucket_distance` from its changes to the median changes exceeds this share of the step.
 _UNLIKE_SHARE = 0.05
 #: Smallest change that is shown, as a share of the step. Smaller changes are jitter or rounding.
 _SEEN_SHARE = 0.01
@@ -111,7 +111,7 @@ def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
 
 
 def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
-    """Return one line per rank for which others wait longer or less in B than in A, largest change first."""
+    """Return one line per rank for which other ranks wait longer or less in B than in A, largest change first."""
     groups: dict[tuple[int, bool], list[WaitChange]] = defaultdict(list)
     for wait in waits:
         if abs(wait.difference_ms) >= _SEEN_SHARE * step_ms:

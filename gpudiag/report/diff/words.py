@@ -12,7 +12,7 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.palette import LABELS
 
-#: First word of the verdict, and its style.
+#: First word of the verdict and the style of this word, by outcome.
 _VERDICT: dict[Outcome, tuple[str, str]] = {
     "slower": ("SLOWER", "bold red"),
     "faster": ("FASTER", "bold green"),

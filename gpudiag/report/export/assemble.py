@@ -50,7 +50,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
 
 
 def _same_file(trace: Trace, recording: Trace) -> bool:
-    """Return whether the trace is the recording, or one rank's part of it."""
+    """Return whether the trace is the recording, or the part of the recording that belongs to one rank."""
     return trace is recording or (trace.source == recording.source and trace.rank != recording.rank)
 
 
@@ -190,7 +190,7 @@ def _buckets(attributed: TrackAttribution) -> ExportTrack:
 def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
     """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
 
-    If two waits overlap, the later wait begins at the end of the earlier one.
+    If two waits overlap, the later wait begins when the earlier wait ends.
     """
     table = device_track.collectives
     waits = (

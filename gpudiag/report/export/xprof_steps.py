@@ -2,7 +2,7 @@
 
 xprof finds steps by following launches from step marks, and sums the device time of a step over all devices by
 priority. For four ranks in one file this has three faults. xprof finds four times as many steps. Ops of one rank hide
-the waits of others. Time without kernels becomes "all others", which xprof counts as input.
+the waits of other ranks. Time without kernels becomes "all others", which xprof counts as input.
 
 But xprof keeps the step (`group_id`) of an event that has one. Therefore the export chooses the rank for which the
 other ranks wait, and writes the step into each event of this rank. Two additional lines have the step windows and the

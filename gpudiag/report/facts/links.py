@@ -74,7 +74,7 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """Return a square table of all pairs. If the table is too wide, return a line per content with its pairs."""
+    """Return a square table of all pairs. If it is too wide, return a line for each kind of cell, with the pairs."""
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
@@ -110,7 +110,7 @@ def islands_tree(facts: Facts) -> RenderableType:
         )
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
-            # Only a switch with several GPUs, but not all of the island, gets its own branch of the tree.
+            # A switch has a branch of the tree only if it connects several GPUs, but not all GPUs of the island.
             parent = branch
             if 1 < len(group) < len(island):
                 parent = branch.add(Text("one PCIe switch", style="green"))

@@ -100,7 +100,7 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return the rates of copies between host and GPUs: a row for each GPU, and one for all GPUs at once."""
+    """Return the rates of copies between host and GPUs: a row for each GPU, and a row for all GPUs at once."""
     records = _host_records(facts)
     if not records:
         return None
@@ -136,7 +136,7 @@ def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
 
 
 def copy_matrices(facts: Facts) -> list[Matrix]:
-    """Return the matrices of copies between host and GPUs, then of those between GPUs."""
+    """Return the matrices of copies between host and GPUs, then the matrices of copies between GPUs."""
     host = host_matrix(facts)
     return [*([] if host is None else [host]), *peer_matrices(facts)]
 
@@ -198,7 +198,7 @@ def _latency_kind(measured: Latency) -> str:
 
 
 def strategies_of(names: Iterable[str]) -> list[str]:
-    """Return transports in their usual order, unknown ones last."""
+    """Return transports in their usual order, unknown transports last."""
     present = list(dict.fromkeys(names))
     return [name for name in STRATEGIES if name in present] + [name for name in present if name not in STRATEGIES]
 
@@ -226,7 +226,7 @@ def collective_matrix(facts: Facts) -> Matrix | None:
 def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, ...]:
     """Return the cells of one message size.
 
-    The best value among queued transports is separate from that among other transports, whose times include launching.
+    A value is compared with the best value of its kind: queued transports, or transports whose times include launching.
     """
     best: dict[bool, float] = {}
     for record in filter(None, records):

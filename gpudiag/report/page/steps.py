@@ -45,7 +45,7 @@ def _step_number(choice: tuple[StepView, int]) -> int:
 
 
 def _drawn(step: StepView) -> dict[str, Any]:
-    """Return a step in the script's format. Times are in ticks, and each start is relative to the previous one."""
+    """Return a step in the script's format. Times are in ticks, and each start is relative to the previous start."""
     ranks = [
         {
             "rank": rank.rank,

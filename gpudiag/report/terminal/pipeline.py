@@ -92,7 +92,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
-    """Return a table with a row for the step without each cause, and one for the ideal step.
+    """Return a table with a row for the step without each cause, and a row for the ideal step.
 
     Narrow terminals omit the column `slowdown`.
     """

@@ -92,7 +92,7 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full
 
 
 def _source_sections(analysis: Analysis, *, most: int | None) -> list[tuple[str, RenderableType | None]]:
-    """Return the lines of the user's source with their times, at most `most` per table; None for all.
+    """Return the lines of the user's source with their times, at most `most` lines per table.
 
     If `most` is given and no finding names a line, return no table.
     """

@@ -12,11 +12,12 @@ from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind,
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 
-#: Iterations in the published tables of 3D U-Net: how many were measured, and to how many the time was extrapolated.
+#: Numbers of iterations in the published tables of 3D U-Net: the measured number, and the number to which the time was
+#: extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
 #: Voxels of two volumes in these tables: the volume that was predicted, and the data set Platynereis.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
-#: Strategy to which the form `relative` compares the others.
+#: Strategy with which the form `relative` compares all strategies.
 _REFERENCE = "cpu-reduce"
 _VALID = " with a valid baseline (see the remarks of `gpudiag scale --from`)"
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")

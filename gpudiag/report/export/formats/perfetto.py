@@ -21,7 +21,7 @@ _IN_ORDER = 3
 
 
 class _Writer:
-    """A trace that is being written. Tracks and names are numbered in order of appearance."""
+    """Writer of a trace. Tracks and names are numbered in order of appearance."""
 
     def __init__(self, exported: ExportModel) -> None:
         self.trace = message_type("perfetto", "Trace")()

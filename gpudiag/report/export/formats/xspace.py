@@ -5,7 +5,7 @@ threads of all processes share one host plane, because the plugin supports only 
 are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
-host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and those of a custom plane by id.
+host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and the lines of a custom plane by id.
 Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 
@@ -39,7 +39,7 @@ _MOST_DEVICES = 249
 
 
 class _Plane:
-    """A plane that is being written. Names are numbered in order of appearance.
+    """Writer of a plane. Names are numbered in order of appearance.
 
     Args:
         plane: the plane's message.
@@ -148,7 +148,7 @@ class _Plane:
                 events[row].stats.add(metadata_id=self.stat(details), str_value=f"{what}:{size}")
 
     def _mark_steps(self, track: ExportTrack, events: Any) -> None:
-        """Mark steps in the form of TensorFlow's marks."""
+        """Mark steps as TensorFlow does, with the stat `step_num`."""
         if track.step is None or track.kind is not TrackKind.THREAD:
             return
         for row, step in enumerate(track.step.tolist()):
