@@ -101,6 +101,7 @@ def _words(key: str) -> str:
 
 
 def _value(value: Any, *, nested: bool = False) -> str:
+    """Return a value in words. A table, or a `nested` list inside a table or list, becomes an ellipsis."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):

@@ -197,14 +197,14 @@ def imbalance_line(imbalance: Imbalance) -> str:
 def passes_by_stage(pipeline: PipelineShape) -> tuple[list[StageRow], float]:
     """Return the valid passes of each stage and rank, and the time in ms at which the last pass ends."""
     rows: dict[tuple[int, int], list[PassOfStage]] = defaultdict(list)
-    for each in pipeline.passes:
-        if 0 <= each.start_ms < each.end_ms < math.inf:
-            rows[each.stage, each.rank].append(each)
+    for pass_ in pipeline.passes:
+        if 0 <= pass_.start_ms < pass_.end_ms < math.inf:
+            rows[pass_.stage, pass_.rank].append(pass_)
     kept = [
-        StageRow(stage=stage, rank=rank, passes=tuple(sorted(passes, key=lambda each: each.start_ms)[:_MOST_PASSES]))
+        StageRow(stage=stage, rank=rank, passes=tuple(sorted(passes, key=lambda pass_: pass_.start_ms)[:_MOST_PASSES]))
         for (stage, rank), passes in sorted(rows.items())[:_MOST_STAGES]
     ]
-    return kept, max((each.end_ms for row in kept for each in row.passes), default=0.0)
+    return kept, max((pass_.end_ms for row in kept for pass_ in row.passes), default=0.0)
 
 
 def shown_step(rows: Iterable[StageRow], length_ms: float) -> str:

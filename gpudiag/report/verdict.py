@@ -36,8 +36,8 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: The savings of a finding and the list of next fixes agree on the step time after a fix if they differ by at most this
-#: share of the step time now.
+#: The savings of a finding and the list of next fixes agree on the step time after a fix if their step times differ by
+#: at most this share of the step time now.
 _AGREE = 0.1
 #: Components with at least this share of the savings are named. The other components are summed as `indirect`.
 _MAIN_PART = 0.25

@@ -19,7 +19,7 @@ import msgspec
 import gpudiag
 from gpudiag.model.analysis import Analysis
 
-#: Niceness (at most 19), so that the job has priority if both need a core.
+#: Niceness of the analysis (at most 19), so that the job has priority if both need the same core.
 _NICE = 15
 #: Maximum size of the analysis in bytes.
 _MOST_BYTES = 64 * 1024 * 1024

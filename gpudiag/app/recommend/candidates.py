@@ -18,7 +18,7 @@ def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_F
 
 
 def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
-    """Return the candidates of the request; raise UsageError if it names an unknown one."""
+    """Return the candidates of the request; raise UsageError if it names an unknown strategy."""
     available = candidates(compress=None if request.exact else request.compress, framework=request.run.framework)
     if not request.only:
         return available

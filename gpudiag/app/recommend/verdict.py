@@ -173,7 +173,7 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
     """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
 
-    Relative means that the ratio of the two candidates in the same rounds is steady.
+    It is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
     """
 
     def uncertainty(turn: Turns) -> float:
@@ -200,6 +200,7 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
 
 
 def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
+    """Return the row of a candidate without measurements. `cannot` is the reason why it cannot run."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,

@@ -109,7 +109,7 @@ def started_again(
         request: contains the number of starts.
         wanted: the points of this call by id, in order.
         known: the records of points by id.
-        tried: directories of starts that this call has begun. They are not repeated, even if they failed.
+        tried: directories of starts that this call has begun. These starts are not repeated, even if they failed.
     """
     records = [known[point_id] for point_id in wanted if point_id in known]
     again_ids = {record.id for record in again(records, request.starts, NEED_PEERS)}

@@ -170,7 +170,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in names:
-        # Peer access is a setting of shared launches, so only their strategies have the suffix for no peer access.
+        # Peer access is a setting of shared launches, so without them no strategy has the suffix for no peer access.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -194,7 +194,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point. If it exists already, give it the more important of both priorities."""
+    """Add a point. If the point exists already, give it the more important priority."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point

@@ -74,7 +74,7 @@ def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, Rec
 
 
 def _is_analysed(recorded: _RecordedPoint) -> bool:
-    """Return whether the analysis and the parts are saved, or cannot be made without traces."""
+    """Return whether the analysis and the parts are saved, or cannot be made because there are no traces."""
     traces = recorded.directory / TRACES_DIR
     if not traces.is_dir() or not any(traces.iterdir()):
         return True

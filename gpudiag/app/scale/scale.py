@@ -273,7 +273,7 @@ class _ScalingBenchmark:
             self._drop(launch, failure)
 
     def _read_timed(self, point: Point, error: str) -> bool:
-        """Save the result of a timed point; return whether it began. `error` is saved if it began but did not end."""
+        """Save the result of a timed point; return whether it began. `error` is saved if the point did not end."""
         store = self.store
         outcome = store.outcome(point.record.id, start=point.start)
         if outcome is None:

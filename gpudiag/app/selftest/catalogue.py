@@ -28,7 +28,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def faulty_rank(world_size: int) -> int:
-    """Return the rank of a single-rank fault. If there are several ranks, it is not rank 0."""
+    """Return the rank of a single-rank fault. If there are several ranks, this rank is not rank 0."""
     return world_size // 2
 
 

@@ -60,8 +60,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute, the second many gradients. A step of each takes longer on a recent GPU than on
-#: its host.
+#: The first workload has much compute, the second many gradients. In each, a recent GPU needs longer for a step
+#: than the host needs for launching it.
 #: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),

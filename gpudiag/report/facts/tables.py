@@ -188,6 +188,7 @@ def latency_rows(facts: Facts) -> list[tuple[str, float, float, float]]:
 
 
 def _latency_kind(measured: Latency) -> str:
+    """Return the measured operation and its path in words, as in `copy of 16 bytes, host to GPU`."""
     between = measured.src != "host" and measured.dst not in {"host", measured.src}
     access = "" if not between or measured.peer_access else ", peer access off"
     if measured.kind == "small_copy":

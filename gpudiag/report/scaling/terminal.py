@@ -12,7 +12,7 @@ from gpudiag.report import figures
 from gpudiag.report.console import drop_columns, heading, print_trimmed
 from gpudiag.report.scaling import words
 
-#: Columns that narrow consoles lose, in this order.
+#: Columns that narrow consoles omit, in this order.
 _DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
 _BAR = 30
 

@@ -93,22 +93,22 @@ def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:
     for label, row in zip(labels, rows, strict=True):
         line = Text(label.ljust(margin))
         lines.append(line.append_text(timeline_row(row.passes, length_ms, cells, filled, idle)))
-    return [*lines, _legend({each.direction for row in rows for each in row.passes}, filled, idle)]
+    return [*lines, _legend({pass_.direction for row in rows for pass_ in row.passes}, filled, idle)]
 
 
 def timeline_row(
     passes: Sequence[PassOfStage], length_ms: float, cells: int, filled: Mapping[Pass, Fill], idle: str
 ) -> Text:
-    """Return a row of `cells` characters. If two passes share a cell, it shows the later pass.
+    """Return a row of `cells` characters. If two passes share a cell, the cell shows the later pass.
 
     Worked example: in 10 cells of 10 ms each, a forward pass of microbatch 0 from 0 to 30 ms is `0▒▒`. A
     forward pass from 95 to 100 ms is `▒` without its number, because one cell has room for the direction only.
     """
     drawn = [(idle, "dim")] * cells
-    for each in passes:
-        first = min(round(each.start_ms / length_ms * cells), cells - 1)
-        last = max(round(each.end_ms / length_ms * cells), first + 1)
-        fill, number = filled[each.direction], str(each.microbatch)
+    for pass_ in passes:
+        first = min(round(pass_.start_ms / length_ms * cells), cells - 1)
+        last = max(round(pass_.end_ms / length_ms * cells), first + 1)
+        fill, number = filled[pass_.direction], str(pass_.microbatch)
         drawn[first:last] = [(fill.glyph, fill.style)] * (last - first)
         if len(number) < last - first:
             style = f"black on {fill.style}" if fill.style else ""

@@ -63,6 +63,7 @@ def time_heading(analysis: Analysis) -> str:
 
 
 def _header(analysis: Analysis, *, full: bool) -> list[Text]:
+    """Return lines about the workload, the step time and the host; with `full`, also the software versions."""
     software = header.software_line(analysis) if full else ""
     return [
         Text(header.what_ran(analysis), style="bold"),

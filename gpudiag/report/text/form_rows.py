@@ -55,7 +55,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source}: {name}" if self.several else name
 
     def main_strategy(self, workload: str) -> str:
-        """Return the strategy with the most points of a workload; `independent` only if there is no other."""
+        """Return the strategy with the most points of a workload; `independent` only if there is no other strategy."""
         names = [
             point.strategy for point in self.points if point.workload == workload and point.strategy != INDEPENDENT
         ]

@@ -16,7 +16,7 @@ from gpudiag.report.markup import escaped, markdown_table
 
 
 def render_forms(result: FormTables, console: Console) -> None:
-    """Print every form. If it has no rows, print the measurements that it needs."""
+    """Print every form. If a form has no rows, print the measurements that it needs."""
     for form in result.tables:
         console.print(heading(form.title))
         if form.rows:

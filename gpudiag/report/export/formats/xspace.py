@@ -104,6 +104,7 @@ class _Plane:
         self._step_line(pacing.parts(), ident=first + 1, title=PARTS_LINE, marks=False)
 
     def _step_line(self, events: list[StepEvent], *, ident: int, title: str, marks: bool) -> None:
+        """Add a line of events with their steps. If `marks`, the events are the steps themselves."""
         if not events:
             return
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
