@@ -37,7 +37,7 @@ _BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
-    """Return each item in words, in order, without zeros. Nested tables are replaced by an ellipsis."""
+    """Return each item in words, in order, without items that are zero. Nested tables are replaced by an ellipsis."""
     items = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
     return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
@@ -101,7 +101,7 @@ def _words(key: str) -> str:
 
 
 def _value(value: Any, *, nested: bool = False) -> str:
-    """Return a value in words. A table, or a `nested` list inside a table or list, becomes an ellipsis."""
+    """Return a value in words. A table becomes an ellipsis, as does a `nested` list."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):

@@ -75,7 +75,7 @@ def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
 
 
 def _check_user_function(options: RunOptions) -> None:
-    """Refuse options that apply only to built-in workloads, for a user-defined function."""
+    """For a user-defined function, refuse options that apply only to built-in workloads."""
     workload_options = {
         "--strategy": options.strategy,
         "--batch-size": options.batch_size,

@@ -278,7 +278,7 @@ def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
 
 
 def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidate, str]:
-    """Choose the tied candidate with the lowest preference rank, and report the reason.
+    """Choose the tied candidate with the lowest preference rank, and return it with the reason.
 
     A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
     candidate is eligible, choose the fastest.
@@ -339,7 +339,10 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step time without communication; and, if both step times are steady, the savings that remain."""
+    """Return the step time without communication, and the percentage that removing all communication would save.
+
+    The percentage is None unless the step times with and without communication are steady.
+    """
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None

@@ -43,7 +43,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of processes: one for each device index up to the highest."""
+        """Number of processes = 1 + (highest device index of all points)."""
         return 1 + max(point.record.device_indices[-1] for point in self.points)
 
 

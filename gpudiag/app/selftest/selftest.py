@@ -201,7 +201,7 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return, by workload, the cost of the clean job's communication and launch overhead, by finding code.
+    """Return workload → finding code → cost of the clean job's communication or launch overhead.
 
     Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
     CUDA graph. The larger cost counts.
@@ -308,7 +308,7 @@ def _launch(
 def _launch_divided(
     request: SelftestRequest, entries: tuple[CatalogueEntry, ...], observer: Observer, *, device: str, world_size: int
 ) -> None:
-    """Train divided jobs, on CPUs in more processes than there are cores."""
+    """Train divided jobs. On CPUs there may be more processes than cores."""
     processes = processes_of(entries[0], device=device, world_size=world_size)
     run = msgspec.structs.replace(request.run, devices=processes, parallel=ParallelLayout(dp=processes))
     training = Training(workload=PARALLEL_WORKLOAD, batch_size=SEQUENCES, precision="fp32")

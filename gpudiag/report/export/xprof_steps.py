@@ -93,7 +93,7 @@ class PacingGroup:
         return np.where(inside, _numbers(self.steps)[np.maximum(window, 0)], -1)
 
     def windows(self) -> list[StepEvent]:
-        """Return the steps. They start as in this group, and have the mean lengths over all groups."""
+        """Return the steps. Each step starts as in this group, and has its mean length over all groups."""
         begins = zip(self.steps.start.tolist(), _numbers(self.steps).tolist(), strict=True)
         return [
             StepEvent(start=start, end=start + self.mean_ns[number], name=str(number), step=number)

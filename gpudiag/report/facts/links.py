@@ -74,7 +74,10 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """Return a square table of all pairs. If the table is too wide, return a line with the pairs per cell text."""
+    """Return a square table of all pairs.
+
+    If the table is too wide, return a line for each text of a cell, with the pairs that have this text.
+    """
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)

@@ -99,7 +99,7 @@ def tries_section(analysis: Analysis) -> Group | None:
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
-    """Return the longest kernels; of a run on CPUs, the longest operators."""
+    """Return the longest kernels, or the longest operators of a run on CPUs."""
     wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
     table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)

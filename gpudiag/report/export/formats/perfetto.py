@@ -55,7 +55,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. An event that ends when another begins is ended first."""
+        """Write begins and ends by time. If an event ends when another event begins, the end is written first."""
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:

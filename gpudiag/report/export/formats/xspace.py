@@ -259,7 +259,7 @@ def _correlation_offsets(exported: ExportModel) -> dict[int, int]:
 
 
 def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
-    """Return the plane ids of a device's gpudiag tracks (None if there are too many devices) and of the device."""
+    """Return the plane ids of gpudiag's tracks of a device (None if there are too many devices) and of the device."""
     if devices <= _MOST_DEVICES:
         return 2 * position - _CUSTOM_AFTER_GPU, 2 * position + 1
     return None, position

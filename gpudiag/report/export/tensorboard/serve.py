@@ -1,4 +1,4 @@
-"""Run TensorBoard so that, of the users of this host, it answers only this user and root.
+"""Run TensorBoard so that it answers this user and root, but no other user of this host.
 
     python -P serve.py TENSORBOARD'S ARGUMENTS...
 
