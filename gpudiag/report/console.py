@@ -85,7 +85,7 @@ def plain_table(
 
 
 def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
-    """Return a table without headings and border lines. Each of `columns` has options of `rich.table.Table.add_column`."""
+    """Return a table without headings and border lines. Each of `columns` has options of `Table.add_column`."""
     table = Table.grid(padding=(0, gap, 0, 0))
     for options in columns:
         # A word that is longer than its line, such as a function call, continues on the next line.

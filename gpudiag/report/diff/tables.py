@@ -25,7 +25,7 @@ _WIDEST_BAR = 60
 MOST_PARTS = 10
 #: Smallest terminal width with which the columns A and B are shown.
 _ROOM_FOR_TIMES = 70
-#: Smallest difference in calls per step that is shown. Smaller differences depend on where the recordings begin.
+#: Smallest shown difference in calls per step. Smaller differences depend on where the recordings begin and end.
 _SAME_CALLS = 0.5
 
 
