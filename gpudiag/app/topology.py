@@ -26,7 +26,7 @@ def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
 def with_findings(facts: Facts, save: Path | None) -> Facts:
     """Replace the findings in the facts by the findings of the current rules, and save the facts if a file is given.
 
-    Thus no text of a finding comes from an untrusted file.
+    Thus no text of a finding comes from an untrusted file of facts.
     """
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     if save is not None:

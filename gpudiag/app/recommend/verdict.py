@@ -173,7 +173,7 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
     """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
 
-    It is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
+    A mean is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
     """
 
     def uncertainty(turn: Turns) -> float:

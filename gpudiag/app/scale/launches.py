@@ -64,7 +64,7 @@ def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
 
 
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
-    """Return the plan of the launch's processes. They begin no entry after `left_s` seconds; None for no limit."""
+    """Return the plan of a launch. Its processes begin no entry after `left_s` seconds; None for no limit."""
     timed_s = left_s
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)

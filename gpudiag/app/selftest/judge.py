@@ -127,7 +127,7 @@ def judge(
     clean_losses: Mapping[str, FaultCost] = {},
     run_dir: str = "",
 ) -> SelftestRow:
-    """Compare the true cost of a fault with the diagnosis. Return one row of the table.
+    """Compare the true cost of a fault with the diagnosis. Return a row of the selftest's table.
 
     Args:
         ablation: the true cost.
