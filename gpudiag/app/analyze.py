@@ -177,10 +177,7 @@ def analysis_with_step(
 def _saved_or(
     paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
 ) -> tuple[Analysis, StepView | None]:
-    """Return the saved analysis at the single path, or else the result of `from_traces`.
-
-    If a directory has no traces, return its saved analysis. No step is returned with a saved analysis.
-    """
+    """Return the saved analysis at the single path, or the result of `from_traces`, or a directory's saved analysis."""
     single = Path(paths[0]) if len(paths) == 1 else None
     if single is not None and single.is_file() and _is_analysis(single):
         return read_json(single, Analysis, ANALYSIS_SCHEMA), None

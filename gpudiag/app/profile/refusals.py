@@ -55,10 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and options of prediction for training.
-
-    Return the options, with the strategy `independent` for a prediction.
-    """
+    """Refuse options of training for a prediction, and the reverse. Set the strategy of a prediction."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

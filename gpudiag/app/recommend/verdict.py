@@ -77,7 +77,6 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
-    """Return the recommendation that follows from the measurements."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
     tied = _tied(ranking, measured)
@@ -200,7 +199,6 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
 
 
 def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
-    """Return the row of a candidate without measurements. `cannot` is the reason why it cannot run."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,
@@ -261,10 +259,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the strategies that may be as fast as the fastest: unranked and some unmeasured strategies.
-
-    An unmeasured strategy is included if (its predicted step time) / (that of the fastest) is at most 1 + `MAY_ERR`.
-    """
+    """Return the unranked strategies, and the unmeasured ones whose predicted step time is at most `MAY_ERR` longer."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -294,7 +289,6 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
 
 
 def _reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
-    """Return why the chosen strategy is fast, which strategies are tied with it, and the next slower strategy."""
     reason = chosen.reason
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:
@@ -330,7 +324,6 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
-    """Return the predicted savings over the next strategy that is not tied; None if they are unknown."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -339,10 +332,7 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step time without communication, and the percentage that removing all communication would save.
-
-    The percentage is None unless the step times with and without communication are steady.
-    """
+    """Return the step time without communication, and what percentage this saves if both step times are steady."""
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None
@@ -359,7 +349,6 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
-    """Return the predicted step without communication; None if it is unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

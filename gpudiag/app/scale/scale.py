@@ -163,10 +163,7 @@ class _ScalingBenchmark:
             self.timed.append(point)
 
     def _recover(self, point: Point) -> bool:
-        """Save the point of a job that an earlier call measured, if that call ended before it saved the point.
-
-        Return whether the point was saved.
-        """
+        """Save the point if an earlier call measured it but ended before saving it. Return whether this is so."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False

@@ -212,10 +212,7 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and, if it is `wrong`, the reasons.
-
-    A missed fault is `too small` if its cost is at most `alarm` or at most `tolerance`, both in ms per step.
-    """
+    """Return the verdict, and why it is `wrong`. A missed fault below `alarm` or `tolerance` (in ms) is `too small`."""
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )

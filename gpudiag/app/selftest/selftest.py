@@ -60,8 +60,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute, the second many gradients. In each, a recent GPU needs longer for a step
-#: than the host needs for launching it.
+#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy longer than its host.
 #: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
@@ -189,7 +188,6 @@ def _left_out_before(output: Path) -> tuple[LeftOut, ...]:
 
 
 def _failures(output: Path) -> tuple[LeftOut, ...]:
-    """Return the faults whose processes failed."""
     failures = [read_json(path, FaultFailure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
     return tuple(LeftOut(fault=failure.fault, why=failure.why, failed=True) for failure in failures)
 
@@ -316,7 +314,6 @@ def _launch_divided(
 
 
 def _window_error_ms(record: RunRecord) -> float:
-    """Return the standard error of the mean of the recorded steps, the largest over all ranks."""
     return max((rank.profiled.standard_error_ms for rank in record.ranks if rank.profiled is not None), default=0.0)
 
 
