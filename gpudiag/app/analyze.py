@@ -46,7 +46,7 @@ def analyze(
 def analyze_with_step(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return the analysis, and a typical step of all ranks to draw; None if there are no step windows.
+    """Return the analysis, and a typical step of all ranks to draw. The step is None if there are no step windows.
 
     The arguments are those of `analyze`.
     """
@@ -92,11 +92,12 @@ def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLi
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Return the traces with the lowest profiler overhead, and a warning if kernel-only traces cannot be used.
+    """Return the traces to analyse, and a warning if there are kernel-only traces that cannot be used.
 
-    These are the kernel-only traces with the operators of the full traces. The full traces are returned if any rank's
-    kernel-only trace is unusable, because collectives of different recordings do not match. They are also returned for
-    CPUs, where the operators are the timed work and only full traces have them.
+    Kernel-only traces have lower profiler overhead than full traces, so they are returned, with the operators of the
+    full traces added. The full traces are returned in three cases: there are no kernel-only traces; the kernel-only
+    trace of any rank is unusable, because collectives of different recordings do not match; or the job ran on CPUs,
+    where operators are the timed work and only full traces contain operators.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
@@ -176,6 +177,7 @@ def analysis_with_step(
 def _saved_or(
     paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
 ) -> tuple[Analysis, StepView | None]:
+    """Return the saved analysis at the single path, or the result of `from_traces`, or a directory's saved analysis."""
     single = Path(paths[0]) if len(paths) == 1 else None
     if single is not None and single.is_file() and _is_analysis(single):
         return read_json(single, Analysis, ANALYSIS_SCHEMA), None

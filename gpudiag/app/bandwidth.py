@@ -34,7 +34,7 @@ from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
 
-#: Maximum number of bucket sizes that are measured; others are interpolated.
+#: Maximum number of bucket sizes that are measured. The times of other sizes are interpolated.
 _SIZES = 8
 
 
@@ -138,7 +138,7 @@ def measure_gradient_bandwidth(
 
 
 def chosen_sizes(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return at most `most` of the buckets' sizes, evenly spaced in their order, with the smallest and the largest."""
+    """Return at most `most` distinct sizes, evenly spaced in sorted order, including the smallest and the largest."""
     sizes = sorted(set(buckets))
     if len(sizes) <= most:
         return tuple(sizes)

@@ -19,7 +19,7 @@ from gpudiag.trace.profiles import Profile, read_processes, read_profiles
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The recording of a job, its curves, and TensorFlow's files."""
+    """The recording of a job, its scalars per step, and TensorFlow's files."""
 
     export_model: ExportModel
     series: tuple[ScalarSeries, ...]

@@ -61,7 +61,7 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
 
 
 def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
-    """Return the records of this run's ranks in another node's directory; raise UnreadableInputError without any."""
+    """Return the records of this run's ranks in another node's directory; raise UnreadableInputError if it has none."""
     name = one_line(str(other))
     records = list(_records(other))
     if not records:

@@ -25,14 +25,17 @@ def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, 
     """Add the predicted savings of other strategies to findings of communication.
 
     Nothing is added if the machine's links or the model's gradients are unknown, or if the cost of the job's strategy
-    cannot be predicted. Of each strategy, the share of the exposed communication that it saves is predicted. The
-    savings are this share of the communication that the finding reports. They are added if they exceed the error of
-    predictions.
+    cannot be predicted. The savings of a strategy are
+
+        (exposed communication in the finding) * (1 - (predicted for the strategy) / (predicted for the job's strategy))
+
+    where both predictions are of exposed communication. Savings below the error of predictions are omitted.
     """
     return tuple(_with_savings(finding, run, facts) for finding in findings)
 
 
 def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Finding:
+    """Return the finding with the savings of other strategies in its evidence and advice, if they are known."""
     if finding.code != "communication-bound" or run is None or not facts.bandwidth:
         return finding
     gain_ms, step_ms = finding.recoverable_ms_per_step or 0.0, finding.evidence.get("step_ms_now")
@@ -56,7 +59,7 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return the ms of a step that each candidate saves, by label: lossless ones first, then the largest savings.
+    """Return the ms of a step that each candidate saves, by label: lossless candidates first, then by savings.
 
     Args:
         run, facts: the recorded run and its machine.

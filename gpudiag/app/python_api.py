@@ -28,7 +28,7 @@ def analyze(*paths: AnyPath, world_size: int | None = None, max_trace_gb: float 
 
     Args:
         paths: a run directory, traces, directories or patterns of traces; or one saved `analysis.json`.
-        world_size: ranks in the job, if the traces do not say.
+        world_size: number of ranks, if the traces do not contain it.
         max_trace_gb: refuse a trace that unpacks to more than this (1 GB is 1e9 bytes).
 
     Raises:
@@ -46,7 +46,7 @@ def compare(before: Analysis | AnyPath, after: Analysis | AnyPath) -> Diff:
         before, after: an analysis, or a path as for `gpudiag.analyze`.
 
     Raises:
-        UnreadableInputError: one of them cannot be read, or has no step to compare.
+        UnreadableInputError: a run cannot be read, or has no step to compare.
     """
     analyses = [run if isinstance(run, Analysis) else analyze(run) for run in (before, after)]
     return compare_analyses(*analyses)

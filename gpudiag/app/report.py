@@ -102,7 +102,7 @@ def _scaling_page(result: Scaling, directory: Path) -> str:
     """Return a page with the scaling, the machine, and the recorded steps of the first waterfall's point."""
     by_id = {point.id: point for point in result.points}
     points = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
-    # `.name` prevents that a manipulated id names another directory.
+    # Because of `.name`, a manipulated id cannot name a directory elsewhere.
     runs = [(point, run_dir) for point in points if (run_dir := recorded_directory(directory, Path(point.id).name))]
     recorded, run = runs[0] if runs else (None, None)
     analysis = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA) if run is not None else None
@@ -129,12 +129,12 @@ def run_html(analysis: Analysis, step: StepView | None, directory: Path | None, 
 
 
 def step_beside(directory: Path) -> StepView | None:
-    """Read the typical step that was saved in a run directory to draw it; None if it cannot be read."""
+    """Read the typical step that is saved in a run directory; return None if it cannot be read."""
     return readable_json(directory / STEP_FILE, StepView, STEP_SCHEMA)
 
 
 def facts_beside(directory: Path) -> Facts | None:
-    """Read the machine's facts in a directory; None if they cannot be read."""
+    """Read the machine's facts in a directory; return None if they cannot be read."""
     try:
         return load_facts(directory / FACTS_FILE)
     except UnreadableInputError:

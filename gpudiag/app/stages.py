@@ -89,7 +89,7 @@ def analysis_of_traces(
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
-    # A run of the input alone computes nothing. If devices were not read, a warning of the timeline gives the reason.
+    # A run that only loads data computes nothing. If devices cannot be read, a warning of the timeline states why.
     if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
     if _input_only(run):
@@ -147,6 +147,7 @@ def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
 
 
 def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
+    """Return the grid, communication and imbalance of a job; None if the job divides only its batches."""
     if not case.timeline.divides_work:
         return None
     from gpudiag.analysis.diagnosis.even_step import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
@@ -174,6 +175,7 @@ def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
 
 
 def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
+    """Return a warning for each reason why source lines or their texts are missing."""
     messages: list[str] = []
     if logs is not None and logs.missing:
         effect = "some findings may name no line" if logs.has_lines else "findings name no lines"
@@ -228,9 +230,9 @@ def _compute_rate(run: RunRecord | None) -> ComputeRate | None:
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
-    """Add to the recorded step times the unprofiled and the simulated ones, or the reasons why they are unknown.
+    """Add unprofiled and simulated step times to the recorded ones, or the reasons why they are unknown.
 
-    `rejected`: the diagnosis did not accept the simulation.
+    If `rejected`, the diagnosis did not accept the simulation, so the simulated step time is unknown.
     """
     what_if = None if rejected else case.what_if
     corrected_ms = None if what_if is None else what_if.estimated_ms
@@ -270,6 +272,7 @@ def _input_only(run: RunRecord | None) -> bool:
 
 
 def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
+    """Return the origin of the analysis: paths, workload, options, throughput and software."""
     names = tuple(str(path) for path in paths)
     if run is None:
         return Source(paths=names)

@@ -49,7 +49,7 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
     """Put all results into one table, and write it to the given files.
 
     Args:
-        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The table lists unreadable ones.
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The table lists unreadable directories.
         markdown, csv: files for the table.
     """
     results, left_out = _read_all(runs, read_points)
@@ -70,7 +70,7 @@ def forms(
     """Put the results into the forms of earlier benchmarks, and write them to the given files.
 
     Args:
-        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The tables list unreadable ones.
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The tables list unreadable directories.
         names: names of forms; only one if `csv` is given.
         markdown, csv: files for the tables.
     """
@@ -86,7 +86,7 @@ def forms(
 
 
 def _read_all(runs: Sequence[str], read: Callable[[Path], Result]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Read every run. Return pairs of name and result, and the errors of runs that cannot be read."""
+    """Read every run. Return (name, result) of each readable run, and the error of each other run."""
     results, left_out = [], []
     for name in runs:
         try:
@@ -121,14 +121,14 @@ def _with_verdicts(result: ResultsTable) -> ResultsTable:
 
 
 def _saved_verdict(source: str) -> str:
-    """Return the verdict of the analysis in a directory; empty if there is none, or one of an older version."""
+    """Return the verdict of the analysis in a directory; "" if there is no analysis of this version."""
     directory = Path(source)
     analysis = readable_json(directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
     return "" if analysis is None else in_few_words(analysis)
 
 
 def _read_scaling(path: Path) -> Scaling:
-    """Return a benchmark's result. Without one, return the points of the path."""
+    """Return the result of a benchmark. If the path has only points, return a result with only these points."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)

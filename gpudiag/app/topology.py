@@ -14,7 +14,7 @@ from gpudiag.model.facts import Facts
 
 
 def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
-    """Return the facts of this machine, or those in `source`, with findings.
+    """Return the facts of this machine, or the facts in `source`, with findings.
 
     Args:
         source: saved facts of any machine.
@@ -24,9 +24,9 @@ def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
 
 
 def with_findings(facts: Facts, save: Path | None) -> Facts:
-    """Replace the findings in the facts by those of the current rules, and save the facts if a file is given.
+    """Replace the findings in the facts by the findings of the current rules, and save the facts if a file is given.
 
-    Therefore no text of a finding comes from an untrusted file.
+    Thus no text of a finding comes from an untrusted file of facts.
     """
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     if save is not None:

@@ -70,7 +70,7 @@ def view(
 
 
 def _runs(path: Path) -> list[Path]:
-    """Return the runs of a directory of runs, oldest first; else the path itself."""
+    """Return the runs of a directory, oldest first; for any other path, return the path itself."""
     if path.is_dir() and not (path / RUN_FILE).is_file():
         runs = sorted(entry for entry in path.iterdir() if (entry / RUN_FILE).is_file())
         if runs:
@@ -79,7 +79,7 @@ def _runs(path: Path) -> list[Path]:
 
 
 def _unused(directory: Path, name: str) -> str:
-    """Return the name, with a number if a directory of this name exists."""
+    """Return a name that no directory has: `name`, or `name` with a number."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(unused for unused in names if not (directory / unused).exists())
 

@@ -77,7 +77,7 @@ def under_headings(sections: Iterable[tuple[str, RenderableType | None]]) -> lis
 def plain_table(
     headings: Iterable[str] = (), *, left: Collection[str] = (), dim: bool = False, **column_options: Any
 ) -> Table:
-    """Return a table without rules. Columns are right-aligned unless `left` has their heading."""
+    """Return a table without border lines. Columns are right-aligned unless `left` has their heading."""
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold dim" if dim else "bold")
     for words in headings:
         table.add_column(words, justify="left" if words in left else "right", **column_options)
@@ -85,7 +85,7 @@ def plain_table(
 
 
 def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
-    """Return a table without rules and headings. `columns` has options of `rich.table.Table.add_column`."""
+    """Return a table without headings and border lines. Each of `columns` has options of `Table.add_column`."""
     table = Table.grid(padding=(0, gap, 0, 0))
     for options in columns:
         # A word that is longer than its line, such as a function call, continues on the next line.

@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of a key that name its unit, the longest first.
+#: Parts of keys that state a unit, the longest first, and the unit in words.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -37,7 +37,7 @@ _BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
-    """Return each item in words, in order, without zeros. Nested tables are replaced by an ellipsis."""
+    """Return each item in words, in order, without items that are zero. Nested tables are replaced by an ellipsis."""
     items = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
     return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
@@ -64,6 +64,7 @@ def _is_zero(key: str, value: Any) -> bool:
 
 
 def _item(key: str, value: Any) -> str:
+    """Return "mean wait 26.1 ms" for the key `mean_wait_ms`."""
     if key == _CONFIRMED and isinstance(value, int | float):
         return f"confirmed by {figures.percent(value, 100)} of the re-analyses"
     if isinstance(value, str):
@@ -100,6 +101,7 @@ def _words(key: str) -> str:
 
 
 def _value(value: Any, *, nested: bool = False) -> str:
+    """Return a value in words. A table becomes an ellipsis, as does a `nested` list."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):

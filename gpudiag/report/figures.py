@@ -17,9 +17,9 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def milliseconds(value: float | None, *, beside: float | None = None) -> str:
-    """Return a time in ms without its unit: two decimals below 10, one below 1000, none above; `—` if missing.
+    """Return a time in ms without its unit: two decimals below 10, one decimal below 1000; `—` if missing.
 
-    In a table, `beside` sets the decimals of all figures, so that they line up.
+    The number of decimals is that of `beside`, if it is given, so that the figures of a table have equal decimals.
 
     >>> milliseconds(0.042), milliseconds(26.14), milliseconds(12345.6), milliseconds(0.8, beside=57.1)
     ('0.04', '26.1', '12 346', '0.8')
@@ -61,7 +61,7 @@ def count(per_step: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in whole percent; `<1 %` if it is smaller, `—` if it is unknown.
+    """Return a share in whole percent; `<1 %` if the share is smaller, `—` if it is unknown.
 
     >>> percent(26.2, 57.1), percent(0.1, 57.1), percent(0, 57.1)
     ('46 %', '<1 %', '0 %')
@@ -144,7 +144,7 @@ def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
 
 
 def _spans(distinct: list[int]) -> Iterable[str]:
-    """Yield the numbers; three or more consecutive ones are a range."""
+    """Yield each number as text, but three or more consecutive numbers as a range."""
     # Consecutive numbers have the same difference from their index.
     for _, group in groupby(enumerate(distinct), key=lambda item: item[1] - item[0]):
         run = [number for _, number in group]

@@ -16,9 +16,10 @@ from gpudiag.report import figures
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
-#: The estimated step is shown too if the profiler's overhead exceeds this share of the step.
+#: The step time estimated without the profiler is shown if it differs from the recorded step time by more than this
+#: share.
 _NEGLIGIBLE_SHARE = 0.01
-#: A note reports that recorded and unprofiled steps differ by more than this share.
+#: A report has a note about different step times if recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
 #: If less work than this share of the step is queued, the launch queue becomes empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
@@ -102,7 +103,7 @@ def real_step_ms(analysis: Analysis) -> float:
 
 
 def estimate_matters(analysis: Analysis) -> bool:
-    """Return whether the step time estimated without the profiler differs from the recorded one."""
+    """Return whether the step time estimated without the profiler differs from the recorded step time."""
     steps = analysis.steps
     corrected = steps.corrected_mean_ms
     return corrected is not None and abs(corrected - steps.mean_ms) > _NEGLIGIBLE_SHARE * steps.mean_ms
@@ -114,7 +115,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # the step without the profiler is that of the slowest device
+        profiled += ", mean over devices"  # unlike the step time without the profiler, which is of the slowest device
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -147,7 +148,7 @@ def header_lines(analysis: Analysis) -> list[str]:
 
 
 def grid_lines(analysis: Analysis) -> list[str]:
-    """Return the sizes of the job's grid by role, and how they are known, if it divides more than its batches."""
+    """Return a line with the sizes of the job's grid and their origin; none if the job divides only its batches."""
     grid = analysis.parallelism
     if grid is None or not grid.sizes:
         return []
@@ -185,6 +186,7 @@ def host_lines(analysis: Analysis) -> list[str]:
 
 
 def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
+    """Return a sentence about the work that the host keeps queued for the device; "" if it is unknown."""
     leads = [rank.lead_ms for rank in ranks]
     queued = _range(leads)
     if not queued:
@@ -216,7 +218,7 @@ def overhead_lines(analysis: Analysis) -> list[str]:
 
 
 def recorded_steps_note(analysis: Analysis) -> str:
-    """Return a note that the recorded steps in bars and tables are longer than unprofiled ones; "" if they are not."""
+    """Return a note that the recorded steps in bars and tables are longer than unprofiled steps; "" if they are not."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not real > 0 or not _NOTABLE_SHARE * real < abs(recorded - real) < math.inf:
         return ""

@@ -12,7 +12,7 @@ import re
 
 from gpudiag.model.sanitize import one_line
 
-#: Maximum length of a name that is parsed; longer ones are cut, because they may be hostile.
+#: Maximum length of a name that is parsed; longer names are cut, because they may be hostile.
 _LONGEST = 4096
 #: PyTorch's prefix of every backward function.
 _BACKWARD = "autograd::engine::evaluate_function: "

@@ -20,18 +20,20 @@ _SEEN_SHARE = 0.01
 _LONGEST = 80
 #: A module with more than this share of all modules' time is always replaced by its children.
 _ALWAYS_SPLIT_SHARE = 0.5
-#: A repeated module gets a separate row if it takes more than this many times the median of its kind.
+#: A repeated module gets a separate row if its time exceeds the median over its siblings of the same class by more than
+#: this factor.
 _OUTLIER = 2.0
 #: Headings of `module_cells`.
 MODULE_COLUMNS = ("module", "ms per step", "forward", "backward", "calls")
 
 
 class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one kind; means over devices, per step.
+    """A module, or all modules of one class at the same position of a repeated block. Values are means over devices.
 
     Attributes:
-        label: `fc (Linear)`, `layer3.*.conv2 (6 x Conv2d)`, or `layer3 (Sequential), self` without its children.
+        label: `fc (Linear)`, `layer3.*.conv2 (6 x Conv2d)`, or `layer3 (Sequential), self` for time without children.
         short: the label without the class.
+        calls, forward_ms, backward_ms: number of calls and time per step, as sums over the modules.
     """
 
     label: str
@@ -42,7 +44,7 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ms(self) -> float:
-        """Time of forward and backward."""
+        """Sum of the times of forward and backward."""
         return self.forward_ms + self.backward_ms
 
 
@@ -66,6 +68,7 @@ class _ModuleGroup:
         return self._row("own_forward_ms", "own_backward_ms", ", self")
 
     def _row(self, forward: str, backward: str, note: str) -> ModuleRow:
+        """Return a row. `forward` and `backward` are the fields of `ModuleTime` to sum; `note` ends the label."""
         many, first = len(self.members), self.members[0]
         path = self._pattern if many > 1 else first.path
         count = f"{many} {figures.TIMES} " * (many > 1)
@@ -80,7 +83,7 @@ class _ModuleGroup:
 
 
 def module_rows(modules: Modules, most: int) -> tuple[list[ModuleRow], float]:
-    """Return at most `most` rows, longest first, and the time of all modules without a row.
+    """Return at most `most` rows, longest first, and the time in ms of all modules without a row.
 
     The first rows are the roots. A row is replaced by its children if the result has at most `most` visible rows, or if
     the row takes more than half of all time. The largest row is considered first. At the end, the smallest rows are
@@ -127,7 +130,7 @@ def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
 
 
 def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
-    """Return the outermost groups, each with all groups below it."""
+    """Group modules of one class at the same position. Return the outermost groups, which contain all other groups."""
     parents = {(module.root, path) for module in times for path in _parents(module.path)}
     repeated = _repeated(times, parents)
     several = len({root for root, _ in parents}) > 1

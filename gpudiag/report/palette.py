@@ -21,7 +21,7 @@ LABELS = {bucket: bucket.removeprefix("communication_") for bucket in BUCKETS}
 _COLORS = dict(
     zip(BUCKETS, ("#009e73", "#0072b2", "#d55e00", "#f0e442", "#e69f00", "#cc79a7", "#56b4e9", "#808080"), strict=True)
 )
-#: Colors for terminals of 16 colors.
+#: Colors for terminals with 16 colors.
 _FEW_COLORS = dict(
     zip(BUCKETS, ("green", "blue", "red", "cyan", "yellow", "magenta", "bright_cyan", "bright_black"), strict=True)
 )

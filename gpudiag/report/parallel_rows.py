@@ -1,4 +1,4 @@
-"""Rows of a job that divides its work: communication by role, pipeline stages, places of ranks, passes of one step."""
+"""Make the rows of a report on parallelism: communication by role, stages, positions of ranks, passes of one step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS_HEADING = "Ranks in the grid"
 CALLS = "calls per step"
 TRAFFIC_NOTE = "Times per step, on the rank with most."
 STAGE_COLUMNS = ("stage", "ranks", "compute ms", "to mean", "wait ms", "slowest rank", "to its peers")
-#: Share of the step below which imbalance is not divided among its causes.
+#: If imbalance costs less than this share of the step, its causes are not reported.
 _LEAST_SHARE = 0.01
 #: Causes of imbalance in words.
 _IMBALANCE_CAUSES = {
@@ -30,18 +30,19 @@ _IMBALANCE_CAUSES = {
     "sequence": "uneven sequences",
     "experts": "uneven experts",
 }
-#: Real jobs have fewer; a hostile file could have any number.
+#: Maximum numbers of rows and of operations in a cell. Real jobs have fewer roles and stages, but a hostile file may
+#: have more.
 _MOST_ROLES = 16
 _MOST_OPERATIONS = 6
 _MOST_STAGES = 64
 _MOST_PASSES = 1024
 _LONGEST_NAME = 24
-#: Operations whose words are not their names.
+#: Words for operations whose names are too short for a report.
 _OPERATIONS = {"recv": "receive", "send_recv": "send with receive"}
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Passes of one rank of a stage in the shown step, in order."""
+    """Passes of one rank of a stage in the shown step, in order of time."""
 
     stage: int
     rank: int
@@ -49,7 +50,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traffic_columns(parallelism: Parallelism) -> dict[str, list[str]]:
-    """Return the cells of each role by heading, without bytes if the traces have none."""
+    """Return the cells of each column by heading, one cell per role. `data` is omitted if the traces have no sizes."""
     shown = parallelism.traffic[:_MOST_ROLES]
     most = max((duration(ms) for role in shown for ms in (role.transfer_ms, role.wait_ms, role.hidden_ms)), default=0.0)
 
@@ -71,7 +72,7 @@ def traffic_columns(parallelism: Parallelism) -> dict[str, list[str]]:
 
 
 def calls(operations: Mapping[str, float]) -> str:
-    """Return calls by operation, most first.
+    """Return the calls per step of each operation in words, most frequent operation first.
 
     >>> calls({"all_gather": 1.0, "all_reduce": 49.0, "recv": 2.5})
     '49 all-reduces, 2.5 receives, 1 all-gather'
@@ -89,7 +90,8 @@ def calls(operations: Mapping[str, float]) -> str:
 def stage_rows(analysis: Analysis, parallelism: Parallelism) -> list[tuple[str, ...]]:
     """Return the cells of `STAGE_COLUMNS` for each stage.
 
-    `to mean` compares stages, `to its peers` the slowest rank with the others of its stage.
+    `to mean` is (compute of the stage) / (mean over stages). `to its peers` is (compute of the slowest rank) / (mean
+    over the ranks of its stage).
     """
     stages: dict[int, list[RankPlace]] = defaultdict(list)
     for place in parallelism.ranks:
@@ -122,7 +124,7 @@ def rank_columns(parallelism: Parallelism) -> tuple[str, ...]:
 
 
 def rank_rows(parallelism: Parallelism, most: int) -> list[tuple[str, ...]]:
-    """Return the places of the first `most` ranks."""
+    """Return the cells of `rank_columns` for the first `most` ranks."""
     longest = max((duration(place.compute_ms) for place in parallelism.ranks), default=0.0)
     return [
         (
@@ -160,7 +162,7 @@ def summary_lines(parallelism: Parallelism) -> list[str]:
 
 
 def bubble_line(pipeline: PipelineShape) -> str:
-    """Return the bubble beside the share that the schedule's formula gives."""
+    """Return a sentence with the simulated bubble, and with the share of the step that the schedule's formula gives."""
     setting = f"{pipeline.stages} stages and {pipeline.microbatches} microbatches"
     formula = "(p-1)/(m+p-1)"
     if pipeline.chunks > 1:
@@ -175,7 +177,7 @@ def bubble_line(pipeline: PipelineShape) -> str:
 
 
 def imbalance_line(imbalance: Imbalance) -> str:
-    """Return what unequal compute costs, in total and by each cause alone."""
+    """Return a sentence with the cost of unequal compute, in total and for each cause alone."""
     ideal_ms = duration(imbalance.ideal_ms)
     lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms
     step_ms = ideal_ms + lost_ms
@@ -193,19 +195,19 @@ def imbalance_line(imbalance: Imbalance) -> str:
 
 
 def passes_by_stage(pipeline: PipelineShape) -> tuple[list[StageRow], float]:
-    """Return the passes of each stage, without times that are not real, and the end of the last one in ms."""
+    """Return the valid passes of each stage and rank, and the time in ms at which the last pass ends."""
     rows: dict[tuple[int, int], list[PassOfStage]] = defaultdict(list)
-    for each in pipeline.passes:
-        if 0 <= each.start_ms < each.end_ms < math.inf:
-            rows[each.stage, each.rank].append(each)
+    for pass_ in pipeline.passes:
+        if 0 <= pass_.start_ms < pass_.end_ms < math.inf:
+            rows[pass_.stage, pass_.rank].append(pass_)
     kept = [
-        StageRow(stage=stage, rank=rank, passes=tuple(sorted(passes, key=lambda each: each.start_ms)[:_MOST_PASSES]))
+        StageRow(stage=stage, rank=rank, passes=tuple(sorted(passes, key=lambda pass_: pass_.start_ms)[:_MOST_PASSES]))
         for (stage, rank), passes in sorted(rows.items())[:_MOST_STAGES]
     ]
-    return kept, max((each.end_ms for row in kept for each in row.passes), default=0.0)
+    return kept, max((pass_.end_ms for row in kept for pass_ in row.passes), default=0.0)
 
 
 def shown_step(rows: Iterable[StageRow], length_ms: float) -> str:
-    """Return the heading of the passes: their ranks, and the time from the first to the last."""
+    """Return the heading above the passes: the time from the first to the last pass, and the ranks."""
     ranks = figures.ranks(row.rank for row in rows)
     return f"One step by microbatch, {figures.milliseconds(length_ms)} ms from first to last pass, of {ranks}"

@@ -15,22 +15,22 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: Maximum number of rows: the number of ranks of one machine.
+#: Maximum number of rows: the usual number of GPUs of one machine.
 MOST_ROWS = 8
-#: A rank is an outlier if this share of its step is in other buckets than on the median rank.
+#: A rank is an outlier if its `bucket_distance` to the median exceeds this share of the median step time.
 UNLIKE_SHARE = 0.05
-#: If step times differ by more than this share, the slowest and the fastest rank are shown. Usually they differ less,
-#: because ranks that train together end their steps together.
+#: If step times differ by more than this share, the slowest and the fastest rank are shown. Usually step times
+#: differ less, because ranks that train together end their steps together.
 SPREAD_SHARE = 0.02
-#: A bucket gets a column if its time is at least this. Smaller times would be shown as zeros.
+#: A bucket gets a column if its time is at least this many ms. Smaller times would be shown as zeros.
 _SEEN_MS = 0.005
-#: Heading of communication that runs during compute, which is no bucket, and its explanation.
+#: Heading and explanation of the column for communication during compute, which is not a bucket.
 OVERLAPPED = "overlapped"
 OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Step time of one device, or the median over all devices."""
+    """Step time, buckets and overlapped communication of one device, or their medians over all devices."""
 
     label: str
     step_ms: float
@@ -39,7 +39,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[RankRow], str]:
-    """Return the rows to show, and a note about the selection; "" if all ranks are shown."""
+    """Return the rows to show, and a note about the selection. The note is "" if all ranks are shown."""
     rows = [
         RankRow(
             label=label,
@@ -80,12 +80,12 @@ def _median_row(rows: Sequence[RankRow]) -> RankRow:
 
 
 def bucket_distance(buckets_ms: dict[str, float], other_ms: dict[str, float]) -> float:
-    """Return the time in ms that is in different buckets: half of the sum of all differences."""
+    """Return the time in ms that is in different buckets: half of the sum of |difference| over all buckets."""
     return sum(abs(buckets_ms[bucket] - other_ms[bucket]) for bucket in BUCKETS) / 2
 
 
 def labels(devices: Sequence[Device | RankChange]) -> list[str]:
-    """Return `rank 3` for each device; with the name of the device if the rank has several."""
+    """Return `rank 3` for each device, or `rank 3 cuda:1` if the rank has several devices."""
     per_rank = Counter(device.rank for device in devices)
     return [f"rank {d.rank}" + (f" {one_line(d.device)[:12]}" if per_rank[d.rank] > 1 else "") for d in devices]
 

@@ -1,4 +1,4 @@
-"""Select the lines of the user's source to show: those that findings name, and those that take the most time."""
+"""Select the source lines to show: lines that findings name, and lines that take the most time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.source_lines import SourceLine, SourceLocation
 from gpudiag.report import figures
 
-#: Smallest time of a line in a short table, as a share of the line that takes most.
+#: A short table omits lines whose time is below this share of the longest line's time.
 _SEEN_SHARE = 0.02
 #: Maximum number of characters of a line.
 _LONGEST = 100
@@ -27,9 +27,10 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         place: `train.py:12`.
         rank: rank of the line's process.
-        ms, idle_ms: time per step in the line and below, and the part in which the device was idle; None if unknown.
-        text: the source, indented by depth.
-        marked: a finding names the line.
+        ms: time per step (in a worker: per batch) in the line and in the functions that it calls.
+        idle_ms: part of `ms` in which the device was idle; None if unknown.
+        text: the source, indented by call depth.
+        marked: True if a finding names the line.
         span: name of the line's spans in the timeline; "" for a line of a worker.
     """
 
@@ -49,7 +50,9 @@ def source_heading(lines: Sequence[SourceLine]) -> str:
 
 
 def source_tables(analysis: Analysis, *, most: int | None = None) -> list[tuple[str, list[SourceRow]]]:
-    """Return heading and rows of two tables: for the training thread and for a worker of the first finding's rank.
+    """Return (heading, rows) of the tables for the training thread and for a DataLoader worker, if they have lines.
+
+    Both tables show the first rank that a finding with a source line names, or else the lowest rank.
 
     Args:
         analysis: the analysis.
@@ -74,6 +77,7 @@ def source_cells(row: SourceRow) -> tuple[str, str, str, str]:
 
 
 def _rows(lines: list[SourceLine], sources: Sequence[SourceLocation], most: int | None) -> list[SourceRow]:
+    """Return at most `most` rows in the order of `lines`: lines that findings name, and the lines with most time."""
     marked = [any((line.file, line.line) == (source.file, source.line) for source in sources) for line in lines]
     longest_ms = max(line.ms_per_step for line in lines)
     shown = [

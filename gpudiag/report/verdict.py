@@ -15,17 +15,18 @@ from gpudiag.report.headline import Headline, headline_of, next_step, nothing_fo
 from gpudiag.report.kernel_names import plain_names
 from gpudiag.report.palette import LABELS
 
-#: Maximum length of a text from a file. No rule writes longer ones.
+#: Maximum length of a text from a file. Diagnosis rules write shorter texts.
 LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
 #: Key of the evidence that states why a finding's savings are unknown.
 _REASON = "reason"
-#: Keys of the evidence that the line with the savings shows.
+#: Keys of the evidence whose values the line with the savings shows.
 _SHOWN_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
 _MOST_REASONS = 4
 _MOST_LINES = 8
+#: Words for each field of `Steps` that may be unknown.
 _STEP_TIMES = {"unprofiled_mean_ms": "not measured", "corrected_mean_ms": "not estimated"}
-#: Name of the limit of a step, by the bucket that has most of its remaining time.
+#: Words for what limits a step, by the bucket with the largest share of the step that remains after a fix.
 _LIMITS = {
     "communication_transfer": "communication",
     "communication_wait": "waiting for other ranks",
@@ -35,9 +36,10 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: Two calculations of the step after a fix agree if they differ by at most this share of the step.
+#: The savings of a finding and the list of next fixes agree on the step time after a fix if their step times differ by
+#: at most this share of the step time now.
 _AGREE = 0.1
-#: Parts with at least this share of the savings are named. The others are summed as indirect.
+#: Components with at least this share of the savings are named. The other components are summed as `indirect`.
 _MAIN_PART = 0.25
 _PARTS = {"exposed": "not overlapped with compute", "CPU calls": "in CPU calls"}
 _SEPARATOR = " · "
@@ -51,9 +53,9 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
         gain: step time before and after the fix.
         parts: components of the savings.
         where: location in the step and the code.
-        instead: findings that could be fixed instead.
+        instead: a sentence with the findings that could be fixed instead.
         steps: actions for the user, most useful first.
-        advised: `steps` are the finding's advice. Otherwise they describe what to record next.
+        advised: True if `steps` are the finding's advice; False if they describe what to record next.
         path: recommended order of fixes, if there are several.
     """
 
@@ -151,7 +153,10 @@ def _reason(finding: Finding) -> str:
 
 
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return (step now in ms, step after the fix or None if implausible, bucket that then limits it or "")."""
+    """Return the step time in ms now and after the fix, and the bucket that then limits the step.
+
+    The step time after the fix is None if it is implausible. The bucket is "" if it is unknown.
+    """
     before_ms = real_step_ms(analysis)
     if not 0 < saved < before_ms:
         return before_ms, None, ""
@@ -198,7 +203,7 @@ def saves(finding: Finding, analysis: Analysis) -> str:
 
 
 def parts(finding: Finding, analysis: Analysis) -> str:
-    """Return the components of the savings. Those of a quarter or more are named, the others are summed as indirect."""
+    """Return the components of the savings. The smaller components are summed as `indirect`."""
     parts_ms = {name: ms for name, ms in list(finding.parts_ms.items())[:_MOST_LINES] if ms > 0}
     total_ms = sum(parts_ms.values())
     step_ms = real_step_ms(analysis)
@@ -249,7 +254,7 @@ def _named(code: str, ranks: Sequence[int], cause: str | None) -> str:
 
 
 def evidence_of(finding: Finding) -> list[str]:
-    """Return a finding's evidence in words, without figures that the line with the savings shows."""
+    """Return a finding's evidence in words, without the figures of the line with the savings."""
     return evidence_items({key: value for key, value in finding.evidence.items() if key not in _SHOWN_ELSEWHERE})
 
 
@@ -278,7 +283,10 @@ def verdict_lines(verdict: ReportVerdict) -> list[str]:
 
 
 def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
-    """Return a line for each fix, in order, with the step after it; none for a single fix, or if figures disagree."""
+    """Return a line for each recommended fix, in order, with the step time after the fix.
+
+    The list is empty if there is a single fix, or if the list of fixes contradicts the savings of `finding`.
+    """
     if finding.severity == "info" or len(analysis.next) < 2 or not _is_first_fix(finding, analysis):
         return []
     if not _before_and_after(finding, analysis, finding.recoverable_ms_per_step or 0.0)[2]:
@@ -292,7 +300,7 @@ def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
 
 
 def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> list[str]:
-    """Return each large bucket with its time and the findings that explain it."""
+    """Return a line for each large bucket, with its time and the findings that explain it."""
     step_ms = analysis.steps.mean_ms
     return [
         f"{_bucket(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
@@ -344,7 +352,7 @@ def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]
 
 
 def _overhead(analysis: Analysis) -> str:
-    """Return a sentence about the slowdown by the profiler; "" if that was not measured."""
+    """Return a sentence about the slowdown by the profiler; "" if the slowdown was not measured."""
     steps = analysis.steps
     if not steps.unprofiled_mean_ms or steps.mean_ms <= steps.unprofiled_mean_ms:
         return ""

@@ -62,7 +62,7 @@ def profile_command(
         stop: end the command when the measurement is complete.
         steps, warmup: as for `gpudiag profile`.
         on_start: called with the run directory before the command starts.
-        on_message: called with each message of its processes.
+        on_message: called with each message of the command's processes.
         on_warning: called with each warning for the user.
         on_analysis: called in another thread with the analysis and the run directory when the measurement is complete,
             if the command continues.
@@ -85,7 +85,7 @@ def profile_command(
                 settings,
                 on_message,
                 on_warning=on_warning,
-                # With `stop` the command ends when it is measured, so the final analysis is equally early.
+                # With `stop` the command ends after the measurement, so an early analysis would save no time.
                 on_measured=lambda _run: None if stop else early.begin(run_dir),
             )
         except OSError as error:
@@ -125,7 +125,7 @@ def _write_facts(run_dir: Path, facts: Facts) -> None:
 
 
 def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
-    """Return `output`, or else a new directory: in the current directory if it is writable, or a temporary one."""
+    """Return `output`, or else a new directory in the current directory; if that is not writable, a temporary one."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
     directory = (output or Path("gpudiag-runs") / name).absolute()
     if ".." in directory.parts:

@@ -19,16 +19,16 @@ import msgspec
 import gpudiag
 from gpudiag.model.analysis import Analysis
 
-#: Niceness (at most 19), so that the job has priority if both need a core.
+#: Niceness of the analysis (at most 19), so that the job has priority if both need the same core.
 _NICE = 15
-#: Maximum size of the analysis.
+#: Maximum size of the analysis in bytes.
 _MOST_BYTES = 64 * 1024 * 1024
 #: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
 _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 class EarlyAnalysis:
-    """An analysis in a second process. A thread of this process calls `ready` with it, unless `end` was called."""
+    """An analysis in a second process. A thread calls `ready` with the result, unless `end` was called before."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready
@@ -38,7 +38,7 @@ class EarlyAnalysis:
         self._thread: threading.Thread | None = None
 
     def begin(self, run_dir: Path) -> None:
-        """Start the analysis and return at once. If it cannot start, nothing is done."""
+        """Start the analysis and return at once. If the process cannot start, do nothing."""
         with contextlib.suppress(OSError, RuntimeError):
             output = tempfile.TemporaryFile(prefix="gpudiag-")  # noqa: SIM115  # closed by the thread
             self._pid = _start(run_dir, output.fileno())
@@ -56,6 +56,7 @@ class EarlyAnalysis:
             self._thread.join()
 
     def _wait(self, output: tempfile._TemporaryFileWrapper[bytes], pid: int) -> None:
+        """Wait until the process `pid` has ended, and call `ready` with the analysis that it wrote to `output`."""
         with output:
             _, status = os.waitpid(pid, 0)
             with self._lock:

@@ -1,4 +1,4 @@
-"""Refuse layouts of parallelism that cannot be trained, and options that do not go with one."""
+"""Refuse layouts of parallelism that cannot be trained, and options that conflict with a layout."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def check_parallel(options: RunOptions) -> RunOptions:
 
 
 def _refuse_others(options: RunOptions) -> None:
+    """Refuse options that a divided model does not support."""
     given = {
         "--model": options.model if options.model not in {None, "whole"} else None,
         "--compile": options.compile or None,
@@ -62,7 +63,7 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
     known = (*REPLICATED, SHARDED)
     if options.strategy not in {None, *known}:
         raise UsageError(f"--strategy {options.strategy} does not go with --parallel", f"It takes {', '.join(known)}.")
-    # DDP copies every parameter of a process to the others; experts, and parts of matrices, differ between them.
+    # DDP copies every parameter of a process to all processes, but experts and parts of matrices differ between them.
     if replicas > 1 and (layout.tp > 1 or layout.ep > 1):
         if options.strategy in REPLICATED:
             raise UsageError(
@@ -74,10 +75,10 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
 
 
 def check_sizes(layout: ParallelLayout, sizes: GptSizes, batch_size: int | None) -> None:
-    """Refuse a layout that does not divide this model or the batch.
+    """Refuse a layout whose sizes cannot divide this model or the batch equally.
 
     Raises:
-        UsageError: a size does not divide what it divides.
+        UsageError: there are fewer layers than stages, or heads, tokens, microbatches or samples do not divide equally.
     """
     stages = layout.pp * (INTERLEAVED_STAGES if layout.schedule == "interleaved" else 1)
     if layout.pp > 1 and stages > sizes.layers:

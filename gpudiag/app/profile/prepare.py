@@ -1,4 +1,4 @@
-"""Prepare a run: choose what the options leave open, refuse what is impossible, and measure the links."""
+"""Prepare a run: choose the values of missing options, refuse impossible runs, and measure the links."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(options: RunOptions) -> Prepared:
-    """Choose what the options leave open, and refuse what is impossible."""
+    """Choose the values of missing options, and refuse a run that is impossible on this machine."""
     options = check_options(options)
     framework = framework_named(options.framework)
     entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
@@ -82,7 +82,7 @@ def prepare_program(options: RunOptions) -> Prepared:
 
 
 def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
-    """Inspect the interpreter and the machine, and check that they fit."""
+    """Inspect the interpreter and the machine, and check that the framework can use the machine's devices."""
     interpreter = inspect_interpreter(options.python, options.framework)
     facts = gather_inventory()
     _check_framework(options, interpreter, usable_gpus(facts))
@@ -92,7 +92,7 @@ def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
 def _prepared(
     options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
 ) -> Prepared:
-    """Build the plan of the launch from the options and the choices."""
+    """Make the plan of the launch from the options and the chosen values."""
     job = Job.chosen(
         options,
         devices=devices // processes,
@@ -141,7 +141,7 @@ def _check_gpus(options: RunOptions, entry: type[Strategy] | None, facts: Facts)
 
 
 def _devices(options: RunOptions, facts: Facts) -> int:
-    """Return the requested number of devices, else all GPUs, else two CPU processes."""
+    """Return the requested number of devices, or else the number of GPUs, or two CPU processes without GPUs."""
     gpus, cpus = usable_gpus(facts), facts.host.usable_cpus or 1
     # CPU processes of a divided model may share cores, because their number follows from the division.
     divided = 0 if options.parallel is None else options.parallel.processes // options.nodes
@@ -154,7 +154,7 @@ def _devices(options: RunOptions, facts: Facts) -> int:
 
 
 def _processes(options: RunOptions, entry: type[Strategy] | None, devices: int) -> int:
-    """Return the strategy's number of processes; for a user-defined function, that of the framework."""
+    """Return the strategy's number of processes; for a user-defined function, the framework's number."""
     if entry is not None:
         return entry.processes(devices)
     return 1 if framework_named(options.framework).one_process and not options.process_per_device else devices

@@ -55,7 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse. Return options with a prediction's strategy."""
+    """Refuse options of training for a prediction, and the reverse. Set the strategy of a prediction."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,
@@ -72,7 +72,7 @@ def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
 
 
 def _check_user_function(options: RunOptions) -> None:
-    """Refuse options that apply only to built-in workloads, for a user-defined function."""
+    """For a user-defined function, refuse options that apply only to built-in workloads."""
     workload_options = {
         "--strategy": options.strategy,
         "--batch-size": options.batch_size,

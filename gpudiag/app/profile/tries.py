@@ -21,7 +21,7 @@ Jobs = dict[str, Job]
 
 
 def fitting(job: Job) -> tuple[Jobs, dict[str, str]]:
-    """Return the changed job of each change that fits, and the reason for each change that does not fit."""
+    """Return the changed job for each change that fits the job, and the reason for each change that does not."""
     jobs: Jobs = {}
     reasons: dict[str, str] = {}
     for change in job.tries:

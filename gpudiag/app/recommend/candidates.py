@@ -12,13 +12,13 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Return each strategy without compressed gradients and, if it supports them, also with them."""
+    """Return each strategy with uncompressed gradients and, if it supports compression, with compressed gradients."""
     by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 
 
 def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
-    """Return the candidates of the request; raise UsageError if it names an unknown one."""
+    """Return the candidates of the request; raise UsageError if it names an unknown strategy."""
     available = candidates(compress=None if request.exact else request.compress, framework=request.run.framework)
     if not request.only:
         return available

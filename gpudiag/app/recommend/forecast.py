@@ -21,7 +21,8 @@ def expected_scaling(
 ) -> tuple[ExpectedStep, ...]:
     """Return the expected step of a candidate on 1 to `devices` devices, each with the same batch (weak scaling).
 
-    The speedup on n devices is n times the step on one device over the step on n. The efficiency is the speedup over n.
+    speedup on n devices = n * (step time on 1 device) / (step time on n devices)
+    efficiency on n devices = speedup / n
 
     Args:
         facts: the machine.
@@ -30,11 +31,11 @@ def expected_scaling(
         devices: the largest number of devices.
         p2p: GPUs may use peer access.
         curves: measured durations of communication, if any.
-        measured_ms: measured step on `devices` devices, if any. It replaces the predicted one.
+        measured_ms: measured step time on `devices` devices, if any. It replaces the predicted step time.
 
     Returns:
-        One step per number of devices. Nothing if the compute is unknown, or if the prediction differs too much from
-        the measured step, because the prediction for fewer devices is then unreliable too.
+        One step per number of devices. The result is empty if the compute is unknown, or if the prediction differs too
+        much from the measured step, because then the prediction for fewer devices is unreliable too.
     """
     if model.compute is None:
         return ()

@@ -95,11 +95,12 @@ def read_gradients(path: Path) -> Model:
             f"{path}: no list of gradient sizes ({error})",
             "Give a JSON list of bytes per gradient, in the order of backward, or a run.json.",
         ) from error
-    _check(path, gradients)
+    _check_gradients(path, gradients)
     return Model(gradients=gradients)
 
 
 def _gradients_of_run(path: Path) -> Gradients:
+    """Return the gradients that a run recorded. If the run did not communicate, its step time is the compute."""
     run = read_json(path, RunRecord, RUN_SCHEMA)
     if run.model is None or not run.model.gradient_sizes:
         raise UnreadableInputError(f"{path}: this run has no record of its model", "Give gpudiag.profile(model=...).")
@@ -112,7 +113,8 @@ def _gradients_of_run(path: Path) -> Gradients:
     )
 
 
-def _check(path: Path, gradients: Gradients) -> None:
+def _check_gradients(path: Path, gradients: Gradients) -> None:
+    """Raise UnreadableInputError if the sizes or the ready times in the file are out of range."""
     sizes = gradients.sizes
     if not sizes or len(sizes) > _MOST_SIZES or not all(0 < size <= _MOST_SIZE for size in sizes):
         raise UnreadableInputError(
@@ -138,7 +140,7 @@ def recommend_offline(
         request: the workload, the candidates and the devices.
         facts: file with the machine's facts; None for this machine, with measurements of the last day.
         gradients: file for `read_gradients`; None for the request's workload.
-        compute_ms: the step without communication, if it is known.
+        compute_ms: the step time without communication, if it is known.
     """
     run = request.run
     candidates = considered(request)
@@ -160,7 +162,7 @@ def _this_machine(run: RunOptions) -> Facts:
 
 
 def _devices(facts: Facts, run: RunOptions) -> int:
-    """Return the requested number of devices, or else that of all GPUs, or two without GPUs.
+    """Return the requested number of devices, or else the number of GPUs, or 2 without GPUs.
 
     Raise UsageError if the machine has GPUs, but fewer than requested.
     """
@@ -181,6 +183,7 @@ def _predicted(
     refused: dict[str, str],
     compute_ms: float | None,
 ) -> Recommendation:
+    """Predict the step of each candidate on `count` devices, and choose a candidate."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     compute = _compute(facts, model, run, count, compute_ms)
@@ -210,7 +213,7 @@ def _predicted(
 
 
 def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
-    """Return the step without communication: as given by the user, as measured, or estimated from its FLOPs."""
+    """Return the step without communication: as the user gave it, as measured, or as estimated from FLOPs."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     if compute_ms is not None:

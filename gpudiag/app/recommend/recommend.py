@@ -51,7 +51,7 @@ def recommend(
 
     Measurements are kept in the run directory. `on_probe` is called from several threads.
     """
-    began = time.time()  # wall-clock time, because the training processes compare it with their own
+    began = time.time()  # wall-clock time, because training processes compare it with their wall-clock time
     run = request.run
     if is_own(run.workload):
         raise UsageError(

@@ -16,13 +16,13 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
 from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
-#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ as much.
+#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ by as much.
 TIE_MEASURED = 0.005
 #: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
 #: A note reports that turns scattered if an interval is wider than this, in percent of the step.
 _SCATTERED = 10.0
-#: A mean is steady enough to be ranked if its interval's half-width is at most this share of it.
+#: A mean is steady enough to be ranked if the half-width of its interval is at most this share of the mean.
 _STEADY = 0.10
 
 
@@ -33,7 +33,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
         turns: turns of the candidates with two rounds or more, including `independent`.
         failed: reasons why candidates failed, or had no turns.
         steady: candidates whose mean is steady, including `independent`.
-        fastest: the fastest strategy that communicates. If any strategy is steady, it is one of the steady ones.
+        fastest: the fastest strategy that communicates, among steady strategies if there are any.
     """
 
     turns: dict[str, Turns]
@@ -52,7 +52,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
-    few rounds to compare is not ranked. There is no winner if there is such a candidate.
+    few rounds to compare is not ranked. If there is such a candidate, the result is a tie.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -172,7 +172,7 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
     """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
 
-    Relative means that the ratio of the two candidates in the same rounds is steady.
+    A mean is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
     """
 
     def uncertainty(turn: Turns) -> float:
@@ -187,7 +187,7 @@ def _steady(turns: Mapping[str, Turns]) -> set[str]:
 
 
 def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list[Ranked]:
-    """Rank measured candidates first, then predicted ones, then those that cannot run."""
+    """Rank measured candidates first, then predicted candidates, then candidates that cannot run."""
     rows = []
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
@@ -212,7 +212,7 @@ def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: s
 
 
 def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBenchmark) -> Ranked:
-    """Add the measured step, and how much slower it is than that of the fastest candidate."""
+    """Add the measured step time, and its excess over the step time of the fastest candidate in percent."""
     round_ms = measured.turns[row.strategy].round_ms
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
@@ -235,6 +235,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
 
 
 def _order(row: Ranked) -> tuple[int, float, str]:
+    """Return the key that sorts the ranking: measured, predicted, impossible candidates; each by step time."""
     if row.cannot is not None:
         return 2, 0.0, row.strategy
     if row.measured_step_ms is not None and row.unranked is None:
@@ -250,7 +251,7 @@ def _is_tied(row: Ranked) -> bool:
 
 
 def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
-    """Return the fastest strategy, those that are tied with it, and those that may be as fast."""
+    """Return the fastest strategy, the strategies tied with it, and the strategies that may be as fast."""
     racing = measured.racing
     tied = [row.strategy for row in ranking if row.strategy in racing and row.unranked is None and _is_tied(row)]
     tied = tied or [measured.fastest]
@@ -258,7 +259,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the strategies that may be as fast as the fastest: unranked ones, and some that were not measured."""
+    """Return the unranked strategies, and the unmeasured ones whose predicted step time is at most `MAY_ERR` longer."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -272,7 +273,7 @@ def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
 
 
 def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidate, str]:
-    """Choose the tied candidate with the lowest preference rank, and report the reason.
+    """Choose the tied candidate with the lowest preference rank, and return it with the reason.
 
     A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
     candidate is eligible, choose the fastest.
@@ -317,7 +318,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
         return None
     over = next((label for label in usual_strategies() if label in labels), labels[0])
     best_ms, other_ms = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
-    if other_ms <= best_ms:  # the preferred candidate may be slower than the fastest one with which it is tied
+    if other_ms <= best_ms:  # a preferred candidate may be slower than the fastest candidate, if they are tied
         return None
     return Gain(over=over, ms=other_ms - best_ms, percent=100 * (other_ms - best_ms) / other_ms, measured=True)
 
@@ -331,7 +332,7 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step without communication, and the remaining savings if both steps are steady."""
+    """Return the step time without communication, and what percentage this saves if both step times are steady."""
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None

@@ -1,8 +1,8 @@
 """Group points into launches, and choose the points to start again.
 
-Points whose processes have the same environment share one launch. It has as many processes as its largest point needs;
-while a smaller point trains, the other processes wait. Profiled windows come last, because the profiler's library stays
-loaded and slows later steps.
+Points whose processes have the same environment share one launch. The launch has as many processes as its largest point
+needs; while a smaller point trains, the remaining processes wait. Profiled windows come last, because the profiler's
+library stays loaded and slows later steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Largest share of a launch's time for profiled windows. Each takes about as long as a point.
+#: Largest share of a launch's time for profiled windows. A window takes about as long as timing a point.
 _MOST_FOR_PROFILES = 0.3
-#: Duration of the unprofiled steps before a profiled window. It is short, because the point has been timed before.
+#: Duration of the unprofiled steps before a profiled window. It is short, because the point was timed before.
 _PROFILED_SECONDS = 0.5
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The points that one set of processes measures: first the timed ones in their order, then the profiled ones."""
+    """Points that one set of processes measures: first the timed points in their order, then the profiled points."""
 
     timed: tuple[Point, ...]
     profiled: tuple[Point, ...]
@@ -43,12 +43,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of processes: one for each device index up to the highest."""
+        """Number of processes = 1 + (highest device index of all points)."""
         return 1 + max(point.record.device_indices[-1] for point in self.points)
 
 
 def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
-    """Return the launch that measures the most important point and all others with the same setting of peer access.
+    """Return the launch that measures the most important point, and all points with the same setting of peer access.
 
     Processes read this setting once, when they start.
 
@@ -64,7 +64,7 @@ def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
 
 
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
-    """Return the plan of the launch's processes. They begin no entry after `left_s` seconds; None for no limit."""
+    """Return the plan of a launch. Its processes begin no entry after `left_s` seconds; None for no limit."""
     timed_s = left_s
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)
@@ -103,13 +103,13 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points to start again: those with fewer starts than requested, or else doubtful baselines.
+    """Return the points to start again: points with too few starts, or else doubtful baselines.
 
     Args:
         request: contains the number of starts.
         wanted: the points of this call by id, in order.
         known: the records of points by id.
-        tried: directories of starts that this call has begun. They are not repeated, even if they failed.
+        tried: directories of starts that this call has begun. These starts are not repeated, even if they failed.
     """
     records = [known[point_id] for point_id in wanted if point_id in known]
     again_ids = {record.id for record in again(records, request.starts, NEED_PEERS)}

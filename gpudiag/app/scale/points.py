@@ -3,7 +3,7 @@
 Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1,
 which give an efficiency. Then come `independent` on 4 (the step without communication), cpu-reduce on 4 and on 1, and
 at last 2 GPUs. If several batch sizes, precisions or other settings are requested, all points of the first setting come
-before those of the second.
+before the points of the second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEED_PEERS = frozenset(
     if strategy.least_devices > 1
 )
 
-#: Fields of a job that define the training and are no fields of a point.
+#: Fields of a job that define the training, but are not fields of a point.
 _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", "steps", "warmup", "compile")
 
 
@@ -106,8 +106,8 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 def in_order(points: Iterable[Point]) -> list[Point]:
     """Sort by priority. Of equal priority, points with more devices come first.
 
-    Then all processes load their libraries at the same time. On 4 H200s a process's first three steps of ResNet-50 took
-    9 s, which would be spent twice if the point on one device came before that on four.
+    If the largest point is measured first, all processes load their libraries at the same time. On 4 H200s, the first
+    three steps of ResNet-50 took 9 s. If the point on 1 GPU came before the point on 4, the 9 s would be spent twice.
     """
     return sorted(points, key=lambda point: (point.priority, -point.record.devices))
 
@@ -151,7 +151,7 @@ def _check_words(request: ScaleRequest) -> None:
 
 
 def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
-    """Return the numbers of devices: 1 and the requested ones, or else the powers of two and all devices."""
+    """Return the numbers of devices: 1 and the requested numbers, or else powers of two and the largest number."""
     devices_here = (
         f"{site.gpus} GPU{'s' * (site.gpus != 1)}" if site.gpus else f"no GPU, and CPUs for {site.most} processes"
     )
@@ -166,11 +166,11 @@ def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
 
 
 def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
-    """Return the requested strategies, or else the default one and `independent`."""
+    """Return the requested strategies, or else the default strategy and `independent`."""
     framework = framework_named(request.run.framework)
     names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in names:
-        # Peer access is a setting of shared launches, so only their strategies have the suffix for no peer access.
+        # Peer access is a setting of shared launches, so only a strategy of shared launches may have the suffix.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -194,7 +194,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point, or raise the priority of an existing one."""
+    """Add a point. If the point exists already, give it the more important priority."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point
@@ -290,6 +290,7 @@ def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
 
 
 def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_only: bool) -> list[Point]:
+    """Return the points of communicating strategies with `most` devices, and their baselines on one device."""
     largest = [point for point in points if point.record.devices == most and point.record.strategy != INDEPENDENT]
     if first_strategy_only:
         largest = [point for point in largest if point.priority[0] == 0]
@@ -299,7 +300,7 @@ def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_onl
 
 
 def on_one_device(strategy: str, framework: str) -> str:
-    """Return the strategy that a single device runs: `independent` if the given one needs peers."""
+    """Return the strategy that a single device runs: `independent` if `strategy` needs peers."""
     bare = strategy.removesuffix(NO_P2P)
     return INDEPENDENT if (framework, bare) in NEED_PEERS else bare
 
@@ -344,7 +345,7 @@ def point_id(record: PointRecord) -> str:
 
 
 def _options(job: Job) -> dict[str, str]:
-    """Return those options of a job that are no fields of a point and differ from their defaults."""
+    """Return the options of a job that are not fields of a point, if they differ from their defaults."""
     default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
     changed = {name: str(getattr(job, name)) for name in _OPTIONS if getattr(job, name) != getattr(default, name)}
     return {**changed, **job.exchange.given()}

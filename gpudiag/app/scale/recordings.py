@@ -28,7 +28,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.run_directory import ANALYSIS_FILE, TRACES_DIR, read_json, readable_json, write_json
 from gpudiag.training.strategies.registry import strategies
 
-#: Saved parts are used for an unprofiled step time that differs from theirs by at most this share.
+#: Saved parts are still valid if the unprofiled step time has changed by at most this share since they were made.
 _SAME = 0.001
 
 
@@ -44,7 +44,7 @@ def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, Rec
 
     Args:
         output: the benchmark's directory.
-        points: its points.
+        points: the points of the benchmark.
 
     Returns:
         The recorded steps by point id, and remarks on failures.

@@ -35,7 +35,7 @@ from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
 
-#: Time to start processes. If less of the budget is left, nothing is launched.
+#: Time in seconds to start processes. If less of the budget is left, nothing is launched.
 _START_S = 12.0
 #: Shortest time in seconds that a launch gets for its points.
 _SHORTEST_S = 5.0
@@ -100,6 +100,7 @@ def _conclude(
 
 
 def _check_any(points: Collection[PointRecord], request: ScaleRequest) -> None:
+    """Raise WorkerFailedError if no point is measured."""
     if not any(record.status == "measured" for record in points):
         error = next((record.error for record in points if record.error), None)
         raise WorkerFailedError(
@@ -162,7 +163,7 @@ class _ScalingBenchmark:
             self.timed.append(point)
 
     def _recover(self, point: Point) -> bool:
-        """Save the point of a job that an earlier call measured, if that call ended before it saved the point."""
+        """Save the point if an earlier call measured it but ended before saving it. Return whether this is so."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False
@@ -261,7 +262,7 @@ class _ScalingBenchmark:
         self._note_start(point, with_figures(timed, run, None, self.machine, volume))
 
     def _read_results(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Read the results of a launch. If none of its points began, drop them all."""
+        """Read the results of a launch. If no point of the launch began, drop all of its points."""
         error = str(failure) if failure else "its processes were ended"
         begun = [self._read_timed(point, error) for point in launch.timed]
         begun += [self._read_profiled(point, error) for point in launch.profiled]
@@ -269,7 +270,7 @@ class _ScalingBenchmark:
             self._drop(launch, failure)
 
     def _read_timed(self, point: Point, error: str) -> bool:
-        """Save the result of a timed point; return whether it began. `error` is its error if it did not end."""
+        """Save the result of a timed point; return whether it began. `error` is saved if the point did not end."""
         store = self.store
         outcome = store.outcome(point.record.id, start=point.start)
         if outcome is None:

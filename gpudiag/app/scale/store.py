@@ -64,7 +64,7 @@ class Store:
 
     @staticmethod
     def relative(point_id: str, *, profile: bool = False, start: int = 1) -> str:
-        """Return the directory of `directory`, relative to the output directory."""
+        """Return the path that `directory` returns, but relative to the output directory."""
         return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else f"/start-{start}" if start > 1 else "")
 
     def points(self) -> dict[str, PointRecord]:
@@ -72,6 +72,7 @@ class Store:
         return {point.id: point for point in self._saved()}
 
     def _saved(self) -> Iterator[PointRecord]:
+        """Yield the readable points. Rename each unreadable file, and add a note about it."""
         for path in sorted((self.output / POINTS).glob(f"*/{POINT_FILE}")):
             try:
                 below(self.output, str(path.parent.relative_to(self.output)))

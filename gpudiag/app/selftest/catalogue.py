@@ -1,4 +1,4 @@
-"""The catalogue of faults, and the choice of those that this machine can run."""
+"""The catalogue of faults, and the choice of faults that this machine can run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def faulty_rank(world_size: int) -> int:
-    """Return the rank of a single-rank fault. It is never rank 0, the rank that a careless diagnosis names."""
+    """Return the rank of a single-rank fault. If there are several ranks, this rank is not rank 0."""
     return world_size // 2
 
 
@@ -43,13 +43,13 @@ def choose(
     workloads: tuple[str, ...] = (),
     quick: bool = False,
 ) -> tuple[tuple[CatalogueEntry, ...], tuple[LeftOut, ...]]:
-    """Return the entries that can run here, in the catalogue's order, and those that cannot.
+    """Return the entries that can run here, in the catalogue's order, and the entries that cannot.
 
     Args:
         names: the requested entries; empty for all.
         device: `cuda` or `cpu`.
         world_size: training processes.
-        usable_cpus: cores that they may run on.
+        usable_cpus: cores that the processes may use.
         peer_access: whether a GPU can access another GPU's memory, so that peer access can be switched off.
         framework: the framework that trains.
         workloads: the trained workloads; empty for all.

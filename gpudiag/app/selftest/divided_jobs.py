@@ -1,10 +1,10 @@
-"""Jobs whose processes divide a model, clean and with faults. Their layers take a fixed time without a CPU core."""
+"""Jobs whose processes divide a model, clean and with faults. On CPUs each layer waits instead of computing."""
 
 from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
-#: Findings about what dividing costs, which are right beside that of a fault.
+#: Codes of findings about the cost of dividing a model. They are right in addition to the finding of a fault.
 _COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
 _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 
@@ -12,6 +12,7 @@ _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 def _fault(
     name: str, summary: str, cause: str | None, amount: float, beside: dict[str, tuple[str, ...]]
 ) -> CatalogueEntry:
+    """Return a divided job that has a straggler of this cause; without a cause, it has a pipeline bubble."""
     return CatalogueEntry(
         name=name,
         summary=summary,
@@ -28,7 +29,7 @@ def _fault(
 
 DIVIDED = (
     _fault("pipeline", "equal pipeline stages (1F1B) with as many microbatches as stages", None, 1.0, _COMMUNICATION),
-    # Its communication is measured, so that a finding of that size is no false alarm.
+    # The communication of this job is measured, so that a finding about it is no false alarm.
     CatalogueEntry(
         name="tensor-and-data-parallel",
         summary="well built: matrices are split over pairs of ranks (DTensor), and FSDP2",
@@ -40,7 +41,7 @@ DIVIDED = (
         job=True,
         divided=True,
     ),
-    # The amounts are shares of the usual layers and tokens, and of all tokens.
+    # The amounts are additional layers and additional tokens as shares of the usual number, and a share of all tokens.
     _fault("uneven-stages", "one pipeline stage computes twice as long as the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
     _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),

@@ -17,7 +17,7 @@ QUICK = (
         gpu_amount=0.0,
         cpu_amount=0.0,
     ),
-    # On a GPU the host runs ahead by most of a step. A delay of the loader costs only the time beyond that.
+    # On a GPU the host runs ahead by most of a step. A late batch costs only the time by which it exceeds this lead.
     CatalogueEntry(
         name="late-loader",
         summary="each batch comes late on all ranks, from a loader without marks",
@@ -65,7 +65,7 @@ QUICK = (
         causes=("pageable memory",),
         gpu_amount=0.4,
     ),
-    # `gpu_amount` is the number of layers.
+    # The cost follows from the number of layers. `gpu_amount` has no effect.
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
@@ -93,7 +93,7 @@ QUICK = (
         cpu_amount=0.8,
         several=True,
     ),
-    # The amounts are the number of busy programs on that core.
+    # The amounts are numbers of busy programs on the shared core.
     CatalogueEntry(
         name="pinned-core-one",
         summary="one rank shares a single core with busy programs",
@@ -118,6 +118,7 @@ QUICK = (
     ),
 )
 
+#: Entries that `--quick` leaves out.
 MORE = (
     # Each sample waits for storage, so the workers supply batches more slowly than training takes them.
     CatalogueEntry(
@@ -228,7 +229,7 @@ MORE = (
         several=True,
         workloads=("gpt",),
     ),
-    # PyTorch's layer gathers sample counts, and the host waits for them before it launches the next op.
+    # PyTorch's layer gathers the number of samples of each rank. The host waits for the result before the next launch.
     CatalogueEntry(
         name="sync-batchnorm",
         summary="SyncBatchNorm in place of each batch norm",

@@ -24,11 +24,11 @@ from gpudiag.statistics import mean_of, wilson
 GPU_SHARE, GPU_MS = 0.10, 1.0
 #: The same on CPU processes: this share, but at least this many standard errors, because other work uses the cores too.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
-#: A finding that saves less than this share of the step is no alarm.
+#: A finding counts as an alarm only if it saves at least this share of the step with the fault.
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A finding about the clean job is right if the true loss is at least this share of the alarm level.
+#: A finding about the clean job is a false alarm if the true loss is below this share of the least savings of an alarm.
 _LEAST_LOSS_SHARE = 0.5
 #: A block's mean leaves out this share of steps at either end of the sorted times, so one disturbance has no effect.
 _TRIMMED = 0.1
@@ -94,7 +94,8 @@ def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window
         cost: the true cost.
         device: `cuda` or `cpu`.
         window_error_ms: standard error of the mean of the recorded steps, from which the found cost is computed.
-        window_ms: this mean. On a CPU, its difference to the unprofiled mean shows that the machine has changed.
+        window_ms: mean of the recorded steps. On a CPU, a difference from the unprofiled mean shows that the load of
+            the machine has changed.
     """
     if device == "cuda":
         return max(GPU_SHARE * abs(cost.ms), GPU_MS)
@@ -126,7 +127,7 @@ def judge(
     clean_losses: Mapping[str, FaultCost] = {},
     run_dir: str = "",
 ) -> SelftestRow:
-    """Compare the true cost of a fault with the diagnosis. Return one row of the table.
+    """Compare the true cost of a fault with the diagnosis. Return a row of the selftest's table.
 
     Args:
         ablation: the true cost.
@@ -181,7 +182,7 @@ def judge(
 
 
 def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None, alarm_ms: float) -> tuple[Found, ...]:
-    """Return the other findings that still save at least the alarm level after the first one is fixed."""
+    """Return the other alarms that still save at least `alarm_ms` when the first finding is fixed."""
     saving_afterwards_ms = _saving_after(analysis, alarms[0] if alarms else None)
     return tuple(
         _found(finding)
@@ -193,8 +194,8 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
 def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
     """Return the clean job's loss that fixing the first finding also removes, in ms per step.
 
-    A fix of all launch overhead or of all communication also removes the clean job's part. If communication is the
-    fault, the true cost already contains this part.
+    A fix of all launch overhead, or of all communication, also removes the clean job's part. If communication is the
+    fault, the true cost already contains the communication of the clean job.
     """
     if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
         return 0.0
@@ -211,7 +212,7 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and, if it is `wrong`, the reasons; `too small` for a missed fault below the alarm level."""
+    """Return the verdict, and why it is `wrong`. A missed fault below `alarm` or `tolerance` (in ms) is `too small`."""
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
@@ -240,8 +241,8 @@ def compare(
 
 
 def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
-    """Count the right diagnoses of faults by aspect, and the false alarms."""
-    # A fault counts if it costs more than the alarm level and the tolerance.
+    """Count the faults whose code, ranks, cause or amount the diagnosis has right, and the rows with a false alarm."""
+    # A fault counts only if it costs more than `alarm_ms` and more than the tolerance.
     rows = tuple(rows)
     faults = [
         row for row in rows if row.expected.code is not None and row.true.ms > max(row.alarm_ms, row.tolerance_ms)
@@ -317,7 +318,7 @@ def _fixes(fix: Fix, finding: Finding) -> bool:
 
 
 def _are_alternatives(finding: Finding, other: Finding | None) -> bool:
-    """Return whether a fix of one of the two also removes the other."""
+    """Return whether a fix of one finding also removes the other finding."""
     return other is not None and (finding.code in other.instead or other.code in finding.instead)
 
 

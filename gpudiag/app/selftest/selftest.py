@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, and settings with which its clean step has no finding. Memory format None is the framework's."""
+    """A workload, with settings for which its clean step has no finding. The default layout is the framework's."""
 
     workload: str
     batch_size: int
@@ -60,8 +60,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute, the second many gradients. In both, a recent GPU has more work than its host.
-#: The batch of the second is so large that the exposed communication of its last 150 MB of gradients is no finding.
+#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy longer than its host.
+#: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
@@ -199,9 +199,10 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return, by workload, the cost of the clean job's communication and launch overhead, by finding code.
+    """Return workload → finding code → cost of the clean job's communication or launch overhead.
 
-    The launch overhead is measured with held ops or against a CUDA graph. The larger cost counts.
+    Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
+    CUDA graph. The larger cost counts.
     """
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
@@ -224,9 +225,9 @@ def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
 
 
 def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return the cost of communication by workload, for older recordings, which did not measure it on its own.
+    """Return the cost of communication by workload, for older recordings, which did not measure it separately.
 
-    It is computed from the blocks of the faults `none` and `slow-exchange`.
+    The cost is computed from the blocks of the faults `none` and `slow-exchange`.
     """
     costs = _gpu_costs(ablations)
     return {
@@ -237,10 +238,10 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCos
 
 
 def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
-    """Return, by workload, the launch overhead of the clean job: its step time minus that as a CUDA graph.
+    """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
-    Held ops show only a part of this overhead, because a device's launch queue has only a thousand places. A graph
-    launches all ops of a step at once.
+    If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
+    A graph launches all ops of a step at once.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -261,6 +262,7 @@ def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared
 
 
 def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
+    """Return the requested trainings; without a request, all that this device can run, or one if `quick`."""
     available = GPU_TRAININGS if device == "cuda" else CPU_TRAININGS
     names = [training.workload for training in available]
     for name in request.workloads:
@@ -273,6 +275,7 @@ def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
 def _launch(
     request: SelftestRequest, training: Training, entries: tuple[CatalogueEntry, ...], observer: Observer, *, p2p: bool
 ) -> None:
+    """Train a workload with each of the faults in one launch, and write the results below the output directory."""
     directory = request.output / (training.workload if p2p else f"{training.workload}-no-p2p")
     prepared = _prepared(request, directory, p2p=p2p)
     device, world_size = prepared.plan.job.device, prepared.plan.world_size
@@ -303,7 +306,7 @@ def _launch(
 def _launch_divided(
     request: SelftestRequest, entries: tuple[CatalogueEntry, ...], observer: Observer, *, device: str, world_size: int
 ) -> None:
-    """Train divided jobs, on CPUs in more processes than there are cores."""
+    """Train divided jobs. On CPUs there may be more processes than cores."""
     processes = processes_of(entries[0], device=device, world_size=world_size)
     run = msgspec.structs.replace(request.run, devices=processes, parallel=ParallelLayout(dp=processes))
     training = Training(workload=PARALLEL_WORKLOAD, batch_size=SEQUENCES, precision="fp32")

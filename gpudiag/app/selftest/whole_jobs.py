@@ -1,4 +1,4 @@
-"""Whole jobs that the selftest trains instead of the clean job: some communicate more, the others are well built."""
+"""Whole jobs that the selftest trains instead of the clean job: some communicate more, and some are well built."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _well_built(
 
 
 JOBS = (
-    # Without its communication, the job has no hooks on the host either; hence `launch-bound` is right too.
+    # The communication of this job needs hooks on the host. The hooks slow launching, so `launch-bound` is right too.
     CatalogueEntry(
         name="fsdp2",
         summary="parameters, gradients and optimizer state are sharded (fully_shard)",

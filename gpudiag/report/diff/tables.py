@@ -25,7 +25,7 @@ _WIDEST_BAR = 60
 MOST_PARTS = 10
 #: Smallest terminal width with which the columns A and B are shown.
 _ROOM_FOR_TIMES = 70
-#: Smallest difference in calls per step that is shown. Smaller ones depend on where the recordings begin and end.
+#: Smallest shown difference in calls per step. Smaller differences depend on where the recordings begin and end.
 _SAME_CALLS = 0.5
 
 
@@ -102,7 +102,7 @@ def waterfall(diff: Diff, console: Console) -> Table:
 
 
 def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarGlyphs) -> list[Text]:
-    """Return a bar per difference and one for their total, on an axis from the lowest to the highest running sum.
+    """Return a bar for each difference and a bar for the total, on an axis from the lowest to the highest running sum.
 
     Worked example. The differences are +6 and -2, their total is +4, and there are 12 cells. The running sums are 0, 6
     and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
@@ -118,6 +118,7 @@ def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarG
 
 
 def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs) -> Text:
+    """Return the bar from `begin` to `end`; its color and character show the sign of the difference."""
     first, last = sorted((begin, end))
     if first == last:
         return Text(" " * min(first, width - 1) + glyphs.nothing, style="dim")
@@ -163,7 +164,7 @@ def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> l
 
 
 def _part_name(row: ChangeRow, room: int, *, calls: bool, groups: bool) -> str:
-    """Return the part's name, with its calls per step if they changed and fit."""
+    """Return the part's name, with its calls per step if the calls changed and there is room."""
     if row.part is None:
         return row.label
     old, new = row.part.before_per_step, row.part.after_per_step

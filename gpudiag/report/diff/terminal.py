@@ -26,9 +26,9 @@ MOST_WAITS = 5
 MOST_LINES = 8
 MOST_FINDINGS = 12
 _LONGEST = 300
-#: A rank is an outlier if this share of its step changed in other buckets than on the median rank.
+#: A rank is an outlier if the `bucket_distance` from its changes to the median changes exceeds this share of the step.
 _UNLIKE_SHARE = 0.05
-#: Smallest change that is shown, as a share of the step. Smaller ones are jitter of arrivals, or rounding.
+#: Smallest change that is shown, as a share of the step. Smaller changes are jitter or rounding.
 _SEEN_SHARE = 0.01
 _WITHIN_A_RUN = "Noise is the variation of steps within each run; two runs of the same code may differ by more."
 
@@ -111,7 +111,7 @@ def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
 
 
 def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
-    """Return one line per rank that others wait for longer or less, largest change first."""
+    """Return one line per rank for which other ranks wait longer or less in B than in A, largest change first."""
     groups: dict[tuple[int, bool], list[WaitChange]] = defaultdict(list)
     for wait in waits:
         if abs(wait.difference_ms) >= _SEEN_SHARE * step_ms:
@@ -135,6 +135,7 @@ def findings_table(findings: Sequence[FindingChange]) -> Table:
 
 
 def _finding_line(change: FindingChange) -> Text:
+    """Return code, severity, ranks and savings of a finding. If both runs have the finding, return both values."""
     finding = change.after if change.after is not None else change.before
     if finding is None:
         return Text()

@@ -12,7 +12,7 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.palette import LABELS
 
-#: First word of the verdict, and its style.
+#: First word of the verdict and the style of this word, by outcome.
 _VERDICT: dict[Outcome, tuple[str, str]] = {
     "slower": ("SLOWER", "bold red"),
     "faster": ("FASTER", "bold green"),
@@ -25,7 +25,7 @@ _KINDS: dict[StepKind, str] = {
     "corrected": "estimated without profiling",
 }
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
-#: Explanation of a pause before a step's first op, because a loader without marks leaves only this pause.
+#: Words after a pause before a step's first op. Of data loading without marks, a trace shows only this pause.
 _UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
@@ -84,6 +84,7 @@ def _unlike(diff: Diff) -> list[Text]:
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
+    """Return a sentence about the difference of the mean steps, and whether this difference exceeds noise."""
     kind = "" if step.kind == "profiled" else f", {_KINDS[step.kind]}"
     if diff.outcome == "no-difference":
         return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."
@@ -98,6 +99,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
 
 
 def _because(cause: Cause) -> str:
+    """Return a sentence about the bucket with the largest change, and the ranks that have it."""
     more = "more" if cause.difference_ms > 0 else "less"
     size = figures.milliseconds(abs(cause.difference_ms))
     part = ""
@@ -126,7 +128,7 @@ def interval(step: StepChange) -> str:
 
 
 def header(diff: Diff, width: int) -> list[Text]:
-    """Return a line for each run, and a line for each kind of step time that both have."""
+    """Return a line for each run, and a line for each kind of step time that both runs have."""
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"

@@ -1,5 +1,6 @@
 """Export events for other tools.
 
 `assemble` makes the export `model`, which has the events and gpudiag's tracks on one clock. Each module in `formats/`
-writes it in one format. `tensorboard/` shows it in TensorBoard.
+writes the export model in one format. `tensorboard/` shows the
+export model in TensorBoard.
 """

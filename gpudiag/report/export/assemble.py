@@ -50,7 +50,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
 
 
 def _same_file(trace: Trace, recording: Trace) -> bool:
-    """Return whether the trace is the recording, or one rank's part of it."""
+    """Return whether the trace is the recording, or the part of the recording that belongs to one rank."""
     return trace is recording or (trace.source == recording.source and trace.rank != recording.rank)
 
 
@@ -61,6 +61,10 @@ def _devices(
     results: dict[int, tuple[DeviceTrack, tuple[ExportTrack, ...]]],
     shift: int,
 ) -> list[TrackGroup]:
+    """Return a track group for each device of a recording.
+
+    `results` has, by device, the device track and gpudiag's tracks for it. `shift` in ns is added to all times.
+    """
     events = recording.events
     groups = []
     for device in np.unique(events.device[events.device != HOST]).tolist():
@@ -86,7 +90,7 @@ def _devices(
 
 
 def _tracks(trace: Trace, selected: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[ExportTrack]:
-    """Return a track for each thread or stream of the selected events; `shift` in ns leads to the common clock."""
+    """Return a track for each thread or stream of the selected events; `shift` in ns is added to their times."""
     events, numbers = trace.events, _step_numbers(trace)
     rows = np.flatnonzero(selected)
     if not len(rows):
@@ -164,6 +168,7 @@ def _steps(device_track: DeviceTrack) -> ExportTrack:
 
 
 def _buckets(attributed: TrackAttribution) -> ExportTrack:
+    """Return the track of buckets. Idle time is split into `UNMARKED_INPUT`, `QUEUED` and the rest."""
     unmarked = intersect(attributed.parts["idle"], attributed.unmarked_input)
     rest = subtract(attributed.parts["idle"], unmarked)
     queued = intersect(rest, attributed.queued)
@@ -183,7 +188,10 @@ def _buckets(attributed: TrackAttribution) -> ExportTrack:
 
 
 def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
-    """Return the waits: from the arrival at a collective to the last rank's arrival. Later waits lose overlaps."""
+    """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
+
+    If two waits overlap, the later wait begins when the earlier wait ends.
+    """
     table = device_track.collectives
     waits = (
         (table.last_arrival > table.start)

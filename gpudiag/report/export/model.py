@@ -26,7 +26,7 @@ class TrackKind(Enum):
 class ExportTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Events of a thread, a stream or gpudiag, as columns of equal length n.
 
-    They are sorted by start. Of events with the same start, the longer is first.
+    Events are sorted by start. Of events with the same start, the longest is first.
 
     Attributes:
         title: label in the viewer.

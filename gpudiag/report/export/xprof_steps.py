@@ -1,12 +1,12 @@
 """Make step events with which xprof's overview shows gpudiag's figures.
 
 xprof finds steps by following launches from step marks, and sums the device time of a step over all devices by
-priority. For four ranks in one file this has three faults. It finds four times the steps. Ops of one rank hide the
-waits of others. Time without kernels becomes "all others", which xprof counts as input.
+priority. For four ranks in one file this has three faults. xprof finds four times as many steps. Ops of one rank hide
+the waits of other ranks. Time without kernels becomes "all others", which xprof counts as input.
 
-But xprof keeps the step (`group_id`) of an event that has one. Therefore the events of one rank, for which the other
-ranks wait, name their step. Two additional lines have the step windows and the remaining time of that rank, so that the
-overview shows its steps and their parts as gpudiag's analysis does:
+But xprof keeps the step (`group_id`) of an event that has one. Therefore the export chooses the rank for which the
+other ranks wait, and writes the step into each event of this rank. Two additional lines have the step windows and the
+time without device events, so that the overview shows the steps of this rank as gpudiag's analysis does:
 
     gpudiag: steps    step windows, as long as the mean step over all ranks
     gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
@@ -30,8 +30,8 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, Tr
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
 #: Part of a device's step → name that xprof counts as input, collective or compute. No name has a colon, because xprof
-#: expects an op type of TensorFlow after it. Gaps between queued kernels count as compute, because the device does not
-#: wait for another process.
+#: expects an op type of TensorFlow after a colon. Gaps between queued kernels count as compute, because the device does
+#: not wait for another process.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
@@ -39,7 +39,7 @@ _ON_DEVICE = {
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: The same for a step without devices, where communication is a copy from host to host.
+#: The same for a recording without devices, where communication is a copy from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",
@@ -85,7 +85,7 @@ class PacingGroup:
         return int((self._parts.end - self._parts.start)[waits].sum())
 
     def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
-        """Return int64[n]: the step in which each event begins. It is -1 outside of steps and without a launch."""
+        """Return int64[n]: the step in which each event begins. -1 outside of steps, and without a launch."""
         window = np.searchsorted(self.steps.start, track.start, side="right") - 1
         inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
         if track.correlation is not None:
@@ -93,7 +93,7 @@ class PacingGroup:
         return np.where(inside, _numbers(self.steps)[np.maximum(window, 0)], -1)
 
     def windows(self) -> list[StepEvent]:
-        """Return the steps. They start as in this group, and have the mean lengths over all groups."""
+        """Return the steps. Each step starts as in this group, and has its mean length over all groups."""
         begins = zip(self.steps.start.tolist(), _numbers(self.steps).tolist(), strict=True)
         return [
             StepEvent(start=start, end=start + self.mean_ns[number], name=str(number), step=number)
@@ -101,7 +101,7 @@ class PacingGroup:
         ]
 
     def parts(self) -> list[StepEvent]:
-        """Return the parts of the steps without recorded device events; for a host, all parts."""
+        """Return the parts of the steps in which the recording has no device event; for a host, all parts."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
         named = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
         # Intervals are split at the boundaries of windows.
@@ -119,7 +119,10 @@ class PacingGroup:
 
 
 def pacing_group(exported: ExportModel) -> PacingGroup | None:
-    """Return the group that waits least for others. Hosts are considered only without devices. None without steps."""
+    """Return the group that waits least for other groups; None if no group has steps.
+
+    Groups of hosts are considered only if no device has steps.
+    """
     candidates = []
     for group in exported.groups:
         tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}

@@ -1,1 +1,1 @@
-"""Print a machine in the terminal: `topology` and `bandwidth`. The HTML pages also use `tables` and `words`."""
+"""Print facts of a machine in the terminal (`topology`, `bandwidth`). The HTML pages also use `tables` and `words`."""

@@ -71,7 +71,7 @@ def _heat(share: float | None) -> str:
 
 
 def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableType:
-    """Return a table of figures with the shares of the ceiling below it. If it is too wide, return several tables."""
+    """Return a table of figures with the shares of the ceiling below. A table that is too wide is split."""
     label_width = max([len(label) for label, _ in matrix.rows] + [len(corner), len("% of ceiling") * matrix.by_column])
     parts: list[RenderableType] = []
     for first, last in _spans(_column_widths(matrix), width - label_width):
@@ -85,6 +85,7 @@ def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableTy
 
 
 def _columns(matrix: tables.Matrix, first: int, last: int, corner: str) -> Table:
+    """Return the table of the columns from `first` up to `last`, without `last`."""
     table = plain_table(dim=True)
     table.add_column(corner, style="bold", no_wrap=True)
     for heading in matrix.columns[first:last]:
@@ -153,6 +154,7 @@ def _latency(facts: Facts) -> RenderableType:
 
 
 def _fits(facts: Facts) -> RenderableType:
+    """Return a table of the fitted latency and bandwidth of each transport."""
     table = plain_table(("transport", "latency", "bus bandwidth", "error"), left=("transport",), dim=True)
     for name, fit in tables.fits(facts):
         table.add_row(
@@ -173,6 +175,7 @@ def _host_memory(facts: Facts) -> RenderableType:
 
 
 def _ceilings(facts: Facts) -> RenderableType | None:
+    """Return a table of the known ceilings, and a line for each ceiling that a measurement exceeds."""
     known = tables.ceiling_sources(facts)
     above = [Text(one_line(line), style="yellow") for line in tables.above_ceilings(facts)]
     if not known:

@@ -46,6 +46,7 @@ def links_section(facts: Facts, width: int) -> RenderableType:
 
 
 def _peer_access(facts: Facts, width: int) -> list[RenderableType]:
+    """Return a sentence if peer access is the same for all pairs, or else a table of the pairs and the reasons."""
     answers = {link.peer_access for link in facts.links}
     reasons: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links:
@@ -73,7 +74,10 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """Return a square table of all pairs. If it is too wide, return a line per cell content with its pairs."""
+    """Return a square table of all pairs.
+
+    If the table is too wide, return a line for each text of a cell, with the pairs that have this text.
+    """
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
@@ -109,7 +113,7 @@ def islands_tree(facts: Facts) -> RenderableType:
         )
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
-            # Only a switch with several GPUs, but not all of the island, gets its own branch of the tree.
+            # A switch has a branch of the tree only if it connects several GPUs, but not all GPUs of the island.
             parent = branch
             if 1 < len(group) < len(island):
                 parent = branch.add(Text("one PCIe switch", style="green"))

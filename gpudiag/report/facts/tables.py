@@ -22,20 +22,20 @@ STRATEGIES = {
 }
 #: Label of the row with copies of all GPUs at the same time.
 AT_ONCE = "all at once"
-#: Size from which collectives are described by their bandwidth. Smaller ones are described by their time.
+#: Collectives of at least this size are described by their bandwidth, smaller collectives by their time.
 LATENCY_BOUND_BYTES = 1 << 20
-#: A ceiling is wrong if a measured rate exceeds it by more than this factor. Smaller excesses are measurement errors.
+#: A ceiling is wrong if a measured rate exceeds it by more than this factor. A smaller excess is a measurement error.
 _ABOVE = 1.03
-#: Sizes in the table of collectives, which show the shape of the curve. The JSON has all sizes.
+#: Message sizes in the table of collectives: enough to show how time and bandwidth change with size.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure.
+    """A figure of a matrix.
 
     Attributes:
         share: the figure as a share of its ceiling if `of_ceiling`, or else of the best figure in its table.
-        corrupt: the data arrived changed.
+        corrupt: True if the copied data differ from the original.
         tip: details for a tooltip.
     """
 
@@ -67,7 +67,7 @@ def gpu_number(endpoint: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return the figure of a record. A pageable copy is compared with `best`, because the host limits it."""
+    """Return the figure of a record. A pageable copy is compared with `best`, because the host limits its rate."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -86,6 +86,7 @@ def _cell(record: Bandwidth, best: float | None = None) -> Cell:
     )
 
 
+#: Memory, path and direction of a copy between host and device.
 _HostColumn = tuple[str, str, str]
 _HOST_COLUMNS: dict[_HostColumn, str] = {
     ("pinned", "host_to_device", "one_way"): "pinned →",
@@ -99,7 +100,7 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return copies between host and GPUs, with a row per GPU and one for all at once."""
+    """Return the rates of copies between host and GPUs: a row for each GPU, and a row for all GPUs at once."""
     records = _host_records(facts)
     if not records:
         return None
@@ -135,13 +136,13 @@ def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
 
 
 def copy_matrices(facts: Facts) -> list[Matrix]:
-    """Return copies between host and GPUs, then between GPUs."""
+    """Return the matrices of copies between host and GPUs, then the matrices of copies between GPUs."""
     host = host_matrix(facts)
     return [*([] if host is None else [host]), *peer_matrices(facts)]
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return a matrix for each kind of copies between GPUs, from row to column."""
+    """Return a matrix for each kind of copies between GPUs, from the row's GPU to the column's GPU."""
     kinds = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),
@@ -163,6 +164,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
 
 
 def _square(title: str, records: Sequence[Bandwidth], *, symmetric: bool) -> Matrix:
+    """Return a matrix of copies between GPUs. If `symmetric`, a record counts for both directions of its pair."""
     best = max(record.gb_per_s for record in records)
     cells: dict[tuple[int, int], Cell] = {}
     for record in records:
@@ -186,6 +188,7 @@ def latency_rows(facts: Facts) -> list[tuple[str, float, float, float]]:
 
 
 def _latency_kind(measured: Latency) -> str:
+    """Return the measured operation and its path in words, as in `copy of 16 bytes, host to GPU`."""
     between = measured.src != "host" and measured.dst not in {"host", measured.src}
     access = "" if not between or measured.peer_access else ", peer access off"
     if measured.kind == "small_copy":
@@ -196,7 +199,7 @@ def _latency_kind(measured: Latency) -> str:
 
 
 def strategies_of(names: Iterable[str]) -> list[str]:
-    """Return transports in their usual order, unknown ones last."""
+    """Return transports in their usual order, unknown transports last."""
     present = list(dict.fromkeys(names))
     return [name for name in STRATEGIES if name in present] + [name for name in present if name not in STRATEGIES]
 
@@ -222,7 +225,10 @@ def collective_matrix(facts: Facts) -> Matrix | None:
 
 
 def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, ...]:
-    """Return one size's cells; queued transports are compared with each other, because launching takes longer."""
+    """Return the cells of one message size.
+
+    A value is compared with the best value of its kind: queued transports, or transports whose times include launching.
+    """
     best: dict[bool, float] = {}
     for record in filter(None, records):
         queued, value = record.strategy.endswith(QUEUED), _shown(record)
@@ -250,6 +256,7 @@ def _is_small(record: Collective) -> bool:
 
 
 def _shown(record: Collective) -> float:
+    """Return the time in µs of a small collective, or the bus bandwidth in GB/s of a large one."""
     return record.time_us if _is_small(record) else record.busbw_gb_per_s
 
 
@@ -268,7 +275,7 @@ def binary_size(size: int) -> str:
 
 
 def host_memory_rows(facts: Facts) -> list[tuple[str, Bandwidth]]:
-    """Return copies within and between NUMA nodes."""
+    """Return (label, record) of each copy within or between NUMA nodes."""
     return [
         (record.src if record.src == record.dst else f"{record.src} → {record.dst}", record)
         for record in facts.bandwidth
@@ -277,7 +284,7 @@ def host_memory_rows(facts: Facts) -> list[tuple[str, Bandwidth]]:
 
 
 def ceiling_sources(facts: Facts) -> list[tuple[str, float]]:
-    """Return (source, GB/s) of the known one-way ceilings, except sums of them."""
+    """Return (source, GB/s) of the known one-way ceilings, except the sums for all GPUs."""
     ceilings: dict[str, float | None] = {}
     for record in facts.bandwidth:
         if record.ceiling_source and record.direction == "one_way" and "all" not in {record.src, record.dst}:

@@ -64,6 +64,7 @@ def render_topology(facts: Facts, console: Console) -> None:
 
 
 def _header(facts: Facts) -> list[Text]:
+    """Return the name of the machine with its GPUs and versions, or the reason why it has no GPU."""
     name = one_line(facts.host.name) or "this machine"
     if not facts.gpus:
         reason = one_line(facts.host.reasons.get("gpus", "none is listed"))[:_LONGEST]
@@ -75,6 +76,7 @@ def _header(facts: Facts) -> list[Text]:
 
 
 def _gpus(gpus: Sequence[Gpu], width: int) -> RenderableType:
+    """Return tables of state, speed and addresses with a row per GPU; in narrow terminals, a block of lines per GPU."""
     if width < _NARROW:
         return Group(*map(_block, gpus))
     models: tuple[_Column, ...] = ()
@@ -107,6 +109,7 @@ def _block(gpu: Gpu) -> RenderableType:
 
 
 def _host(host: Host) -> RenderableType:
+    """Return a table of the host's known facts."""
     numa = {
         f"NUMA node {node.index}": f"CPUs {one_line(node.cpus) or 'none'}"
         + ("" if node.memory_bytes is None else f", {words.gib(node.memory_bytes)}")
@@ -134,6 +137,7 @@ def _host(host: Host) -> RenderableType:
 
 
 def _cpu(host: Host) -> str:
+    """Return the CPU's model with the numbers of sockets, cores and threads."""
     parts = [one_line(host.cpu)] if host.cpu else []
     counts = {"socket": host.sockets, "core": host.cores, "thread": host.threads}
     parts += [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count is not None]
@@ -195,6 +199,6 @@ def _unknown(facts: Facts) -> list[Text]:
 
 
 def dim_lines(lines: list[str]) -> list[Text]:
-    """Return the first dozen lines, and a line with the number of omitted ones."""
+    """Return the first dozen lines, and a line with the number of omitted lines, if any."""
     more = [f"and {len(lines) - _MOST_REASONS} more; see --json"] if len(lines) > _MOST_REASONS else []
     return [Text(line[:_LONGEST], style="dim") for line in (*lines[:_MOST_REASONS], *more)]

@@ -14,12 +14,12 @@ _WIDTH, _HEIGHT = 430.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 30.0, 38.0
 #: Number of colors for series on the page.
 SERIES_COLORS = 8
-#: Width of a wide letter of a label in the page's font.
+#: Width of a wide letter in the page's font, in units of the drawing.
 _LETTER = 6.9
 
 
 class PlottedCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Points (x, y, low, high) sorted by x, and the index of the page's series color."""
+    """Points (x, y, low and high end of the 95 % interval) sorted by x, and the index of the page's series color."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]

@@ -1,4 +1,4 @@
-"""The page's section about a job that divides its work: grid, communication by role, stages, passes of one step."""
+"""Make the page's section about parallelism: grid, communication by role, stages, passes of one step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow
 
-#: The page's color variable of each direction.
+#: CSS variable of the color of each direction.
 _COLORS: dict[Pass, str] = {"forward": "launch", "backward": "compute", "both": "communication_transfer"}
 _NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward or backward"}
 _PASS_COLUMNS = ("stage", "rank", "pass", "microbatch", "from ms", "to ms", "ms")
 _MOST_RANKS = 256
-#: Size of the drawing; one with many passes is wider and scrolls sideways.
+#: Sizes of the drawing. A drawing with many passes is wider than usual, and scrolls sideways.
 _WIDTH, _WIDEST, _ROOM_OF_PASS = 1100.0, 8000.0, 16.0
 _LEFT, _RIGHT, _ROW, _BAR, _AXIS = 64.0, 14.0, 32.0, 24.0, 22.0
-#: Width of a digit of a microbatch's number, with the space around it.
+#: Width of a digit of a microbatch's number, and of the space around the number.
 _DIGIT, _SPACE = 7.0, 5.0
 
 
@@ -43,8 +43,9 @@ def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any
 
 
 def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShape) -> dict[str, Any]:
+    """Return the template's variables about stages and passes."""
     rows, length_ms = parallel_rows.passes_by_stage(pipeline)
-    directions, several = {each.direction for row in rows for each in row.passes}, _have_chunks(rows)
+    directions, several = {pass_.direction for row in rows for pass_ in row.passes}, _have_chunks(rows)
     return {
         "heading": parallel_rows.STAGES_HEADING,
         "columns": parallel_rows.STAGE_COLUMNS,
@@ -72,15 +73,15 @@ def draw_passes(rows: list[StageRow], length_ms: float) -> str:
     for number, row in enumerate(rows):
         top = number * _ROW + (_ROW - _BAR) / 2
         drawing.text((_LEFT - 8, top + _BAR * 0.68), f"stage {row.stage}", "tick", anchor="end")
-        for each in row.passes:
-            x, room = _LEFT + scale * each.start_ms, scale * (each.end_ms - each.start_ms)
-            span = f"{_ms(each.start_ms, length_ms)} to {_ms(each.end_ms, length_ms)} ms"
-            direction = f"{_NAMES[each.direction]} of microbatch {_microbatch(each, several=several)}"
+        for pass_ in row.passes:
+            x, room = _LEFT + scale * pass_.start_ms, scale * (pass_.end_ms - pass_.start_ms)
+            span = f"{_ms(pass_.start_ms, length_ms)} to {_ms(pass_.end_ms, length_ms)} ms"
+            direction = f"{_NAMES[pass_.direction]} of microbatch {_microbatch(pass_, several=several)}"
             tip = f"stage {row.stage} (rank {row.rank}), {direction}: "
-            tip += f"{_ms(each.end_ms - each.start_ms, length_ms)} ms, from {span}"
-            # A gap separates passes of one direction.
-            drawing.box(x, top, max(room - 1.0, 0.8), _BAR, _COLORS[each.direction], tip)
-            label = str(each.microbatch)
+            tip += f"{_ms(pass_.end_ms - pass_.start_ms, length_ms)} ms, from {span}"
+            # A gap of one unit separates adjacent passes of the same direction.
+            drawing.box(x, top, max(room - 1.0, 0.8), _BAR, _COLORS[pass_.direction], tip)
+            label = str(pass_.microbatch)
             if room >= len(label) * _DIGIT + _SPACE:
                 drawing.text((x + room / 2, top + _BAR * 0.68), label, "pass", anchor="middle")
     return drawing.markup()
@@ -88,23 +89,24 @@ def draw_passes(rows: list[StageRow], length_ms: float) -> str:
 
 def _have_chunks(rows: Sequence[StageRow]) -> bool:
     """Return whether ranks compute several parts of the model."""
-    return any(each.chunk for row in rows for each in row.passes)
+    return any(pass_.chunk for row in rows for pass_ in row.passes)
 
 
-def _microbatch(each: PassOfStage, *, several: bool) -> str:
-    return f"{each.microbatch}, chunk {each.chunk}" if several else str(each.microbatch)
+def _microbatch(pass_: PassOfStage, *, several: bool) -> str:
+    return f"{pass_.microbatch}, chunk {pass_.chunk}" if several else str(pass_.microbatch)
 
 
 def _pass_rows(row: StageRow, length_ms: float, *, several: bool) -> list[tuple[str, ...]]:
+    """Return the cells of `_PASS_COLUMNS` for each pass."""
     return [
         (
             str(row.stage),
             str(row.rank),
-            _NAMES[each.direction],
-            _microbatch(each, several=several),
-            *(_ms(ms, length_ms) for ms in (each.start_ms, each.end_ms, each.end_ms - each.start_ms)),
+            _NAMES[pass_.direction],
+            _microbatch(pass_, several=several),
+            *(_ms(ms, length_ms) for ms in (pass_.start_ms, pass_.end_ms, pass_.end_ms - pass_.start_ms)),
         )
-        for each in row.passes
+        for pass_ in row.passes
     ]
 
 

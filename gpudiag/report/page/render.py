@@ -53,7 +53,7 @@ def report(
     scaling: Scaling | None = None,
     run_heading: str = "",
 ) -> str:
-    """Return the HTML of a run, a benchmark, or both. `run_heading` is the heading of a benchmark's run.
+    """Return the HTML of a run, a benchmark, or both. `run_heading` is the heading of the run in a benchmark's page.
 
     Raises:
         UsageError: neither an analysis nor a scaling result is given.

@@ -113,6 +113,7 @@ def _verdict(analysis: Analysis, verdict: words.ReportVerdict) -> dict[str, Any]
 
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return (label, figure) of step times, throughput, utilization and devices."""
     steps = analysis.steps
     unit = header.unit_of(analysis)
     per = f"per {unit}" if unit != "recording" else "recorded"
@@ -133,7 +134,7 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
-    """Return a bar per row. Assumed data loading is a segment of its own beside idle time."""
+    """Return a bar per row. Assumed data loading is a separate segment beside the idle time."""
     longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
     assumed = _assumed_input_ms(analysis)
     if len(assumed) != len(rows):
@@ -154,7 +155,7 @@ def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
 
 
 def _assumed_input_ms(analysis: Analysis) -> list[float]:
-    """Return for each device the part of the idle time that is probably data loading without marks."""
+    """Return for each device the idle time in ms that is probably data loading without marks; [] if unknown."""
     for portion in analysis.portions:
         if (portion.bucket, portion.name) == ("idle", UNMARKED_INPUT) and len(portion.device_ms) == len(
             analysis.devices
@@ -164,6 +165,7 @@ def _assumed_input_ms(analysis: Analysis) -> list[float]:
 
 
 def _kernels(analysis: Analysis) -> list[Bar]:
+    """Return a bar for each of the longest kernels, or operators on CPUs."""
     kernels = rank_rows.largest_kernels(analysis.kernels, _MOST_KERNELS)
     longest = max((rank_rows.duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
     color = "launch" if header.on_processors(analysis) else "compute"
@@ -177,6 +179,7 @@ def _kernels(analysis: Analysis) -> list[Bar]:
 
 
 def _modules(modules: Modules | None) -> dict[str, Any]:
+    """Return the template's variables about modules."""
     if modules is None:
         return {"module_rows": [], "modules_note": ""}
     if modules.reason:
@@ -187,6 +190,7 @@ def _modules(modules: Modules | None) -> dict[str, Any]:
 
 
 def _collective(call: CollectiveSummary) -> list[str]:
+    """Return the cells of `_COLLECTIVE_HEADINGS`."""
     return [
         call.operation,
         f"{call.group or 'default'} ({call.ranks} ranks)",

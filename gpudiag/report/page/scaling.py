@@ -48,6 +48,7 @@ def scaling_part(result: Scaling) -> dict[str, Any]:
 
 
 def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
+    """Return the template's variables about points with the same settings."""
     measured = [point for point in points if point.status == "measured"]
     strategies = list(dict.fromkeys(point.strategy for point in measured))
     colors = {strategy: number % SERIES_COLORS for number, strategy in enumerate(strategies)}
@@ -62,7 +63,7 @@ def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
 
 
 def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -> dict[str, str]:
-    """Return charts of throughput and of efficiency over the number of devices; "" if only one number was measured."""
+    """Return charts of throughput and of efficiency over the number of devices. They are "" for a single number."""
     if len({point.devices for point in measured}) < 2:
         return {"throughput": "", "efficiency": ""}
     rates = [_curve(measured, strategy, color, efficiency=False) for strategy, color in colors.items()]
@@ -81,7 +82,7 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
 
 
 def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
-    """Return the curve of one strategy."""
+    """Return the throughput of one strategy over the number of devices, or its efficiency."""
     curve = []
     # If a strategy needs several devices, its curve begins with the point of another strategy on one device.
     baselines = {point.baseline for point in points if point.strategy == strategy}
@@ -93,7 +94,7 @@ def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: 
 
 
 def _relative(setting: str, points: list[PointRecord], colors: dict[str, int]) -> str:
-    """Return the chart of strategies relative to the fastest; "" for fewer than two."""
+    """Return the chart of strategies relative to the fastest; "" for fewer than two strategies."""
     ranked = words.relative_performance(points)
     if len(ranked) < 2:
         return ""

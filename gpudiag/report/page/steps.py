@@ -1,4 +1,4 @@
-"""Make the steps of the page's timeline: the typical one as JSON, the others compressed until they are selected."""
+"""Make the data of the page's timeline: the typical step as JSON, and the other steps compressed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _step_number(choice: tuple[StepView, int]) -> int:
 
 
 def _drawn(step: StepView) -> dict[str, Any]:
-    """Return a step in the script's format. Times are in ticks, and each start is relative to the previous one."""
+    """Return a step in the script's format. Times are in ticks, and each start is relative to the previous start."""
     ranks = [
         {
             "rank": rank.rank,
@@ -61,6 +61,7 @@ def _drawn(step: StepView) -> dict[str, Any]:
 
 
 def _track(track: StepTrack) -> dict[str, Any]:
+    """Return a track in the script's format."""
     starts = [round(start / _TICK_NS) for start in track.start]
     ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
     return {
@@ -75,6 +76,7 @@ def _track(track: StepTrack) -> dict[str, Any]:
 
 
 def _longest(step: StepView) -> str:
+    """Return the step time of the slowest rank in ms, as text."""
     return figures.milliseconds(max((rank.end - rank.begin for rank in step.ranks), default=0) / 1e6)
 
 
@@ -83,6 +85,7 @@ def _choice(step: StepView, *, typical: bool) -> str:
 
 
 def _words(step: StepView) -> str:
+    """Return sentences about the length of a step, and about ranks and events that are not shown."""
     left_out = sum(track.left_out for rank in step.ranks for track in rank.tracks)
     longest = _longest(step)
     length = figures.milliseconds(step.length / 1e6)
@@ -97,6 +100,7 @@ def _words(step: StepView) -> str:
 
 
 def _legend(step: StepView) -> list[tuple[str, str]]:
+    """Return (label, color) of each kind of span in the timeline."""
     tracks = [track for rank in step.ranks for track in rank.tracks]
     seen = {colour for track in tracks if track.kind == "buckets" for colour in track.colour}
     buckets = [(LABELS[bucket], bucket) for index, bucket in enumerate(BUCKETS) if index in seen]

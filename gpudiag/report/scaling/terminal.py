@@ -12,7 +12,7 @@ from gpudiag.report import figures
 from gpudiag.report.console import drop_columns, heading, print_trimmed
 from gpudiag.report.scaling import words
 
-#: Columns that narrow consoles lose, in this order.
+#: Columns that narrow consoles omit, in this order.
 _DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
 _BAR = 30
 
@@ -63,6 +63,7 @@ def _table(points: list[PointRecord], width: int) -> Table:
 
 
 def _print_relative(points: list[PointRecord], console: Console) -> None:
+    """Print bars of the strategies relative to the fastest strategy."""
     ranked = words.relative_performance(points)
     if len(ranked) < 2:
         return
@@ -73,6 +74,7 @@ def _print_relative(points: list[PointRecord], console: Console) -> None:
 
 
 def _print_devices(result: Scaling, console: Console) -> None:
+    """Print the rate of each device alone, and the efficiency of pairs by kind of link."""
     if result.alone:
         _print_heading("Each device alone", console)
         for gpu in result.alone:
@@ -86,6 +88,7 @@ def _print_devices(result: Scaling, console: Console) -> None:
 
 
 def _print_waterfall(fall: Waterfall, console: Console) -> None:
+    """Print a waterfall: a bar for the ideal, each loss and the measured result, in percent of the ideal."""
     _print_heading(words.waterfall_title(fall), console)
     level = 0.0
     scale = _BAR / max(100.0, fall.reached_percent, 100.0 - sum(min(0.0, loss.percent) for loss in fall.losses))

@@ -110,7 +110,7 @@ def cells(point: PointRecord) -> tuple[str, ...]:
 
 
 def throughput(samples_per_s: float, mvox_per_s: float | None) -> str:
-    """Return samples per second; and voxels per second, if a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
+    """Return samples per second, and also voxels per second if a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
     if mvox_per_s is None or math.isnan(mvox_per_s):
         return figures.throughput(samples_per_s)
     return f"{figures.throughput(samples_per_s)}, {figures.throughput(mvox_per_s)} Mvox/s"
@@ -132,7 +132,7 @@ def share(value: float | None, interval: tuple[float, float] | None = None) -> s
 
 
 def alone_cells(gpu: AloneGpu) -> tuple[str, str, str]:
-    """Return rate, share of the median, and a mark if odd, of a device measured alone."""
+    """Return the cells of a device that was measured alone: rate, share of the median, mark if it is an outlier."""
     mark = "differs from the others" if gpu.odd else ""
     return figures.throughput(gpu.samples_per_s), f"{100 * gpu.relative:.1f} %", mark
 
@@ -146,7 +146,10 @@ def waterfall_title(fall: Waterfall) -> str:
 
 
 def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
-    """Return (name, percent, samples/s, ms per step) from the ideal to the measured result; losses are negative."""
+    """Return (name, percent, samples/s, ms per step) from the ideal to the measured result.
+
+    Percent and samples/s of a loss are negative, because they are added to the ideal.
+    """
     rows = [("ideal", 100.0, fall.ideal_samples_per_s, 0.0)]
     rows += [(LOSSES[loss.name], -loss.percent, -loss.samples_per_s, loss.ms_per_step) for loss in fall.losses]
     return [*rows, ("reached", fall.reached_percent, fall.reached_samples_per_s, 0.0)]
@@ -160,7 +163,7 @@ def waterfall_notes(fall: Waterfall) -> list[str]:
 
 
 def prospect_title(prospect: Prospect) -> str:
-    """Return workload and strategy of a curve, and the formula of its fitted step time."""
+    """Return workload and strategy of a forecast, and the formula of the fitted step time."""
     return (
         f"{one_line(prospect.workload)}, {one_line(prospect.strategy)}, {prospect.batch_per_device} samples per "
         "device: "

@@ -16,23 +16,24 @@ from gpudiag.report.console import and_more, drop_columns, plain_table
 from gpudiag.report.palette import Fill, fills
 from gpudiag.report.rank_rows import OVERLAPPED
 
-#: Buckets whose colors the passes have.
+#: Bucket whose color stands for each direction of a pass.
 _COLORS: dict[Pass, str] = {"forward": "launch", "backward": "compute", "both": "communication_transfer"}
 _GLYPHS: dict[Pass, str] = {"forward": "▒", "backward": "█", "both": "▓"}
 _ASCII_GLYPHS: dict[Pass, str] = {"forward": "+", "backward": "#", "both": "%"}
 _NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward or backward"}
 _IDLE, _ASCII_IDLE = "·", "."
-#: Longer rows show no more detail.
+#: Maximum number of characters in a row of the timeline. Longer rows would show no more detail.
 _WIDEST = 180
+#: Maximum number of ranks in the table, unless all ranks are requested.
 _FEW_RANKS = 64
-#: Narrower terminals show calls below each role's times.
+#: Smallest terminal width with a column of calls. In narrower terminals the calls are below the table.
 _WIDE = 70
 
 
 def parallel_sections(
     analysis: Analysis, parallelism: Parallelism, console: Console, *, full: bool, all_ranks: bool
 ) -> list[tuple[str, RenderableType | None]]:
-    """Return the sections; only a full report has the ranks' places."""
+    """Return (heading, content) of each section. Only a full report has the positions of the ranks."""
     pipeline = parallelism.pipeline
     stages = None if pipeline is None else _stages(analysis, parallelism, pipeline, console)
     return [
@@ -43,7 +44,7 @@ def parallel_sections(
 
 
 def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
-    """Return a table of the roles; narrow terminals have their calls in lines below it."""
+    """Return a table of the communication by role. In narrow terminals the calls are in lines below the table."""
     columns, below = parallel_rows.traffic_columns(parallelism), [Text(parallel_rows.TRAFFIC_NOTE, style="dim")]
     if parallelism.pipeline is None:
         below += map(Text, parallel_rows.summary_lines(parallelism))
@@ -92,22 +93,22 @@ def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:
     for label, row in zip(labels, rows, strict=True):
         line = Text(label.ljust(margin))
         lines.append(line.append_text(timeline_row(row.passes, length_ms, cells, filled, idle)))
-    return [*lines, _legend({each.direction for row in rows for each in row.passes}, filled, idle)]
+    return [*lines, _legend({pass_.direction for row in rows for pass_ in row.passes}, filled, idle)]
 
 
 def timeline_row(
     passes: Sequence[PassOfStage], length_ms: float, cells: int, filled: Mapping[Pass, Fill], idle: str
 ) -> Text:
-    """Return a row of `cells` characters, in which a later pass covers the end of an earlier one.
+    """Return a row of `cells` characters. If two passes share a cell, the cell shows the later pass.
 
-    Worked example: in 10 cells of 10 ms each, a forward pass from 0 to 30 ms is `0▒▒`, and one from 95 to 100 ms is
-    `▒` without its number, because one cell has room for the direction only.
+    Worked example: in 10 cells of 10 ms each, a forward pass of microbatch 0 from 0 to 30 ms is `0▒▒`. A
+    forward pass from 95 to 100 ms is `▒` without its number, because one cell has room for the direction only.
     """
     drawn = [(idle, "dim")] * cells
-    for each in passes:
-        first = min(round(each.start_ms / length_ms * cells), cells - 1)
-        last = max(round(each.end_ms / length_ms * cells), first + 1)
-        fill, number = filled[each.direction], str(each.microbatch)
+    for pass_ in passes:
+        first = min(round(pass_.start_ms / length_ms * cells), cells - 1)
+        last = max(round(pass_.end_ms / length_ms * cells), first + 1)
+        fill, number = filled[pass_.direction], str(pass_.microbatch)
         drawn[first:last] = [(fill.glyph, fill.style)] * (last - first)
         if len(number) < last - first:
             style = f"black on {fill.style}" if fill.style else ""
@@ -119,7 +120,7 @@ def timeline_row(
 
 
 def _fills(console: Console) -> tuple[dict[Pass, Fill], str]:
-    """Return the fill of each direction and the sign of idle time."""
+    """Return the fill of each direction and the character of idle time."""
     unicode = console.encoding.lower().startswith("utf")
     glyphs = _GLYPHS if unicode else _ASCII_GLYPHS
     styles = {direction: fills(console)[bucket].style for direction, bucket in _COLORS.items()}
@@ -128,7 +129,7 @@ def _fills(console: Console) -> tuple[dict[Pass, Fill], str]:
 
 
 def _legend(directions: Collection[Pass], filled: Mapping[Pass, Fill], idle: str) -> Text:
-    """Return the meaning of the signs in use."""
+    """Return the meaning of the characters in the timeline."""
     line = Text()
     for direction, fill in filled.items():
         if direction in directions:
@@ -137,7 +138,7 @@ def _legend(directions: Collection[Pass], filled: Mapping[Pass, Fill], idle: str
 
 
 def _ranks(parallelism: Parallelism, width: int, *, all_ranks: bool) -> RenderableType:
-    """Return the place of each rank; narrow terminals lose the comparison with peers."""
+    """Return a table with the position of each rank, and with its compute if the terminal is wide enough."""
     most = len(parallelism.ranks) if all_ranks else _FEW_RANKS
     columns = _columns(parallel_rows.rank_columns(parallelism), parallel_rows.rank_rows(parallelism, most))
     drop_columns(columns, ("to its peers", "compute ms"), width)

@@ -20,7 +20,7 @@ _CAUSES = {"rank": "slow workers", "stage": "uneven stages", "sequence": "uneven
 _FEW_STEPS = 3
 #: Maximum number of stages in the table.
 _FEW_STAGES = 16
-#: Maximum number of ranks that are all named.
+#: If a finding has more ranks, only some of them are named.
 _FEW_RANKS = 8
 _MOST_WORKERS = 4096
 #: Smallest terminal width with all columns.
@@ -46,6 +46,7 @@ def render_pipeline(
 
 
 def _header(analysis: PipelineAnalysis) -> list[Text]:
+    """Return lines with the grid, the step time and the source."""
     grid = analysis.grid
     sizes = [f"dp {grid.data}", f"pp {grid.pipeline}"]
     sizes += [f"{grid.ranks_per_worker} ranks per worker"] if grid.ranks_per_worker > 1 else []
@@ -62,6 +63,7 @@ def _header(analysis: PipelineAnalysis) -> list[Text]:
 
 
 def _finding(finding: Finding, *, full: bool) -> RenderableType:
+    """Return a finding with its savings, ranks and advice; with `full`, also with its evidence."""
     headline = Text(finding.severity.upper(), style=SEVERITY_STYLE[finding.severity])
     headline.append(f"  {one_line(finding.title)}", style="bold")
     rows = plain_grid({"no_wrap": True}, {}, gap=2)
@@ -90,7 +92,10 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
-    """Return a row for the step without each cause, and for the ideal step; no slowdown in narrow terminals."""
+    """Return a table with a row for the step without each cause, and a row for the ideal step.
+
+    Narrow terminals omit the column `slowdown`.
+    """
     simulated = analysis.simulated_ms
     wide = width >= _WIDE
     columns = ("step ms", "slowdown", "saves", "without") if wide else ("step ms", "saves", "without")

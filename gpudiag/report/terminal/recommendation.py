@@ -14,7 +14,7 @@ from gpudiag.report.console import drop_columns, indented, print_trimmed
 
 _GOOD, _DIM = "bold green", "dim"
 _RANKING = ("strategy", "predicted ms", "exposed ms", "measured ms", "slower by", "samples/s")
-#: Columns that narrow terminals lose, in this order.
+#: Columns that narrow terminals omit, in this order.
 _DISPENSABLE = ("exposed ms", "samples/s", "predicted ms", "slower by")
 #: Smallest width with all columns of the expected scaling.
 _ALL_EXPECTED = 52
@@ -58,6 +58,7 @@ def _title(result: Recommendation) -> str:
 
 
 def _verdict(result: Recommendation) -> str:
+    """Return the recommended strategy in a sentence, with the strategies that are tied with it."""
     recommended = one_line(result.recommended)
     if result.verdict != "tie":
         return f"Use {recommended}"
@@ -69,6 +70,7 @@ def _verdict(result: Recommendation) -> str:
 
 
 def _reasons(result: Recommendation) -> list[str]:
+    """Return lines with the reason for the choice, the savings, and the step without communication."""
     lines = [one_line(result.reason)]
     if result.gain is not None:
         saved = f"saves {result.gain.ms:.2f} ms per step ({result.gain.percent:.1f} %)"
@@ -143,6 +145,7 @@ def _ms(value: float | None) -> str:
 
 
 def _slower(ranked: Ranked) -> str:
+    """Return how much slower a strategy is than the fastest: `3.2 ± 0.4 %`."""
     if ranked.unranked is not None:
         return "not known"
     if ranked.slower_percent is None or ranked.slower_ci95 is None or ranked.strategy == INDEPENDENT:

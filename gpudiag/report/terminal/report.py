@@ -29,7 +29,7 @@ from gpudiag.report.try_rows import TRIES_HEADING
 #: Number of advice lines, of further findings, of source lines and of lines about waits in a short report.
 _FEW_STEPS, _FEW_FINDINGS, _FEW_LINES, _FEW_WAITS = 3, 4, 8, 2
 _INDENT = 2
-#: Maximum number of findings. An analysis has far fewer, but rendering 20,000 of a hostile file would take a minute.
+#: Maximum number of findings. Rendering 20,000 findings of a hostile file would take a minute.
 _MOST_FINDINGS = 200
 _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
 
@@ -57,12 +57,13 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
 
 
 def time_heading(analysis: Analysis) -> str:
-    """Return the heading above bars and table."""
+    """Return the heading above the bars and the table of step times."""
     unit = header.unit_of(analysis)
     return "Where the recording's time goes" if unit == "recording" else f"Where a {unit}'s time goes"
 
 
 def _header(analysis: Analysis, *, full: bool) -> list[Text]:
+    """Return lines about the workload, the step time and the host; with `full`, also the software versions."""
     software = header.software_line(analysis) if full else ""
     return [
         Text(header.what_ran(analysis), style="bold"),
@@ -92,7 +93,10 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full
 
 
 def _source_sections(analysis: Analysis, *, most: int | None) -> list[tuple[str, RenderableType | None]]:
-    """Return the lines of the user's source with their times. A short report has them only if a finding names one."""
+    """Return the lines of the user's source with their times, at most `most` lines per table.
+
+    If `most` is given and no finding names a line, return no table.
+    """
     if most is not None and not any(finding.source is not None for finding in analysis.findings):
         return []
     return [(heading, _source_table(rows)) for heading, rows in source_tables(analysis, most=most)]
@@ -111,6 +115,7 @@ def _source_table(rows: list[SourceRow]) -> RenderableType:
 
 
 def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType | None]]:
+    """Return the sections that only a full report has."""
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
     kernels = "Operators" if header.on_processors(analysis) else "Kernels"
     width = console.width
@@ -183,6 +188,7 @@ def _findings(analysis: Analysis) -> RenderableType:
 
 
 def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:
+    """Return code, ranks, savings and evidence of a finding, followed by the advice."""
     facts = Text(words.about(finding))
     facts.stylize(SEVERITY_STYLE[finding.severity], 0, len(one_line(finding.code)[: words.LONGEST_TEXT]))
     steps = plain_grid({"no_wrap": True}, {}, gap=1)
@@ -192,7 +198,7 @@ def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analys
 
 
 def _warnings(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
-    """Return the reasons to trust the figures less; with `full`, also those for missing figures. None without any."""
+    """Return the reasons to trust the figures less; with `full`, also the reasons for missing figures."""
     doubts = words.doubts(analysis, missing=full)
     lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
     return Group(*lines) if lines else None

@@ -118,7 +118,7 @@ def _cells(row: SelftestRow, *, separator: str) -> tuple[str, ...]:
 
 
 def _expected(row: SelftestRow, separator: str) -> str:
-    """Return the expected finding. For a clean job, return `no alarm` and its measured losses."""
+    """Return the expected finding. For a clean job, return `no alarm` and the measured losses of the job."""
     expected = row.expected
     if expected.code is not None:
         cause = expected.causes if len(expected.causes) == 1 else ()

@@ -20,9 +20,9 @@ from gpudiag.report.rank_rows import duration, largest_collectives, largest_kern
 from gpudiag.report.try_rows import TRIES_NOTE, TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
-#: Smallest wait that is shown, as a share of the step. Smaller ones are normal jitter of arrivals.
+#: Smallest wait that is shown, as a share of the step. Smaller waits are normal jitter between ranks.
 WAIT_SHARE = 0.01
-#: Smallest terminal widths with which collectives have the columns wait, probe and group.
+#: Smallest terminal widths with which the table of collectives has the columns `wait`, `peak` and `group`.
 _WIDE_FOR_WAIT = 56
 _WIDE_FOR_PROBE = 84
 _WIDE_FOR_GROUP = 104
@@ -56,7 +56,7 @@ def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = ""
 
 
 def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
-    """Return the longest collectives. In narrow terminals group, probe and wait are omitted, in this order."""
+    """Return the longest collectives. Narrow terminals omit group, probe and wait, in this order."""
     if width < _WIDE_FOR_WAIT:
         columns = ["size", "µs", "GB/s"]
     else:
@@ -99,7 +99,7 @@ def tries_section(analysis: Analysis) -> Group | None:
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
-    """Return the longest kernels; of a run on CPUs, the longest operators."""
+    """Return the longest kernels, or the longest operators of a run on CPUs."""
     wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
     table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)

@@ -1,1 +1,1 @@
-"""Markdown and CSV of a run (`run`), and of many results (`results`, `forms`)."""
+"""Write Markdown and CSV of a run (`run`), and of many results (`results`, `forms`)."""

@@ -12,11 +12,12 @@ from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind,
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 
-#: Numbers of iterations in the published tables of 3D U-Net: measured ones, and those to which times were extrapolated.
+#: Numbers of iterations in the published tables of 3D U-Net: the measured number, and the number to which the time was
+#: extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
-#: Voxels of the volumes in these tables: the predicted one, and the data set Platynereis.
+#: Voxels of two volumes in these tables: the volume that was predicted, and the data set Platynereis.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
-#: Strategy to which the form `relative` compares the others.
+#: Strategy with which the form `relative` compares all strategies.
 _REFERENCE = "cpu-reduce"
 _VALID = " with a valid baseline (see the remarks of `gpudiag scale --from`)"
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -26,7 +27,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The scaling benchmark at one path. With `several`, the tables also have other paths, so names state the path."""
+    """The scaling benchmark at one path. If the tables have `several` paths, names state the path."""
 
     source: str
     scaling: Scaling
@@ -34,7 +35,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> list[PointRecord]:
-        """The measured points, if they use the first devices of the machine."""
+        """The measured points that use the first devices of the machine."""
         return [
             point
             for point in self.scaling.points
@@ -42,7 +43,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def groups(self) -> list[tuple[str, list[PointRecord]]]:
-        """Return comparable points with the settings that they share."""
+        """Return (settings, points) of each group of points that have the same settings."""
         return [(self.labelled(setting), points) for setting, points in words.groups(self.points)]
 
     def system(self, point: PointRecord) -> str:
@@ -50,11 +51,11 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         return self.labelled(f"{point.workload} (x{point.devices})")
 
     def labelled(self, name: str) -> str:
-        """Return the name, with the path if there are several."""
+        """Return the name; if there are several paths, with the path before it."""
         return f"{self.source}: {name}" if self.several else name
 
     def main_strategy(self, workload: str) -> str:
-        """Return the strategy with the most points of a workload; `independent` only if there is no other."""
+        """Return the strategy with the most points of a workload; `independent` only if there is no other strategy."""
         names = [
             point.strategy for point in self.points if point.workload == workload and point.strategy != INDEPENDENT
         ]
@@ -82,7 +83,7 @@ class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def table(self, form: str, sources: Sequence[FormSource]) -> FormTable:
-        """Return the form filled in."""
+        """Return the table of a form, filled with the results of the sources."""
         columns = self.columns if isinstance(self.columns, tuple) else self.columns(sources)
         rows = tuple(self.rows(sources))
         return FormTable(
@@ -106,6 +107,7 @@ def _column(text: str) -> Column:
 
 
 def _training(sources: Sequence[FormSource]) -> Rows:
+    """Yield the times of 1001 and 100,000 iterations for each point of a workload's main strategy."""
     for source in sources:
         trained = [point for point in source.points if point.mvox_per_s is None]
         for point in sorted(trained, key=lambda point: (point.workload, words.setting(point), point.devices)):
@@ -120,6 +122,7 @@ def _training(sources: Sequence[FormSource]) -> Rows:
 
 
 def _prediction(sources: Sequence[FormSource]) -> Rows:
+    """Yield the times for predicting both volumes, a row per point that predicts."""
     for source in sources:
         for point in source.points:
             if rate := point.mvox_per_s:
@@ -136,6 +139,7 @@ def _strategy_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
 
 
 def _strategies(sources: Sequence[FormSource]) -> Rows:
+    """Yield the rate of each strategy, a row per setting and number of devices."""
     names = _strategy_names(sources)
     for source in sources:
         for setting, points in source.groups():
@@ -145,6 +149,7 @@ def _strategies(sources: Sequence[FormSource]) -> Rows:
 
 
 def _speedup(sources: Sequence[FormSource]) -> Rows:
+    """Yield speedup and efficiency of each point."""
     for source in sources:
         for setting, points in source.groups():
             for point in points:
@@ -163,6 +168,7 @@ def _batch_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
 
 
 def _batches(sources: Sequence[FormSource]) -> Rows:
+    """Yield speedup and efficiency by batch size, a row per workload, strategy, precision and number of devices."""
     by_system: dict[FormRow, dict[int, PointRecord]] = {}
     for source in sources:
         for point in source.points:
@@ -176,6 +182,7 @@ def _batches(sources: Sequence[FormSource]) -> Rows:
 
 
 def _models(sources: Sequence[FormSource]) -> Rows:
+    """Yield speedup and efficiency of each workload on the largest number of devices."""
     for source in sources:
         points = source.with_speedup()
         most = max((point.devices for point in points), default=0)
@@ -186,6 +193,7 @@ def _models(sources: Sequence[FormSource]) -> Rows:
 
 
 def _medians(sources: Sequence[FormSource]) -> Rows:
+    """Yield the median speedup over workloads for each number of devices."""
     for source in sources:
         points = [point for point in source.with_speedup() if point.devices > 1]
         for devices in sorted({point.devices for point in points}):
@@ -195,6 +203,7 @@ def _medians(sources: Sequence[FormSource]) -> Rows:
 
 
 def _ladder(sources: Sequence[FormSource]) -> Rows:
+    """Yield the rates of points that differ in precision, batch size, layout or compilation, on most devices."""
     for source in sources:
         most = max((point.devices for point in source.points), default=0)
         points = [point for point in source.points if point.devices == most]
@@ -207,6 +216,7 @@ def _ladder(sources: Sequence[FormSource]) -> Rows:
 
 
 def _rungs(source: FormSource, points: list[PointRecord]) -> Rows:
+    """Yield the rates of the points, relative to the first point."""
     base = points[0].samples_per_s or 1.0
     for point in points:
         compiled = "yes" if _compiled(point) else ""
@@ -216,6 +226,7 @@ def _rungs(source: FormSource, points: list[PointRecord]) -> Rows:
 
 
 def _rung(point: PointRecord) -> tuple[int, ...]:
+    """Return the key that sorts points: precision, batch size, layout, compilation."""
     known = point.precision in _PRECISIONS
     precision = _PRECISIONS.index(point.precision) if known else len(_PRECISIONS)
     return (precision, point.batch_per_device, point.memory_format == "nhwc", _compiled(point))
@@ -226,6 +237,7 @@ def _compiled(point: PointRecord) -> bool:
 
 
 def _devices(sources: Sequence[FormSource]) -> Rows:
+    """Yield the rate of each device alone, relative to the first device."""
     for source in sources:
         for gpu in source.scaling.alone:
             share = 100 * gpu.samples_per_s / (source.scaling.alone[0].samples_per_s or 1.0)
@@ -243,6 +255,7 @@ def _pair_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
 
 
 def _pairs(sources: Sequence[FormSource]) -> Rows:
+    """Yield the rate of each strategy on a pair of devices, a row per pair."""
     by_pair: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for source in sources:
         for pair in source.scaling.pairs:
@@ -253,6 +266,7 @@ def _pairs(sources: Sequence[FormSource]) -> Rows:
 
 
 def _relative(sources: Sequence[FormSource]) -> Rows:
+    """Yield the rates of strategies relative to `_REFERENCE`, on the largest number of devices."""
     for source in sources:
         for setting, points in source.groups():
             if not words.relative_performance(points):

@@ -16,7 +16,7 @@ from gpudiag.report.markup import escaped, markdown_table
 
 
 def render_forms(result: FormTables, console: Console) -> None:
-    """Print every form. If it has no rows, print the measurements that it needs."""
+    """Print every form. If a form has no rows, print the measurements that it needs."""
     for form in result.tables:
         console.print(heading(form.title))
         if form.rows:
@@ -58,6 +58,7 @@ def to_csv_rows(form: FormTable) -> str:
 
 
 def _below(form: FormTable) -> list[str]:
+    """Return the note of a form, or the measurements that an empty form needs."""
     if not form.rows:
         return [f"Not measured: {form.missing}."]
     return [form.note] if form.note else []

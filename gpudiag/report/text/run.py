@@ -68,6 +68,7 @@ def _verdict(verdict: words.ReportVerdict) -> list[str]:
 
 
 def _time(analysis: Analysis) -> list[str]:
+    """Return the table of step times with its notes, and the explanation of each large bucket."""
     rows, note = rank_rows.rows_of(analysis.devices)
     if not rows:
         return []

@@ -16,7 +16,7 @@ from gpudiag.report.export.model import ExportModel
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):
-    """Name, file ending, tools that open it, and encoder of a format."""
+    """A format: its name, the ending of its files, the tools that open them, and the encoder."""
 
     name: str
     ending: str

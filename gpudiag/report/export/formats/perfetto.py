@@ -21,7 +21,7 @@ _IN_ORDER = 3
 
 
 class _Writer:
-    """A trace that is being written. Tracks and names are numbered in order of appearance."""
+    """Writer of a trace. Tracks and names are numbered in order of appearance."""
 
     def __init__(self, exported: ExportModel) -> None:
         self.trace = message_type("perfetto", "Trace")()
@@ -35,6 +35,7 @@ class _Writer:
             first.interned_data.event_names.add(iid=number, name=name)
 
     def _track(self, title: str, parent: int | None, rank: int | None) -> int:
+        """Add a track below `parent` at position `rank`, and return its number."""
         self._tracks += 1
         described = self._add(trusted_packet_sequence_id=_SEQUENCE).track_descriptor
         described.uuid, described.name = self._tracks, title
@@ -54,7 +55,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. An event that ends when another begins is ended first."""
+        """Write begins and ends by time. If an event ends when another event begins, the end is written first."""
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:

@@ -1,10 +1,11 @@
 """Write an XSpace for TensorBoard's profile plugin (xprof).
 
-One file has all ranks. Each device has a plane, and a plane with gpudiag's tracks above it. One host plane has the
-threads of all processes, because the plugin supports only one. Times are picoseconds, so that they are exact.
+One file has all ranks. Each device has two planes: one with its streams, and above it one with gpudiag's tracks. The
+threads of all processes share one host plane, because the plugin supports only one. Times are picoseconds, so that they
+are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
-host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and those of a custom plane by id.
+host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and the lines of a custom plane by id.
 Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 
@@ -38,12 +39,12 @@ _MOST_DEVICES = 249
 
 
 class _Plane:
-    """A plane that is being written. Names are numbered in order of appearance.
+    """Writer of a plane. Names are numbered in order of appearance.
 
     Args:
         plane: the plane's message.
         begins_ns: the export model's zero on the file's clock, which starts with the profile.
-        roots: mark steps as roots from which the plugin follows launches. It is False if events name their step.
+        roots: mark steps as roots from which the plugin follows launches. False if events contain their step.
     """
 
     def __init__(self, plane: Any, begins_ns: int = 0, *, roots: bool = True) -> None:
@@ -54,7 +55,7 @@ class _Plane:
         self._stats: dict[str, int] = {}
 
     def name(self, text: str) -> int:
-        """Return the number of an event's name. A space is removed from PyTorch's copies, so the plugin knows them."""
+        """Return the number of an event's name. `Memcpy HtoD` becomes `MemcpyHtoD`, which the plugin recognizes."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
@@ -103,6 +104,7 @@ class _Plane:
         self._step_line(pacing.parts(), ident=first + 1, title=PARTS_LINE, marks=False)
 
     def _step_line(self, events: list[StepEvent], *, ident: int, title: str, marks: bool) -> None:
+        """Add a line of events with their steps. If `marks`, the events are the steps themselves."""
         if not events:
             return
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
@@ -147,7 +149,7 @@ class _Plane:
                 events[row].stats.add(metadata_id=self.stat(details), str_value=f"{what}:{size}")
 
     def _mark_steps(self, track: ExportTrack, events: Any) -> None:
-        """Mark steps in the form of TensorFlow's marks."""
+        """Mark steps as TensorFlow does, with the stat `step_num`."""
         if track.step is None or track.kind is not TrackKind.THREAD:
             return
         for row, step in enumerate(track.step.tolist()):
@@ -176,6 +178,7 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
 def _device_planes(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
+    """Add the plane of each device, and the plane with gpudiag's tracks above it."""
     devices = [group for group in exported.groups if group.device is not None]
     for position, group in enumerate(devices):
         gpudiag_id, gpu_id = _plane_ids(position, len(devices))
@@ -196,6 +199,7 @@ def _device_planes(
 def _host_plane(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
+    """Add the plane with the threads of all processes, and the planes with gpudiag's tracks of hosts."""
     threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), roots=pacing is None)
     ident = 0
     for position, group in enumerate(group for group in exported.groups if group.device is None):
@@ -231,6 +235,7 @@ def _ordinal(plane: Any) -> int:
 
 
 def _start_ns(space: Any) -> int:
+    """Return the Unix time at which the profile starts; 0 if it is unknown."""
     for plane in space.planes:
         names = plane.stat_metadata
         for stat in plane.stats:
@@ -254,13 +259,14 @@ def _correlation_offsets(exported: ExportModel) -> dict[int, int]:
 
 
 def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
-    """Return the plane ids of a device's gpudiag tracks (None if there are too many devices) and of the device."""
+    """Return the plane ids of gpudiag's tracks of a device (None if there are too many devices) and of the device."""
     if devices <= _MOST_DEVICES:
         return 2 * position - _CUSTOM_AFTER_GPU, 2 * position + 1
     return None, position
 
 
 def _gpudiag_plane(space: Any, begins_ns: int, group: TrackGroup, ident: int) -> None:
+    """Add a plane with gpudiag's tracks of the group, if it has any."""
     tracks = [track for track in group.tracks if track.kind is TrackKind.GPUDIAG]
     if tracks:
         title = group.title.partition(" · ")[0]

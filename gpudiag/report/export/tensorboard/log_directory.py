@@ -1,4 +1,4 @@
-"""Write a directory that TensorBoard opens. It has the scalars, the report as a text, and the profile of each run.
+"""Write a directory for TensorBoard, which has the scalars, the report as a text, and the profile of each run.
 
     <directory>/<run>/events.out.tfevents.gpudiag
     <directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
@@ -39,7 +39,7 @@ class ScalarSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_name(path: Path) -> str:
-    """Return a name for a run that is safe as a directory, from its path."""
+    """Make a name from the path of a run. The name is a valid directory name."""
     return _safe(path.resolve().name, "run")
 
 
@@ -58,8 +58,8 @@ def write_run(
 
     Args:
         directory: the directory of the run.
-        exported: its events. They are written as the profile if there are no `profiles` (PyTorch).
-        series: its scalars.
+        exported: the events of the run. They are written as the profile if there are no `profiles` (PyTorch).
+        series: the scalars of the run.
         verdict: the report in Markdown.
         profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several
             are written unchanged.

@@ -1,9 +1,9 @@
-"""Run TensorBoard so that, of the users of this host, it answers only this user and root.
+"""Run TensorBoard so that it answers this user and root, but no other user of this host.
 
     python -P serve.py TENSORBOARD'S ARGUMENTS...
 
 TensorBoard has no authentication, and a loopback address is open to every user of the host. Connections from other
-hosts are answered, because TensorBoard accepts them only if the user has given another address.
+hosts are answered, because they can exist only if the user has given an address that is not a loopback address.
 
 This program is run as a file, and needs only the standard library and TensorBoard.
 """

@@ -122,6 +122,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path, versions: str) -> None:
+    """Return when TensorBoard answers and has the profile plugin; raise the errors of `serving` otherwise."""
     until = time.monotonic() + _START_S
     while time.monotonic() < until:
         if process.poll() is not None:
