@@ -149,7 +149,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
         by: codes of the findings and validity warnings that explain the bucket; empty if none does.
-        unexplained_ms: the rest for which none of them accounts.
+        unexplained_ms: the rest of `ms`, for which no finding or warning accounts.
         note: the explanation in words, if a rest is unexplained or one cause hides another.
     """
 

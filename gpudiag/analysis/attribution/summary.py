@@ -178,13 +178,13 @@ def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
 
 
 def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
-    """Yield (rows, self times in ns) of the operators in the analysed host steps, by thread."""
+    """Yield for each thread (rows, self times in ns) of its operators in the analysed host steps."""
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         rows = events.rows_on([thread], EventKind.OPERATOR)
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # The slice includes nested operators, because it extends to the latest end of the analysed operators.
+            # The slice extends to the latest end of the analysed operators, so that it includes nested ones.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 
@@ -192,7 +192,7 @@ def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDA
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of track's events."""
+    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) for a track."""
     time_ns: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:

@@ -198,7 +198,7 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Explain `left_ms` that no finding accounts for: return (codes of the findings that hide them, a note)."""
+    """Return (codes of the findings that hide the `left_ms` for which no finding accounts, an explanation in words)."""
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)

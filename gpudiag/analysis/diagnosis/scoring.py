@@ -167,6 +167,7 @@ def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
 
 
 def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
+    """Return whether `later` belongs before `sooner` despite its smaller savings."""
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
@@ -233,6 +234,7 @@ def grade(share: float) -> Confidence:
 def _stays(
     findings: Sequence[ScoredFinding], reported: NDArray[np.float64], savings: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
+    """Return bool[findings]: whether each survives a variation with these savings; see the module's docstring."""
     stays = np.abs(savings - reported) <= SAME_AMOUNT * reported
     first, now_first = findings[0], findings[int(np.argmax(savings))]
     was_behind = first.savings_ms < max(scored.savings_ms for scored in findings)

@@ -20,9 +20,7 @@ Times = NDArray[np.float64]
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
     """Return the deepest node with most of the time; None if the user has no such line within the loop.
 
-    Args:
-        process: the lines of a process.
-        amounts: float64[nodes], time in each line itself, in any unit.
+    `amounts`, float64[nodes], is the time in each line itself, in any unit.
     """
     total = process.tree.with_callees(amounts)
     if total[ROOT] <= 0:

@@ -94,9 +94,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
 def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | None:
     """Return the stretches of the section whose steps fit the marks best; None if none fits.
 
-    Args:
-        process: the lines of the trace's process.
-        mark_start: int64[steps], begin of each step mark in ns.
+    `mark_start`, int64[steps], is the begin of each step mark in the process's trace, in ns.
     """
     fits = [
         (spread, shift, walked)

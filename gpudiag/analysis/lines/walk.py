@@ -160,6 +160,7 @@ class _Stack:
             del self.codes[index:], self.nodes[index:]
 
     def _line(self, code: int, line: int) -> None:
+        """Make `line` current in the innermost frame of `code`, and leave the frames inside that frame."""
         index = self._last(code)
         if index is None:  # the function was called before its events were recorded
             self._call(code)

@@ -1,4 +1,4 @@
-"""Summarise a job's grid: its grid, the communication of each role, and the passes through its pipeline."""
+"""Summarise how a job divides its work: its grid, the communication of each role, and the passes of its pipeline."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ def with_groups_and_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace])
 
 
 def _with_groups(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
+    """Infer the group of each thread's collectives from the ranks that end collectives at the same times."""
     ends = {track.rank: _ends_by_operation(track) for track in tracks}
     completed = []
     for track in tracks:
@@ -119,6 +120,7 @@ def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
+    """Infer the peer of each message from the direction of the pass before a send or after a receive."""
     lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
     sends: dict[int, int] = {}
     for track, indices in zip(tracks, lacking, strict=True):
@@ -144,7 +146,7 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
 
 
 def _from_enqueue(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -> NDArray[np.int64]:
-    """Return the starts of all calls, each of these from the operator that enqueued it.
+    """Return the starts of all calls; the start of a chosen call is that of the operator that enqueued it.
 
     gloo begins to send within the operator `c10d::send`, before it begins to record the send.
     """
@@ -167,9 +169,9 @@ def _lacks_peer(call: CollectiveCall) -> bool:
 
 
 def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup | None]:
-    """Return the group of pipeline stages: one described so, else the smallest whose ranks all send or receive.
+    """Return the smallest group of pipeline stages: by description, else of the groups that no description names.
 
-    A group that is described otherwise is none.
+    All ranks of such a group send or receive messages.
     """
     groups = {
         name: group for name, group in trace.groups.items() if len(group.ranks) > 1 and messages.issuperset(group.ranks)

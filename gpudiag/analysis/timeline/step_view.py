@@ -234,6 +234,7 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
+    """Return a row of spans from (start, end, name, colour), with starts relative to `zero`, without short spans."""
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

@@ -169,7 +169,7 @@ class SlowCompute:
 
 
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate of the savings, in ms; without removed host work, scale `saved_ms` by removed time."""
+    """Return the low estimate of the savings, in ms: simulated if host work is removed, else `saved_ms` scaled."""
     expected, low, _ = slow.estimates
     if low.host is None:
         return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)

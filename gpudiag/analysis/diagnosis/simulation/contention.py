@@ -52,7 +52,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     Attributes:
         free_ns: float64[m], median duration of an op's contention-free matches; NaN without contention or match.
-        waiting_share: float64[m], 0 to 1: share of the time beside collectives in which they waited for peers.
+        waiting_share: float64[m], 0 to 1: share of the time beside collectives in which the collectives waited.
     """
 
     free_ns: Times
@@ -84,7 +84,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """Return the indices of the ops whose contention-free duration is known, which ran during a collective."""
+        """Return the indices of ops during collectives, if the ops' contention-free duration is known."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 

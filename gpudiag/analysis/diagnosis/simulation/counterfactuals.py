@@ -105,7 +105,7 @@ def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
     """Remove synchronizations, and the copies to the host that they wait for.
 
-    Without its `.item()` a step has neither the copy of four bytes nor the gap after it.
+    A step without `.item()` has neither the copy of four bytes nor the gap after this copy.
     """
     return without_waiting(what_if, scenario, syncs(what_if))
 

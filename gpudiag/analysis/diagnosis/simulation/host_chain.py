@@ -29,9 +29,9 @@ from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Of the calls that a full launch queue delays, one per this time, in ns, is kept as blocking. The queue holds many
-#: times as much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation
-#: is twice as fast with fewer blocking calls.
+#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds many times as
+#: much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation is twice
+#: as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]

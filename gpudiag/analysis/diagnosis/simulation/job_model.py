@@ -10,7 +10,7 @@ The cost of communication is the step time saved if every rank trained by itself
   depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
   that no launch explains. The share of the gap or latency that overlaps communication is removed with communication.
 
-Nothing here depends on the profiler overhead, so scenarios with different overhead share one model.
+The model does not depend on the profiler overhead, so scenarios with different overhead share one model.
 """
 
 from __future__ import annotations

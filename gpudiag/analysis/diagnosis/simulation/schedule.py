@@ -164,6 +164,10 @@ class Schedule:
 
 
 def _step_ends(graph: Graph) -> tuple[Index, bool]:
+    """Return `Schedule.step_ends`: ops, if the longest stream has enough ops and some in every step, else host nodes.
+
+    The end of a step is found by bisection. `maximum.accumulate` makes the step numbers ascending for it.
+    """
     steps = np.arange(graph.steps)
     first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))
     op_steps = np.maximum.accumulate(graph.device.step[first:after])

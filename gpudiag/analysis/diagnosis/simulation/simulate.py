@@ -180,7 +180,7 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return device run → (host run that launched into it, position of this pair in `_launched`) of each."""
+        """Return device run → (host run, position of the pair in `_launched`) of each host run that launched into it."""
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
