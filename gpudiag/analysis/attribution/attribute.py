@@ -31,7 +31,7 @@ Worked example. Rank 1 begins an all-reduce at 5 ms, and rank 0 arrives in it at
              0       3      5  6       8          12   ms
 
 The buckets of rank 1 are compute in [0, 3), idle in [3, 5), communication_wait in [5, 8) and communication_transfer in
-[8, 12). They add up to 12 ms.
+[8, 12). These buckets add up to 12 ms.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
         input_parts.append(fetch)
         sync_parts.append(sync)
         launch_parts.append(subtract(intersect(before, busy), union(fetch, sync)))
-        # The time from the launch call to the op's start is the cost of the launch, unless the host was blocked in it.
+        # The time from the launch call to the op's start is the cost of the launch, unless the call blocked the host.
         launching = union(Intervals(gaps.host_until[launched], free.end[launched]))
         waits = intersect(launching, _long_waits(blocked))
         sync_parts.append(waits)
@@ -224,7 +224,7 @@ def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """Attribute all windows of all device tracks, and check that the buckets add up to them."""
+    """Attribute all windows of all device tracks, and check that the buckets add up to the windows."""
     attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
     attribution.check()
     return attribution

@@ -1,4 +1,4 @@
-"""Compute how many floating-point operations per second a step performs on a device, and their share of its peak."""
+"""Compute the rate of a step's floating-point operations on a device, and the rate's share of the device's peak."""
 
 from __future__ import annotations
 

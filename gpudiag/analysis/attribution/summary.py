@@ -7,7 +7,7 @@ ops that run at that instant:
     stream 8          |-- relu --|
                0      4     6    9   µs
 
-These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu 2/2 + 3 = 4 µs.
+These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu is 2/2 + 3 = 4 µs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
         return ()
     waits = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
-        # If a participant of a collective has no trace, it may have arrived after the last known one.
+        # A participant without a trace may have arrived at a collective after the last known participant.
         incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
@@ -245,7 +245,7 @@ def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Po
 def _portions_of(
     track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield (key, ns over all windows, number of ops that began in them). Keys may repeat."""
+    """Yield (key, ns over all windows, number of ops that began in the windows). Keys may repeat."""
     yield from _op_portions("compute", OpClass.COMPUTE, track, attributed, events)
     yield from _op_portions("copy", OpClass.COPY, track, attributed, events)
     yield from _communication_portions(track, attributed, events)

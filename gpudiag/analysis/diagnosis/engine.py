@@ -135,7 +135,7 @@ def _without_simulation(case: Case, reason: str) -> Diagnosis:
     """Report the wait for input in unprofiled steps, or without such a wait the shares of the recorded step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
-    # `compute-bound` needs no simulation, so the missing simulation is no doubt about it.
+    # `compute-bound` needs no simulation, so a missing simulation does not lower its confidence.
     certain = bool(findings) and all(finding.code == CONCLUSION.code for finding in findings)
     doubts = () if certain else (Validity(code="cannot-tell", message=reason),)
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)

@@ -47,7 +47,7 @@ _ON_THE_HOST = (
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
-#: Bucket → (codes of the findings that account for it, edits that remove all of it).
+#: Bucket → (codes of the findings that account for the bucket, edits that remove the whole bucket).
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
     "communication_wait": (("straggler", "pipeline-bubble", "communication-bound"), (without_communication,)),

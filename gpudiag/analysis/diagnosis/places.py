@@ -102,7 +102,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     """Return the locations of untraced host time on these ranks, longest first.
 
     Time before a step's first op and time in communication do not count. The time of a location is the maximum over
-    ranks. With `common` it is the lower median over ranks, which ignores a stall of a single rank.
+    ranks. With `common` the time is the lower median over ranks, which ignores a stall of a single rank.
     """
     by_process = [_places(case, track, untraced_time) for track in _processes(case, ranks)]
     places = []

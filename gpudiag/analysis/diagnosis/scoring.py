@@ -93,7 +93,7 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launch overhead, in place, to the least of the three jobs; return them, or None if 0."""
+    """Lower the savings of launch overhead, in place, to the least of the three jobs; return the least, None if 0."""
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None
@@ -128,7 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return findings with notable savings, and doubts about chance ones; score launch overhead without `wastes`."""
+    """Return (findings with notable savings, doubts); launch overhead is scored without `wastes`."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -182,7 +182,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Name in `instead` of each finding the other findings that save nothing more once it is fixed."""
+    """Name in `instead` of each finding the other findings that save nothing more once that finding is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)

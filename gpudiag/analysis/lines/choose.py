@@ -83,7 +83,7 @@ def location(process: ProcessTimes, node: int) -> SourceLocation:
 
 
 def shortened(file: str, directory: str) -> str:
-    """Return a path relative to the program's directory if it lies below. Names of notebook cells stay unchanged."""
+    """Return a path below the program's directory relative to it; names of notebook cells stay unchanged."""
     if directory and file.startswith(directory.rstrip("/") + "/"):
         return file[len(directory.rstrip("/")) + 1 :]
     return os.path.normpath(file) if file and not file.startswith("<") else file

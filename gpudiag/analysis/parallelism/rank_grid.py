@@ -87,7 +87,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
 
 
 def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[_Group]]:
-    """Return for each role the groups along the fewest dimensions, because other groups are products of these."""
+    """Return for each role the groups along the fewest dimensions, because larger groups combine several dimensions."""
     by_role: dict[GroupRole, dict[int, list[_Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups.values():
         dimensions = sum(words_of(group.description).values()) or len(ROLES)

@@ -1,4 +1,4 @@
-"""Find the role of a process group: from its description, else from what travels in it."""
+"""Find the role of a process group: from its description, else from the operations in it."""
 
 from __future__ import annotations
 

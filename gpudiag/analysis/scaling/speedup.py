@@ -60,7 +60,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return curve → its measured one-device point; of several points, that on the device of the lowest index."""
+    """Return curve → its measured one-device point; of several points, the one on the device of the lowest index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:

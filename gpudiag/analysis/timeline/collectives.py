@@ -180,7 +180,7 @@ def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp
 
 
 def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]) -> list[_Pair]:
-    """Align in each group the track with the most collectives with every other track."""
+    """Align every track of a group with the group's track that has the most collectives."""
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 
@@ -260,7 +260,7 @@ def _match_messages(
 ) -> list[Times]:
     """Fill (instance, last arrival, last rank) of matched messages; return the ends of all calls on the common clock.
 
-    The record of a host-side send lasts until its process waits for it, but the send ended when it was received.
+    The record of a host-side send lasts until its process waits for the send, which ended when it was received.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -337,7 +337,7 @@ def without_lone_communication(traces: Sequence[Trace], world_size: int | None =
 
 
 def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
-    """Return whether the job is one process with one device, and nothing in it indicates other ranks."""
+    """Return whether the job is one process with one device, and nothing in its trace indicates other ranks."""
     stated = trace.world_size or world_size
     events = trace.events
     devices = _devices(trace)
@@ -346,7 +346,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
         return False
     if stated == 1:
         return True
-    # If the group of a collective is unknown, it may belong to a job whose other traces are missing.
+    # If the group of a collective is unknown, the job may have other ranks whose traces are missing.
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 

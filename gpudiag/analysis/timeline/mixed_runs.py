@@ -200,7 +200,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
-        # A pause in the first or the last step is in one rank's windows and may be outside of another rank's.
+        # Allow for one step: a pause at the edge may be inside one rank's windows and outside another rank's windows.
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}

@@ -53,7 +53,7 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
 
 
 def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives: list[int]) -> tuple[_Index, _Index]:
-    """Return the matched sends and, in the same order, their receives; without a common clock both begin together."""
+    """Return the matched sends, and their receives in the same order; without a common clock, the first ones match."""
     send, receive = np.array(sends, np.intp), np.array(receives, np.intp)
     if not len(send) or not len(receive):
         return send[:0], receive[:0]

@@ -108,13 +108,13 @@ def _median_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str, NDArray[np.int64]]) -> float:
-    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if it has too few."""
+    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if the rank has too few."""
     distances = []
     for operation in {track.calls[index].operation for index in chosen}:
         others = ends.get(operation)
         if others is None or len(others) < 2:
             return 0.0
-        # Half of the time between two ends is nearer to one of them than a quarter of their distance.
+        # Half of the times between two ends are within a quarter of the ends' distance from one of the ends.
         distances.append(float(others[-1] - others[0]) / (len(others) - 1) / 4)
     return min(distances, default=0.0)
 
@@ -169,9 +169,9 @@ def _lacks_peer(call: CollectiveCall) -> bool:
 
 
 def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup | None]:
-    """Return the smallest group of pipeline stages: by description, else of the groups that no description names.
+    """Return the pipeline's group: the smallest with such a description, else the smallest whose role is not described.
 
-    All ranks of such a group send or receive messages.
+    All ranks of the group must send or receive messages.
     """
     groups = {
         name: group for name, group in trace.groups.items() if len(group.ranks) > 1 and messages.issuperset(group.ranks)

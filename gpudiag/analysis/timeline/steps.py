@@ -244,7 +244,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
 
 def _idle_before(ops: DeviceOps, begin: int) -> bool:
-    """Return whether the device was idle before `begin`, and an op that starts at `begin` started at its launch."""
+    """Return whether the device was idle before `begin`, and started the op at `begin` as soon as it was launched."""
     opening = ops.start == begin
     before = ops.end[ops.start < begin]
     at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())

@@ -40,7 +40,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
         rank: global rank.
         position: index of the rank in its group, by role.
         compute_ms: compute per step.
-        relative: compute divided by the mean of its peers, which have the same stage.
+        relative: `compute_ms` / mean `compute_ms` of the ranks of the same stage.
     """
 
     rank: Ordinal

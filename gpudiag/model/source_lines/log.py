@@ -40,7 +40,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecod
 
 
 class Code(msgspec.Struct, frozen=True):
-    """A function. `own` is True if it belongs to the user's program, False if to a library that drives the loop."""
+    """A function. `own` is True for the user's program, False for a library that drives the loop."""
 
     file: _NAME
     function: _NAME
@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and of other `threads`; `alone` is without profiler."""
+    """Line events of consecutive steps, of the training thread and of other `threads`; `alone`: without the profiler."""
 
     kind: Literal["alone", "light", "full"]
     events: Events

@@ -8,7 +8,7 @@ would replace the recorded ones take. The estimates follow from the device's pea
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does so once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does it once.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
 
@@ -181,8 +181,8 @@ _NORMALIZATION_LEFT = 0.55
 #: Physical: fused attention computes one of six products again; causal attention skips up to half of the products.
 _SCORES_LEFT = (0.0, 0.35, 0.0)
 _PRODUCTS_LEFT = (7 / 6, 1.35, 0.8)
-#: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors in seven
-#: operations, but seven tensors if fused; SGD with momentum eight tensors, but five if fused.
+#: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors unfused, and seven
+#: fused. SGD with momentum reads and writes eight tensors unfused, and five fused.
 _UPDATE_LEFT = (0.45, 0.65, 0.35)
 #: The share that remains of launch-sized kernels of an update, because one fused kernel replaces hundreds of them.
 _SMALL_UPDATE_LEFT = (0.1, 0.3, 0.05)

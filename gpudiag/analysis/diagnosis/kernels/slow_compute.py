@@ -117,7 +117,7 @@ class SlowCompute:
     title: ClassVar[str] = "Kernels are slower than they need to be"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose for each cause that saves 2 % or more a step without it."""
+        """Propose a step without the cause, for each cause whose removal saves 2 % or more."""
         kernels = graph_kernels(case, what_if)
         if kernels is None:
             return

@@ -115,7 +115,7 @@ class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
 def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
     """Return the kind of collective of known size with the most time on the first device; None without one.
 
-    Time counts from the last participant's arrival, or without `from_last_arrival` from that of the first device.
+    With `from_last_arrival`, time counts from the last participant's arrival, else from the first device's arrival.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:

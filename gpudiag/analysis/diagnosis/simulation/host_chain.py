@@ -49,7 +49,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     Args:
         timeline: the job.
         trace_index: index of the process's trace.
-        tracks: its device tracks.
+        tracks: the process's device tracks.
         ops: the analysed ops of each of these tracks.
     """
     track = tracks[0]

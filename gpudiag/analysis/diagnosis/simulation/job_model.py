@@ -79,7 +79,7 @@ def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
         if len(busy) == 0:
             continue
         ops = np.flatnonzero(candidates & (device.track == index))
-        # An op is beside a collective if one ran at any time between the end of the previous work and the op's start.
+        # An op is beside a collective that ran at any time between the end of the previous work and the op's start.
         slot = np.searchsorted(busy.start, device.start[ops], side="left") - 1
         beside = (slot >= 0) & (busy.end[np.maximum(slot, 0)] > device.start[ops] - device.gap[ops])
         if not beside.all():

@@ -223,8 +223,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. An even higher one has no effect. If a
-    host were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect. If
+    a host were made exactly as slow as the device, it would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
@@ -244,7 +244,7 @@ def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float])
 
     If the device sets the pace, the unprofiled step time does not show the host's work. But the host works no longer
     than in the step in which it waited least for a full launch queue. If a simulated host worked longer than that, it
-    would hide the savings of device work. An overhead that leads to a step shorter than the unprofiled one is rejected.
+    would hide the savings of device work. An overhead is rejected if it makes the step shorter than the unprofiled one.
 
     Args:
         what_if: the job at the overhead that `fit_step_time` chose.
@@ -282,7 +282,7 @@ def is_kernel_only(timeline: Timeline) -> bool:
 
 
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
-    """Return whether hosts with GPUs work longer for a step than without the profiler, in the lower median of ranks."""
+    """Return whether hosts of GPUs work longer for a step than without the profiler, by the lower median over ranks."""
     graph = what_if.graph
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return False
