@@ -299,6 +299,7 @@ def is_private(directory: Path) -> bool:
 
 
 def _cannot_be_replaced(above: Path) -> bool:
+    """Return whether other users cannot replace this user's entries in the directory `above`."""
     status = above.stat()
     if status.st_uid not in {0, os.getuid()}:
         return False

@@ -157,7 +157,7 @@ def _parts_reason(before: Analysis, after: Analysis) -> str:
 
 
 def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[FindingChange, ...]:
-    """Return the findings that appeared, disappeared and remained, each in the order of its analysis."""
+    """Return the findings that appeared, disappeared and remained, in the order of their analyses."""
     old, new = list(before), list(after)
     remained = []
     for identity in _IDENTITIES:

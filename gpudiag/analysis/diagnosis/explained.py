@@ -268,6 +268,7 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
+    """Return the finding that a bucket's share of the step suggests, with that share as an upper bound."""
     code, cause, words = LIKELY[bucket]
     if case.tracks and case.tracks[0].is_cpu:
         words = _ON_CPU.get(bucket, words)

@@ -176,6 +176,7 @@ class CaseLines:
         return sorted(lines, key=lambda line: -line.ms)
 
     def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
+        """Return a line with its times on all ranks; `nodes` has the line's node by index of the trace."""
         times, untraced = {}, {}
         for trace, node in nodes.items():
             below = np.array(self.ranks[trace].tree.subtree(node), np.int64)

@@ -95,7 +95,7 @@ def is_users(process: ProcessTimes, node: int) -> bool:
 
 
 def loop_depth(process: ProcessTimes) -> int:
-    """Return the depth of the loop's lines.
+    """Return the depth of the loop's lines on the call stack.
 
     The loop is in the innermost frame that is on the stack of the optimizer's step and is not left between steps. If
     that frame belongs to a library, the loop's lines are the user's lines that it calls.

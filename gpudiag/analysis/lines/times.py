@@ -45,7 +45,7 @@ class ProcessTimes:
     Args:
         log: the process's log.
         step_ms: mean time of an unprofiled step. A traced step should take this time plus the known cost of events. If
-            it takes longer or shorter, other programs slowed one of the phases, and all lines are scaled. An unknown
+            its time differs, other programs slowed one of the phases, and all lines are scaled. An unknown
             cost of events is the difference between traced and unprofiled steps.
 
     Attributes:

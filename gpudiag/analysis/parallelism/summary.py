@@ -43,6 +43,7 @@ def summarise_parallelism(
 
 
 def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
+    """Return the communication of each role per step; each time is that of the rank with most."""
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}

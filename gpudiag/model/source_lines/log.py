@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and of other `threads`; `alone`: without the profiler."""
+    """Line events of consecutive steps, of the training thread and other `threads`; `alone`: without the profiler."""
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -272,6 +272,7 @@ def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
 
 
 def _decode(content: bytes) -> ProcessLines:
+    """Decode a log; refuse events and frames of functions that it does not describe."""
     log = msgspec.json.decode(content, type=ProcessLines)
     columns = [events for section in log.sections for events in (section.events, *section.threads)]
     known = range(-1, len(log.codes))

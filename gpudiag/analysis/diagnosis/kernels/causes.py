@@ -8,7 +8,7 @@ would replace the recorded ones take. The estimates follow from the device's pea
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does it once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does this once.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
 

@@ -176,7 +176,7 @@ def _linked(case: Case) -> bool:
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     """Return advice for the job's communication: DDP, sharded (FSDP, ZeRO), rooted, or user-defined.
 
-    `by_calls` states that mostly the CPU's calls for communication cost time.
+    `by_calls` is True if communication costs time mostly by the CPU's calls.
     """
     tiny = _tiny_bytes(case)
     if tiny is not None and not by_calls:

@@ -115,7 +115,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     _attach_launches(ops, call_start, block != HostBlock.NOT)
     block = _thinned(block, time)
     delay = time - np.where(at_once, began, target_end)
-    # A call may return within microseconds before its own copy ends.
+    # A call may return some microseconds before its own copy ends.
     delay = np.where(block != HostBlock.NOT, np.maximum(delay, np.where(copies.returns, -np.inf, 0.0)), 0.0)
     recorded = np.diff(_recorded_by(trace, threads, np.concatenate([before[:1], time]) - shift))
     return Chain(

@@ -55,7 +55,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
 def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: np.int64) -> Intervals:
     """Return the times in which a thread is in these operators, except in optimizer updates that begin inside them.
 
-    A parameter server's update runs inside its communication, but would also be needed without it.
+    A parameter server's update runs inside its communication, but would also be needed without communication.
     """
     spans = union(Intervals(events.start_ns[operators], events.end_ns[operators]))
     updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))

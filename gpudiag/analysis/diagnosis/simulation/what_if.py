@@ -223,8 +223,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect. If
-    a host were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. Still more has no effect. If a host
+    were made exactly as slow as the device, it would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
