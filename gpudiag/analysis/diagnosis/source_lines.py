@@ -36,7 +36,7 @@ Times = NDArray[np.float64]
 
 
 class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the loop that the step can do without, on all ranks.
+    """A removable line of the loop (`one_line`), with its times on all ranks.
 
     Attributes:
         source: the line.

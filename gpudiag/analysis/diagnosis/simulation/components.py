@@ -158,7 +158,7 @@ def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *
 
 
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
-    """Return `_excess_by_node` of the recorded steps, among the processes of each stage."""
+    """Return each node's or op's share of its rank's excess over its peers, before the limit by unprofiled steps."""
     if not amounts.any():
         return amounts
     process, step = _process_and_step(what_if, component)

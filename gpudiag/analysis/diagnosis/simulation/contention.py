@@ -15,8 +15,8 @@ before and after them distinguish. If they do not distinguish the sizes, the dur
 Kernels of the same rank come first, because another rank's clocks may be faster.
 
 The profiler delays hosts, so the collectives of other ranks spin longer. Without profiler overhead, the contention of
-this spinning shrinks in proportion. Example: for a GPT whose rank 3 the profiler delayed,
-compute shrinks from 30.3 to 29.3 ms. In unprofiled steps it took 28.2 ms.
+this spinning shrinks in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute shrinks from 30.3 to
+29.3 ms. In unprofiled steps it took 28.2 ms.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def _with_copies(
 ) -> _CallKinds:
     """Return kinds that separate waits for a copy from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization right after it, which is
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. This synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
     copies = events.rows_of(EventKind.COPY)

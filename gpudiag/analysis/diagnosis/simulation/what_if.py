@@ -157,12 +157,12 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return the savings if an unprofiled step takes `now` ms, the simulated base `before`, the scenario `after`.
+        """Return the savings, where a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
         cause costs the rest, `now - after`. If recording slowed the remaining work too, the rest is too small, and the
-        cause costs at least its share of the step. For communication on GPUs, only the rest counts, because recording
-        slows the threads that sum and enqueue gradients, but not the remaining kernels and launches.
+        cause costs at least its share, `(before - after) * now / before`. For communication on GPUs, only the rest
+        counts, because recording slows the threads that sum and enqueue gradients, but not the remaining job.
         (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3,
         9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
