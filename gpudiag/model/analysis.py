@@ -149,7 +149,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
         by: codes of the findings and validity warnings that explain the bucket; empty if none does.
-        unexplained_ms: the rest for which none of them accounts.
+        unexplained_ms: the rest of `ms`, for which no finding or warning accounts.
         note: the explanation in words, if a rest is unexplained or one cause hides another.
     """
 
@@ -280,8 +280,8 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one module of the model, in ms per step on each of `Analysis.devices`, in that order.
 
     On a GPU, these are the times of the kernels, copies and memsets that the module's operators launched, without
-    communication. On a CPU, they are the times of its operators. Times include nested modules, except `own_` times.
-    Recomputation in backward counts as backward.
+    communication. On a CPU, they are the times of the module's operators. Times include nested modules, except `own_`
+    times. Recomputation in backward counts as backward.
 
     Attributes:
         root: class of the outermost module (`Net#2` is the second of that class).

@@ -222,7 +222,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-#: Operations between two ranks. Unlike collectives, they are matched neither by order nor by end.
+#: Operations between two ranks, which are matched in a different way than collectives.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 

@@ -237,32 +237,32 @@ class _Schema(msgspec.Struct):
 
 
 def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
-    """Return the run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
+    """Return the run record of the run directory that `paths` names; None if `paths` is not one run directory."""
     directory = find_run_directory(paths)
     return None if directory is None else read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
 
 
 def find_inference(paths: Sequence[Path | str]) -> InferenceRecord | None:
-    """Return the inference record of a run directory; None if there is none, or it cannot be read."""
+    """Return the inference record of the run directory that `paths` names; None if it is missing or unreadable."""
     directory = find_run_directory(paths)
     return None if directory is None else readable_json(directory / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
 
 def find_kernel_only_traces(paths: Sequence[Path | str]) -> Path | None:
-    """Return the directory of kernel-only traces beside the given traces, if a single path names a run directory."""
+    """Return the directory of kernel-only traces in the run directory that `paths` names; None without such traces."""
     directory = find_run_directory(paths)
     light = None if directory is None else directory / TRACES_DIR / KERNEL_ONLY_TRACES
     return light if light is not None and light.is_dir() and any(light.iterdir()) else None
 
 
 def find_facts_file(paths: Sequence[Path | str]) -> Path | None:
-    """Return the facts beside the given traces, if a single path names a run directory (or its `traces/`)."""
+    """Return the facts file of the run directory that `paths` names; None if it is missing."""
     directory = find_run_directory(paths)
     return directory / FACTS_FILE if directory is not None and (directory / FACTS_FILE).is_file() else None
 
 
 def find_run_directory(paths: Sequence[Path | str]) -> Path | None:
-    """Return the run directory, if a single path names one (or its `traces/`)."""
+    """Return the run directory if `paths` is a single path, of a run directory or of its `traces/`; else None."""
     if len(paths) != 1:
         return None
     candidates = (Path(paths[0]), Path(paths[0]).parent)
@@ -299,6 +299,7 @@ def is_private(directory: Path) -> bool:
 
 
 def _cannot_be_replaced(above: Path) -> bool:
+    """Return whether other users cannot replace this user's entries in the directory `above`."""
     status = above.stat()
     if status.st_uid not in {0, os.getuid()}:
         return False

@@ -14,7 +14,7 @@ from typing import Any
 #: Categories of characters that a terminal acts on or that change the display of the rest of the line: control, format
 #: (bidirectional overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: Also includes characters that this version of Unicode does not define, because a terminal may interpret them.
+#: Also the characters that this version of Unicode does not define, because a terminal may interpret them.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F

@@ -31,7 +31,7 @@ Worked example. Rank 1 begins an all-reduce at 5 ms, and rank 0 arrives in it at
              0       3      5  6       8          12   ms
 
 The buckets of rank 1 are compute in [0, 3), idle in [3, 5), communication_wait in [5, 8) and communication_transfer in
-[8, 12). They add up to 12 ms.
+[8, 12). These buckets add up to 12 ms.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: The host runs ahead of the device again as soon as it launched an op this long before the device could start the op.
+#: The host runs ahead of the device again once it has launched an op this long before the device was free to start it.
 _AHEAD_NS = 20 * NS_PER_US
-#: Longer than any launch. A host that is blocked for longer waits for the device, not for its launch.
+#: A call that blocks for at least this time waits for the device. Launching alone never takes so long.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
 #: The next queued op starts within this time, unless it waits for another op.
 QUEUE_GAP_NS = 20 * NS_PER_US
@@ -100,7 +100,7 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
         input_parts.append(fetch)
         sync_parts.append(sync)
         launch_parts.append(subtract(intersect(before, busy), union(fetch, sync)))
-        # The time from the launch call to the op's start is the cost of the launch, unless the host was blocked in it.
+        # The time from the launch call to the op's start is the cost of the launch, unless the call blocked the host.
         launching = union(Intervals(gaps.host_until[launched], free.end[launched]))
         waits = intersect(launching, _long_waits(blocked))
         sync_parts.append(waits)
@@ -136,11 +136,12 @@ class _Gaps(msgspec.Struct, frozen=True):
 
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
+    """Return the stretches of `free`, each with the launch of the op that ends it."""
     ops = track.ops
     # The op after a gap is the first op that starts at or after the gap's end.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
-    # While the launch call runs, the op may not have reached the device. Such a gap is the cost of launching.
+    # A gap that begins during the launch call is the cost of launching: the op may not have reached the device yet.
     queued = known & (ops.launch_end[index] < free.start)
     thread = np.where(known & ~queued, ops.launch_thread[index], UNKNOWN)
     return _Gaps(thread, np.clip(ops.launch_start[index], free.start, free.end), queued)
@@ -160,7 +161,7 @@ def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, 
 def _long_waits(blocked: Intervals) -> Intervals:
     """Return the blocking calls that are longer than any launch.
 
-    In such a call the host waits, and so does an op that it launched before:
+    An op that was launched before such a call waits for the same work as the call, so its launch was not slow:
 
     host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
     device                                         ├ op    the launch did not take 463 ms
@@ -170,7 +171,7 @@ def _long_waits(blocked: Intervals) -> Intervals:
 
 
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
-    """Return the launch time that a blocking call before it caused.
+    """Return the launch time that earlier blocking calls caused.
 
     After a call that blocked for b ns, the first b ns of launch time count. Launch time counts only until the next
     blocking call, and until an op shows that the host runs ahead of the device again.
@@ -182,7 +183,7 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
-    # Time at which the device has completed all earlier ops, for each op.
+    # For each op, the time at which the device has completed all earlier ops.
     free_from = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < free_from - _AHEAD_NS)]
     never = np.iinfo(np.int64).max
@@ -223,7 +224,7 @@ def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """Attribute all windows of all device tracks, and check that the buckets add up to them."""
+    """Attribute all windows of all device tracks, and check that the buckets add up to the windows."""
     attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
     attribution.check()
     return attribution

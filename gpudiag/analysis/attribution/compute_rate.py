@@ -1,4 +1,4 @@
-"""Compute how many floating-point operations per second a step performs on a device, and their share of its peak."""
+"""Compute the rate of a step's floating-point operations on a device, and the rate's share of the device's peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE_PERCENT = 100
 def compute_rate(run: RunRecord) -> ComputeRate | None:
     """Return the mean rate over ranks; None if no rank counted operations.
 
-    If only some ranks counted them, the result has the reason instead of a rate.
+    If only some ranks counted operations, the result has the reason instead of a rate.
 
     Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms.
     The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device, which is 30 % of the peak of 989 TFLOP/s.

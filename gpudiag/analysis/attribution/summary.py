@@ -7,7 +7,7 @@ ops that run at that instant:
     stream 8          |-- relu --|
                0      4     6    9   µs
 
-These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu 2/2 + 3 = 4 µs.
+These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu is 2/2 + 3 = 4 µs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
         return ()
     waits = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
-        # If a participant of a collective has no trace, it may have arrived after the last known one.
+        # A participant without a trace may have arrived at a collective after the last known participant.
         incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
@@ -178,13 +178,13 @@ def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
 
 
 def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
-    """Yield (rows, self times in ns) of the operators in the analysed host steps, by thread."""
+    """Yield for each thread (rows, self times in ns) of its operators in the analysed host steps."""
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         rows = events.rows_on([thread], EventKind.OPERATOR)
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # The slice includes nested operators, because it extends to the latest end of the analysed operators.
+            # The slice extends to the latest end of the analysed operators, so that it includes nested ones.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 
@@ -192,7 +192,7 @@ def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDA
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) of track's events."""
+    """Return (name, ns, calls) per step of the names with most time. `work_of` yields (rows, ns) for a track."""
     time_ns: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
@@ -245,7 +245,7 @@ def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Po
 def _portions_of(
     track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield (key, ns over all windows, number of ops that began in them). Keys may repeat."""
+    """Yield (key, ns over all windows, number of ops that began in the windows). Keys may repeat."""
     yield from _op_portions("compute", OpClass.COMPUTE, track, attributed, events)
     yield from _op_portions("copy", OpClass.COPY, track, attributed, events)
     yield from _communication_portions(track, attributed, events)

@@ -51,7 +51,7 @@ _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
 )
 WAIT = "communication_wait"
 #: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks the share is
-#: half, because waiting is a mean and only one of them waits.
+#: half, because waiting is a mean and only one rank waits.
 _WAIT_SHARE = 0.4
 #: A part with at least this share of the whole is its main part.
 _MOST = 0.5
@@ -157,7 +157,7 @@ def _parts_reason(before: Analysis, after: Analysis) -> str:
 
 
 def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[FindingChange, ...]:
-    """Return the findings that appeared, disappeared and remained, each in the order of its analysis."""
+    """Return the findings that appeared, disappeared and remained, in the order of their analyses."""
     old, new = list(before), list(after)
     remained = []
     for identity in _IDENTITIES:
@@ -202,7 +202,7 @@ def find_cause(
 ) -> Cause | None:
     """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
 
-    A straggler is the cause if most of the difference is waiting for it. Otherwise the cause is the bucket that
+    A straggler is the cause if most of the difference is waiting for this rank. Otherwise the cause is the bucket that
     changed most, on all ranks or on the few ranks on which it changed.
 
     Args:
@@ -259,7 +259,7 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
 
 
 def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
-    """Return the ranks with at least half of the largest change of the bucket; none if they are most of the ranks."""
+    """Return the ranks with at least half of the largest change of the bucket; none if this holds for most ranks."""
     largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
     changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
     return changed if len(changed) * 2 <= len(ranks) else []

@@ -33,9 +33,9 @@ FAIRLY_SURE = 0.6
 """A finding has medium confidence if it survives at least this share of the variations. Judgement: only the confidence
 label depends on it, not the findings."""
 MOST = 0.5
-"""More than this share of an amount is most of it. It applies to the savings that a cause explains, the time of slow
-calls in a few of them, the known time beside a collective, and the part of a copy done before its call returned.
-Definition."""
+"""More than this share of an amount is most of the amount. The share applies to the savings that a cause explains, the
+part of the slow calls' time that a few names have, the known time beside a collective, and the part of a copy done
+before its call returned. Definition."""
 
 BEYOND_CHANCE = 2.0
 """A deviation of at least this many standard deviations is hardly due to chance. Statistical: 95 % of a normal

@@ -140,7 +140,7 @@ class Case:
         return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:
-        """Return whether the traces are of one rank of a job with several."""
+        """Return whether only one of several ranks has a trace."""
         return len(self.timeline.ranks_present) == 1 and len(self.tracks) == 1 and self.timeline.world_size > 1
 
 

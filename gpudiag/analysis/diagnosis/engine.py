@@ -135,7 +135,7 @@ def _without_simulation(case: Case, reason: str) -> Diagnosis:
     """Report the wait for input in unprofiled steps, or without such a wait the shares of the recorded step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
-    # `compute-bound` needs no simulation, so the missing simulation is no doubt about it.
+    # `compute-bound` needs no simulation, so a missing simulation does not lower its confidence.
     certain = bool(findings) and all(finding.code == CONCLUSION.code for finding in findings)
     doubts = () if certain else (Validity(code="cannot-tell", message=reason),)
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)
@@ -233,7 +233,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
         abs(what_if.simulated_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
         finding.code in _ON_THE_HOST and case.unprofiled_ms is None and mostly_overhead,
-        # The profiler may have made this rank's host slow: its cost differs by rank and step.
+        # The profiler may have made this rank's host slow, because the profiler's cost differs by rank and step.
         finding.code == "straggler" and finding.cause == "launch" and mostly_overhead,
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),

@@ -23,12 +23,12 @@ _OF_THE_WORK = ("sequence", "experts")
 
 
 def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | None:
-    """Return the slowdown by imbalance, and that of each cause; None if a step takes no time."""
+    """Return the slowdown by all imbalance and by each cause; None if a step takes no time."""
     now = what_if.corrected
     now_ms = milliseconds(what_if.model.simulate(now).step_ns)
     causes = [finding.cause for finding in findings if finding.code == "straggler"]
     of_ranks = next((cause for cause in causes if cause in _OF_THE_WORK), "rank")
-    # Tokens that one expert does not get, another one does.
+    # Tokens that leave one expert go to another, so that all experts get their mean and not the median.
     equal = share_tokens(what_if, now) if of_ranks == "experts" else equalize_ranks(what_if, now)
     ideal_ms = milliseconds(what_if.model.simulate(balance_stages(what_if, equal)).step_ns)
     if not now_ms or not ideal_ms:

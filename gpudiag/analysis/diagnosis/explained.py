@@ -47,7 +47,7 @@ _ON_THE_HOST = (
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
-#: Bucket → (codes of the findings that account for it, edits that remove all of it).
+#: Bucket → (codes of the findings that account for the bucket, edits that remove the whole bucket).
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
     "communication_wait": (("straggler", "pipeline-bubble", "communication-bound"), (without_communication,)),
@@ -198,7 +198,7 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Explain `left_ms` that no finding accounts for: return (codes of the findings that hide them, a note)."""
+    """Return (codes of the findings that hide the `left_ms` for which no finding accounts, an explanation in words)."""
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)
@@ -268,6 +268,7 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
+    """Return the finding that a bucket's share of the step suggests, with that share as an upper bound."""
     code, cause, words = LIKELY[bucket]
     if case.tracks and case.tracks[0].is_cpu:
         words = _ON_CPU.get(bucket, words)

@@ -54,6 +54,7 @@ def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) 
 
 
 def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line: LineInSteps) -> list[ScoredFinding]:
+    """Add a finding for the line if it saves enough, or name the line in the finding that it mostly explains."""
     edit = partial(_without_line, line)
     gone = edit(what_if, what_if.corrected)
     saved = _saving_ms(case, what_if, line, gone)

@@ -136,7 +136,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # a whole step lies between the same range of two steps
+                continue  # between one range in two successive steps lies a whole step
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)
@@ -209,7 +209,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 
 
 def parts_of(what_if: WhatIf, whole: Scenario, gain: float) -> dict[str, float]:
-    """Split the gain of a scenario into its components, in ms per step, each removed after the previous ones."""
+    """Split the gain of a scenario by component, in ms per step; components are removed one after another."""
     costs = what_if.corrected
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)

@@ -28,12 +28,7 @@ _DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Count the host events by the innermost of the user's functions around each.
-
-    Args:
-        events: one process's events.
-        rows: rows of host events.
-    """
+    """Count the host events `rows` of one process by the innermost of the user's functions around each."""
     counted: Counter[str] = Counter()
     frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
     if len(frames) == 0:
@@ -107,7 +102,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     """Return the locations of untraced host time on these ranks, longest first.
 
     Time before a step's first op and time in communication do not count. The time of a location is the maximum over
-    ranks. With `common` it is the lower median over ranks, which ignores a stall of a single rank.
+    ranks. With `common` the time is the lower median over ranks, which ignores a stall of a single rank.
     """
     by_process = [_places(case, track, untraced_time) for track in _processes(case, ranks)]
     places = []
@@ -121,11 +116,9 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
 
 
 def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
-    """Return the longest location if it has most of the time and of the savings, else None.
+    """Return the longest of `places` (longest first) if it has most of their time and of the savings, else None.
 
-    Args:
-        places: locations, longest first.
-        gain_ms: savings of removing all stalls, in ms per step.
+    `gain_ms` is the savings of removing all stalls, in ms per step.
     """
     most = MOST * max(sum(place.ms_per_step for place in places), gain_ms)
     return places[0] if places and places[0].ms_per_step >= most else None

@@ -93,7 +93,7 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launch overhead, in place, to the least of the three jobs; return them, or None if 0."""
+    """Lower the savings of launch overhead, in place, to the least of the three jobs; return the least, None if 0."""
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None
@@ -128,7 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return findings with notable savings, and doubts about chance ones; score launch overhead without `wastes`."""
+    """Return (findings with notable savings, doubts); launch overhead is scored without `wastes`."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -167,6 +167,7 @@ def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
 
 
 def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
+    """Return whether `later` belongs before `sooner` despite its smaller savings."""
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
@@ -181,7 +182,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Name in `instead` of each finding the other findings that save nothing more once it is fixed."""
+    """Name in `instead` of each finding the other findings that save nothing more once that finding is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -233,6 +234,7 @@ def grade(share: float) -> Confidence:
 def _stays(
     findings: Sequence[ScoredFinding], reported: NDArray[np.float64], savings: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
+    """Return bool[findings]: whether each survives a variation with these savings; see the module's docstring."""
     stays = np.abs(savings - reported) <= SAME_AMOUNT * reported
     first, now_first = findings[0], findings[int(np.argmax(savings))]
     was_behind = first.savings_ms < max(scored.savings_ms for scored in findings)

@@ -8,8 +8,8 @@ differs between hosts, ranks and steps. A finding about hosts asks for action on
   the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
   cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding that
-  depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
-  about hosts must hold for that cost.
+  depends on such work or such a length must hold for the highest likely cost of the profiler. Without unprofiled
+  steps, every finding about hosts must hold for that cost.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ Times = NDArray[np.float64]
 
 
 class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the loop that the step can do without, on all ranks.
+    """A removable line of the loop (`one_line`), with its times on all ranks.
 
     Attributes:
         source: the line.
@@ -176,6 +176,7 @@ class CaseLines:
         return sorted(lines, key=lambda line: -line.ms)
 
     def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
+        """Return a line with its times on all ranks; `nodes` has the line's node by index of the trace."""
         times, untraced = {}, {}
         for trace, node in nodes.items():
             below = np.array(self.ranks[trace].tree.subtree(node), np.int64)

@@ -1,1 +1,1 @@
-"""Measure host time by lines of the user's source. Other stages of the analysis import this one, never vice versa."""
+"""Measure host time by lines of the user's source. This package imports no other stage of the analysis."""

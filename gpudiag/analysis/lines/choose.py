@@ -20,9 +20,7 @@ Times = NDArray[np.float64]
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
     """Return the deepest node with most of the time; None if the user has no such line within the loop.
 
-    Args:
-        process: the lines of a process.
-        amounts: float64[nodes], time in each line itself, in any unit.
+    `amounts`, float64[nodes], is the time in each line itself, in any unit.
     """
     total = process.tree.with_callees(amounts)
     if total[ROOT] <= 0:
@@ -85,7 +83,7 @@ def location(process: ProcessTimes, node: int) -> SourceLocation:
 
 
 def shortened(file: str, directory: str) -> str:
-    """Return a path relative to the program's directory if it lies below. Names of notebook cells stay unchanged."""
+    """Return a path below the program's directory relative to it; names of notebook cells stay unchanged."""
     if directory and file.startswith(directory.rstrip("/") + "/"):
         return file[len(directory.rstrip("/")) + 1 :]
     return os.path.normpath(file) if file and not file.startswith("<") else file
@@ -97,7 +95,7 @@ def is_users(process: ProcessTimes, node: int) -> bool:
 
 
 def loop_depth(process: ProcessTimes) -> int:
-    """Return the depth of the loop's lines.
+    """Return the depth of the loop's lines on the call stack.
 
     The loop is in the innermost frame that is on the stack of the optimizer's step and is not left between steps. If
     that frame belongs to a library, the loop's lines are the user's lines that it calls.

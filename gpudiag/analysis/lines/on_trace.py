@@ -15,7 +15,7 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation from the median difference. A larger one means that section and trace have different steps.
+#: Maximum median deviation from the median difference. If it is larger, section and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
 #: Minimum number of steps paired with marks.
 _MIN_STEPS = 2
@@ -63,7 +63,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         return union(Intervals(self.start[chosen], self.end[chosen]))
 
     def by_node(self, begin_ns: float, end_ns: float) -> dict[int, float]:
-        """Return node → time in its line between `begin_ns` and `end_ns`, ns."""
+        """Return node → ns between `begin_ns` and `end_ns` in the node's line."""
         first = int(np.searchsorted(self.end, begin_ns, side="right"))
         last = int(np.searchsorted(self.start, end_ns, side="left"))
         amounts: dict[int, float] = {}
@@ -94,9 +94,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
 def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | None:
     """Return the stretches of the section whose steps fit the marks best; None if none fits.
 
-    Args:
-        process: the lines of the trace's process.
-        mark_start: int64[steps], begin of each step mark in ns.
+    `mark_start`, int64[steps], is the begin of each step mark in the process's trace, in ns.
     """
     fits = [
         (spread, shift, walked)

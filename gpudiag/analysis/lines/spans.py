@@ -49,7 +49,7 @@ class _Spans:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:
-        """Extend the open spans of lines that run from `start` to `end`, and open spans for the others."""
+        """Add a stretch of a line and its callers: extend the spans that end at `start`, or begin new spans."""
         shown = self._shown.get(node)
         if shown is None:
             shown = self._shown[node] = self._shown_above(node)

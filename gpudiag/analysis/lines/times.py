@@ -45,8 +45,8 @@ class ProcessTimes:
     Args:
         log: the process's log.
         step_ms: mean time of an unprofiled step. A traced step should take this time plus the known cost of events. If
-            it does not, other programs slowed one of the phases, and all lines are scaled. If the cost of events is
-            unknown, it is the difference between traced and unprofiled steps.
+            its time differs, other programs slowed one of the phases, and all lines are scaled. An unknown
+            cost of events is the difference between traced and unprofiled steps.
 
     Attributes:
         log: the process's log.
@@ -108,7 +108,7 @@ class ProcessTimes:
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
 
     def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
-        """Return the factor by which steps were slower than unprofiled ones for other reasons, and the cost per event.
+        """Return (factor by which steps were slower for reasons other than tracing, cost of tracing per event in ns).
 
         Args:
             later: float64[nodes, steps], ns as recorded.

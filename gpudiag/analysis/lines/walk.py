@@ -1,6 +1,6 @@
 """Follow the line events of a process to find when each line runs, and its callers.
 
-The time between two events belongs to the line that is current after the first one, and to the lines that call it.
+The time between two events belongs to the line that is current after the first event, and to the lines that call it.
 
 Worked example. Line 3 calls `f` at 0 ns. `f` runs its line 8 from 1 ns and returns at 5 ns. Line 4 follows at 6 ns.
 Line 3 takes 6 ns, of which 4 ns are in line 8 of `f`.
@@ -43,7 +43,7 @@ NO_LINE = -1
 #: Number of the training thread.
 _TRAINING = -1
 
-#: Kinds of work, the rarest first. A line that calls several kinds has the first of them.
+#: Kinds of work, the rarest first. A line that calls several kinds counts as the first of these.
 _RAREST_WORK: tuple[LineWork, ...] = ("backward", "optimizer", "input", "forward")
 
 
@@ -160,6 +160,7 @@ class _Stack:
             del self.codes[index:], self.nodes[index:]
 
     def _line(self, code: int, line: int) -> None:
+        """Make `line` current in the innermost frame of `code`, and leave the frames inside that frame."""
         index = self._last(code)
         if index is None:  # the function was called before its events were recorded
             self._call(code)
@@ -201,7 +202,7 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
 
 
 class _Follower:
-    """The stacks of the training thread, and of other threads while it waits in `backward`.
+    """The stacks of the training thread, and of other threads while the training thread waits in `backward`.
 
     Attributes:
         frames: number of frames of the log's stack that were never left.

@@ -36,8 +36,8 @@ def passes_of_step(
 ) -> tuple[PassOfStage, ...]:
     """Return the passes of the step whose length is the median, on one rank of each stage.
 
-    Passes that the trace names are taken from there, else compute is cut at messages. Compute after the passes of all
-    microbatches, as the update, is left out.
+    If the trace does not name passes, each rank's compute is cut into passes at its messages. Compute after the passes
+    of all microbatches, such as the update, is left out.
     """
     shown: dict[int, tuple[DeviceTrack, TrackAttribution]] = {}
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
@@ -111,7 +111,7 @@ def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: i
     times = np.concatenate([track.collectives.start[chosen], track.collectives.end[chosen]])
     edges = distinct(np.concatenate([compute.start[:1], times, compute.end[-1:]]))
     edges = edges[(edges >= compute.start[0]) & (edges <= compute.end[-1])]
-    # Kernels of devices do not say to which pass they belong.
+    # Device kernels do not show whether they belong to forward or backward.
     backward = backward_passes(timeline.traces[track.trace].events, track.shift_ns) if track.is_cpu else EMPTY
     parts: list[_Part] = []
     for start, stop in pairwise(edges.tolist()):
@@ -150,7 +150,7 @@ def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list
 
 
 def _joined(parts: list[_Part]) -> list[_Part]:
-    """Join consecutive stretches of one direction, without regard to short ones between them."""
+    """Join consecutive stretches of one direction; a short stretch of the other direction between them is included."""
     longest = max((part.stop - part.start for part in parts), default=0)
     joined: list[_Part] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Find a job's grid of ranks: the roles of its process groups, and the place of each rank in them."""
+"""Find a job's grid of ranks: the roles of its process groups, and the position of each rank in its groups."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RankGrid:
 
     Attributes:
         sizes: size by role, without those of size 1, from the outermost to the innermost.
-        stated: whether descriptions state all roles in use.
-        role_of_group: role by the group's name, for each rank.
+        stated: whether the descriptions of the process groups state all roles in use.
+        role_of_group: rank → name of its group → role.
         position: index of each rank in its group, by role.
     """
 
@@ -67,7 +67,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
     along = _simplest(in_use)
     sizes = {role: max(len(group.ranks) for group in found) for role, found in along.items()}
     for role in _of_all_ranks(in_use, timeline.world_size):
-        # A group of all ranks holds the other dimensions too.
+        # A group of all ranks spans the other dimensions too.
         others = prod(size for other, size in sizes.items() if other != role)
         if sizes.get(role) == timeline.world_size and others > 1 and timeline.world_size % others == 0:
             sizes[role] = timeline.world_size // others
@@ -87,7 +87,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
 
 
 def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[_Group]]:
-    """Return the groups of each role along the fewest dimensions: the size of others is a product of sizes."""
+    """Return for each role the groups along the fewest dimensions, because larger groups combine several dimensions."""
     by_role: dict[GroupRole, dict[int, list[_Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups.values():
         dimensions = sum(words_of(group.description).values()) or len(ROLES)
@@ -96,10 +96,7 @@ def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[
 
 
 def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
-    """Return the groups of two ranks or more in which something travels, by name and ranks.
-
-    A process also lists groups that it no longer uses.
-    """
+    """Return the groups of two or more ranks that communicate, by name and ranks; processes also list unused groups."""
     description: dict[tuple[str, _Ranks], str] = {}
     operations: dict[tuple[str, _Ranks], Counter[str]] = defaultdict(Counter)
     for track in timeline.tracks:
@@ -113,7 +110,7 @@ def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
 
 
 def _of_all_ranks(groups: dict[tuple[str, _Ranks], _Group], world_size: int) -> list[GroupRole]:
-    """Return the roles of groups of all ranks that no description states."""
+    """Return the roles of the groups that contain all ranks and whose description states no role."""
     return [
         group.role
         for (_, ranks), group in groups.items()

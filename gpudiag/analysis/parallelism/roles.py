@@ -1,4 +1,4 @@
-"""Find the role of a process group: from its description, else from what travels in it."""
+"""Find the role of a process group: from its description, else from the operations in it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
 
 
 def role_in_use(described: GroupRole | None, operations: Mapping[str, int]) -> GroupRole:
-    """Return the role of a group: of a data-parallel group that gathers parameters, `shard`."""
+    """Return the described role, or `shard` for a `data` group that gathers parameters; else judge by the calls."""
     if described is None:
         return role_of_traffic(operations)
     return "shard" if described == "data" and operations.get("all_gather") else described

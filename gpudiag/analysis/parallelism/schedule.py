@@ -61,7 +61,7 @@ def schedule_of(timeline: Timeline, grid: RankGrid | None) -> PipelineSchedule |
         return None
     microbatches = most - fewest
     chunks = most // (2 * microbatches) if microbatches else 0
-    if grid.stages > 2 and chunks and fewest == (2 * chunks - 1) * microbatches:  # some rank is no end
+    if grid.stages > 2 and chunks and fewest == (2 * chunks - 1) * microbatches:  # the middle stages send more
         return PipelineSchedule(microbatches, chunks)
     return PipelineSchedule(fewest)
 
@@ -99,7 +99,7 @@ def _rows_named(events: EventTable, names: NDArray[np.int64], track: DeviceTrack
 
 
 def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
-    """Return the sends or receives between stages of each rank that has some, per step, whichever are more."""
+    """Return the larger of sends and receives per step for each rank that communicates with other stages."""
     counts = []
     for track in timeline.tracks:
         table = track.collectives

@@ -1,4 +1,4 @@
-"""Summarise a job's grid: its grid, the communication of each role, and the passes through its pipeline."""
+"""Summarise how a job divides its work: its grid, the communication of each role, and the passes of its pipeline."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Paral
 
 
 def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
+    """Return the communication of each role per step; each time is that of the rank with most."""
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}

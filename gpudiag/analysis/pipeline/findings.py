@@ -177,7 +177,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble. The savings are half of it, because microbatches of half the size halve the bubble."""
+    """Report the bubble. The savings are half the bubble, because microbatches of half the size halve it."""
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2

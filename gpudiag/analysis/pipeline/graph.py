@@ -204,6 +204,7 @@ class _RecordedOrder:
 
 
 def _groups(grid: OperationGrid, transfers: _Transfers) -> list[OperationGroup]:
+    """Return the transfers, then the collectives across stages, then each remaining slot as a group of one."""
     groups = [OperationGroup(rows=pair) for pair in transfers.pairs]
     together: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row, slot in enumerate(grid.slots):

@@ -86,7 +86,7 @@ def arrange(table: OperationTable) -> OperationGrid:
     """Return the complete steps of a table.
 
     Raises:
-        UnreadableInputError: stages are not numbered from 0, no step is complete, or one takes more than 11 days.
+        UnreadableInputError: stages are not numbered from 0, no step is complete, or a step takes more than 11 days.
     """
     stages, data_ranks = (np.unique(column) for column in (table.stage, table.data_rank))
     if not len(table) or stages[0] != 0 or stages[-1] != len(stages) - 1:

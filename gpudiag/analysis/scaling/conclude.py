@@ -120,6 +120,7 @@ def _no_volume(wanted: Wanted, times: Iterable[Duration]) -> list[Remark]:
 
 
 def _order(point: PointRecord) -> tuple[object, ...]:
+    """Return the key by which results list their points."""
     return (
         point.workload,
         point.precision,
@@ -227,6 +228,7 @@ def _started(point: PointRecord, doubt: str) -> str:
 def _prospects(
     points: list[PointRecord], falls: Iterable[Waterfall], network: Network | None, doubts: Collection[str]
 ) -> Iterable[Prospect]:
+    """Yield the forecast of each curve on the first devices, unless its one-device baseline is doubtful."""
     hidden = {fall.point: _hidden_share(fall) for fall in falls}
     by_id = {point.id: point for point in points}
     curves: dict[tuple[object, ...], dict[int, PointRecord]] = {}

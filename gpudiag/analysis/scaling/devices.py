@@ -22,9 +22,7 @@ ODD = 0.03
 def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu, ...]:
     """Return the devices that were measured alone, sorted by index.
 
-    Args:
-        points: all points.
-        names: model names of the GPUs, by index; empty for CPU processes.
+    `names` has the model names of the GPUs, by index; it is empty for CPU processes.
     """
     known = [(point, rate) for point in points if point.alone and (rate := rate_of(point)) is not None]
     if len(known) < 2:

@@ -11,8 +11,8 @@ only a fourth allows a check of the fit.
 Within one machine the fitted cost is extrapolated. With m machines of g devices each, every step also sends the
 gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
 2 log2 m in a tree. The overlap of this communication with backward is unknown. The fast end of the range assumes that
-it overlaps with all of backward. Backward takes two thirds of a step's compute, because it has two matrix products for
-each one of forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
+all of backward hides it. Backward takes two thirds of a step's compute, because it has two matrix products for each
+one in forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
 jitter * (sqrt(2 ln n) - sqrt(2 ln g)), if step times are normally distributed. The expected value uses the measured
 overlap fraction.
 """

@@ -57,8 +57,8 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     Args:
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
-        staged: gradients are communicated through host memory. Copies to and from it, and waiting for the threads that
-            reduce them, then count as transfer.
+        staged: gradients are communicated through host memory. Then copies to and from host memory, and waiting for the
+            threads that reduce gradients, count as transfer.
         fed: the job loads batches. If the job loads none, unexplained waiting counts as host time.
     """
     what_if = build_what_if(timeline, timed_ms)

@@ -60,7 +60,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return curve → its measured one-device point; of several points, that on the device of the lowest index."""
+    """Return curve → its measured one-device point; of several points, the one on the device of the lowest index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
@@ -87,9 +87,7 @@ def _baseline_of(
 def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> list[PointRecord]:
     """Fill in baseline, speedup and efficiency of the points whose baseline was measured.
 
-    Args:
-        points: all points.
-        need_peers: frameworks and strategies that cannot run on one device.
+    `need_peers` has the frameworks and strategies that cannot run on one device.
     """
     known = list(points)
     baselines = _baselines(known)
@@ -141,6 +139,7 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
+    """Widen a point's interval by the relative scatter between starts, and to the throughput of each start."""
     rate = rate_of(point)
     if rate is None:
         return point
@@ -154,9 +153,7 @@ def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
 def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> dict[str, str]:
     """Return the ids of one-device points that are unusable as baselines, each with the reason.
 
-    Args:
-        points: all points, with their intervals widened.
-        need_peers: frameworks and strategies that cannot run on one device.
+    The intervals of `points` are already widened. `need_peers` is as for `with_speedups`.
     """
     alone = [point for point in points if point.devices == 1 and rate_of(point) is not None]
     reasons = {point.id: reason for point in alone if (reason := _unstable(point))}

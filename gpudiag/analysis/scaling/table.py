@@ -118,7 +118,7 @@ def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
 
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
-    """Explain why groups of one workload are not ranked together; name each pair of values once."""
+    """Explain why groups of one workload are not ranked together; report each pair of different values once."""
     # Points that differ only in their devices have the same refusals: 20,000 points would be 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:

@@ -146,7 +146,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     """Pair the collectives that end together under this offset.
 
     At least half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit with
-    small spread. They must be half of the shorter capture, because an offset with hardly any overlap always fits.
+    small spread, and half of the shorter capture must fit, because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -243,6 +243,7 @@ def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
 
 
 def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
+    """Choose one of the equally good pairings, and add the pairs of rooted collectives."""
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]

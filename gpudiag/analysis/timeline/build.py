@@ -155,6 +155,7 @@ def _messages(calls: list[TrackCalls]) -> MatchedMessages:
 
 
 def _tracks(traces: Sequence[Trace], slots: Sequence[Slot], matching: Matching) -> tuple[DeviceTrack, ...]:
+    """Return the track of each slot on the common clock, cut into the steps that all tracks have."""
     base = min(trace.origin_ns for trace in traces)
     shifts = [
         traces[index].origin_ns - base + offset for (index, _), offset in zip(slots, matching.offsets, strict=True)

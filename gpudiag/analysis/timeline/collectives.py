@@ -128,10 +128,7 @@ def match_collectives(
 ) -> Matching:
     """Match the collectives of all tracks, align the clocks, and find the last arrival at each collective.
 
-    Args:
-        tracks: all tracks.
-        ranks_present: ranks with a trace.
-        matched: the messages between the tracks.
+    `ranks_present` are the ranks with a trace; `matched` has the messages between the tracks.
     """
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
@@ -183,6 +180,7 @@ def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp
 
 
 def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]) -> list[_Pair]:
+    """Align every track of a group with the group's track that has the most collectives."""
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 
@@ -262,7 +260,7 @@ def _match_messages(
 ) -> list[Times]:
     """Fill (instance, last arrival, last rank) of matched messages; return the ends of all calls on the common clock.
 
-    The record of a host-side send lasts until its process waits for it, but the send ended when it was received.
+    The record of a host-side send lasts until its process waits for the send, which ended when it was received.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -292,6 +290,7 @@ def _instances(
     pairs: list[_Pair],
     offsets: list[int],
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
+    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`."""
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     last = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
@@ -332,15 +331,13 @@ def _instances(
 def without_lone_communication(traces: Sequence[Trace], world_size: int | None = None) -> list[Trace]:
     """Give communication of a single participant the roles of ordinary work.
 
-    Args:
-        traces: the traces of the job.
-        world_size: number of ranks, if the traces do not contain it.
+    `world_size` is the number of ranks, if the job's traces do not contain it.
     """
     return [_without_lone(trace, alone=_is_alone(traces, trace, world_size)) for trace in traces]
 
 
 def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
-    """Return whether the job is one process with one device, and nothing in it indicates other ranks."""
+    """Return whether the job is one process with one device, and nothing in its trace indicates other ranks."""
     stated = trace.world_size or world_size
     events = trace.events
     devices = _devices(trace)
@@ -349,7 +346,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
         return False
     if stated == 1:
         return True
-    # If the group of a collective is unknown, it may belong to a job whose other traces are missing.
+    # If the group of a collective is unknown, the job may have other ranks whose traces are missing.
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 
@@ -359,6 +356,7 @@ def _devices(trace: Trace) -> NDArray[np.int16]:
 
 
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
+    """Give ordinary roles to collectives in groups of one rank; if `alone`, to all communication of the trace."""
     if len(_devices(trace)) > 1:
         return trace  # its devices communicate with each other, although they belong to one rank
     lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]

@@ -151,7 +151,7 @@ def _awaited(
 ) -> Intervals:
     """Return the training thread's idle time between the last communication range and the update that needs its result.
 
-    A library's thread, which no profiler records, communicates during this time. The update begins after it.
+    A library's thread, which no profiler records, communicates during this time, before the update begins.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -188,7 +188,7 @@ def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _holds(events: EventTable, row: int, others: NDArray[np.intp]) -> bool:
-    """Return whether any of the other rows begins inside the row, on its thread."""
+    """Return whether any of the rows `others` begins inside `row`, on the same thread."""
     begun = (events.start_ns[others] >= events.start_ns[row]) & (events.start_ns[others] < events.end_ns[row])
     return bool((begun & (events.thread[others] == events.thread[row])).any())
 

@@ -117,12 +117,9 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
-    """Warn if the traces cannot be of one run.
+    """Warn if the job's traces cannot be of one run.
 
-    Args:
-        traces: traces of the job.
-        tracks: all tracks.
-        lossy: ranks whose trace lacks device work, so that too few of their collectives match.
+    `lossy` has the ranks whose trace lacks device work, so that too few of their collectives match.
     """
     groups = _groups(traces, tracks)
     reasons = [
@@ -203,7 +200,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
-        # A pause in the first or the last step is in one rank's windows and may be outside of another rank's.
+        # Allow for one step: a pause at the edge may be inside one rank's windows and outside another rank's windows.
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
@@ -212,7 +209,10 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Name the ranks for which most collectives match no collective of another rank in the group."""
+    """Return a sentence that names the ranks most of whose collectives have no match; empty if there are none.
+
+    A rank is judged only by its collectives during another trace's capture, because other collectives cannot match.
+    """
     alone: set[int] = set()
     for members in groups:
         # Lossy ranks are left out, because lost collectives match nothing.

@@ -53,6 +53,7 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
 
 
 def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives: list[int]) -> tuple[_Index, _Index]:
+    """Return the matched sends, and their receives in the same order; without a common clock, the first ones match."""
     send, receive = np.array(sends, np.intp), np.array(receives, np.intp)
     if not len(send) or not len(receive):
         return send[:0], receive[:0]
@@ -67,8 +68,8 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
     """Return by how many messages the sender's capture begins earlier.
 
-    It is the shift with the youngest messages under which nearly no receive ends before its send begins. A smaller
-    shift matches receives with older messages; a larger one matches receives that waited with messages sent later.
+    Under the right shift, nearly no receive ends before its send begins. Of such shifts, the one with the youngest
+    messages is returned. A smaller shift matches receives with older messages.
     """
     best, youngest = 0, np.inf
     widest = min(WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)

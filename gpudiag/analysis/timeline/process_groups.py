@@ -40,6 +40,7 @@ def with_groups_and_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace])
 
 
 def _with_groups(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
+    """Infer the group of each thread's collectives from the ranks that end collectives at the same times."""
     ends = {track.rank: _ends_by_operation(track) for track in tracks}
     completed = []
     for track in tracks:
@@ -107,18 +108,19 @@ def _median_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str, NDArray[np.int64]]) -> float:
-    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if it has too few."""
+    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if the rank has too few."""
     distances = []
     for operation in {track.calls[index].operation for index in chosen}:
         others = ends.get(operation)
         if others is None or len(others) < 2:
             return 0.0
-        # Half of the time between two ends is nearer to one of them than a quarter of their distance.
+        # Half of the times between two ends are within a quarter of the ends' distance from one of the ends.
         distances.append(float(others[-1] - others[0]) / (len(others) - 1) / 4)
     return min(distances, default=0.0)
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
+    """Infer the peer of each message from the direction of the pass before a send or after a receive."""
     lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
     sends: dict[int, int] = {}
     for track, indices in zip(tracks, lacking, strict=True):
@@ -144,7 +146,7 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
 
 
 def _from_enqueue(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -> NDArray[np.int64]:
-    """Return the starts of all calls, each of these from the operator that enqueued it.
+    """Return the starts of all calls; the start of a chosen call is that of the operator that enqueued it.
 
     gloo begins to send within the operator `c10d::send`, before it begins to record the send.
     """
@@ -167,9 +169,9 @@ def _lacks_peer(call: CollectiveCall) -> bool:
 
 
 def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup | None]:
-    """Return the group of pipeline stages: one described so, else the smallest whose ranks all send or receive.
+    """Return the pipeline's group: the smallest with such a description, else the smallest whose role is not described.
 
-    A group that is described otherwise is none.
+    All ranks of the group must send or receive messages.
     """
     groups = {
         name: group for name, group in trace.groups.items() if len(group.ranks) > 1 and messages.issuperset(group.ranks)

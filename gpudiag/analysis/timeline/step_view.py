@@ -137,7 +137,7 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
 
 
 def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
-    """Return the track's window with this step number, or the window at the same position if there is none."""
+    """Return the track's window with this step number; without one, the window at position `otherwise`."""
     same = np.flatnonzero(track.window_steps == number)
     return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 
@@ -149,6 +149,7 @@ def _tracks(
     span: tuple[int, int],
     names: _NameTable,
 ) -> list[StepTrack]:
+    """Return one rank's rows: buckets, device streams, host, and source lines."""
     tracks = [_bucket_track(attributed, span, names)]
     events = timeline.traces[track.trace].events
     ops = track.ops
@@ -234,6 +235,7 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
+    """Return a row of spans from (start, end, name, colour), with starts relative to `zero`, without short spans."""
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

@@ -244,7 +244,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
 
 def _idle_before(ops: DeviceOps, begin: int) -> bool:
-    """Return whether the device was idle before `begin`, and an op that starts at `begin` started at its launch."""
+    """Return whether the device was idle before `begin`, and started the op at `begin` as soon as it was launched."""
     opening = ops.start == begin
     before = ops.end[ops.start < begin]
     at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())
@@ -257,6 +257,7 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
+    """Return windows between the first ops of steps, without the first and the last step where enough remain."""
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:

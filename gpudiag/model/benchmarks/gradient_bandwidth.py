@@ -56,6 +56,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _interpolated(known: list[tuple[int, float]], size: int) -> float:
+    """Return the time at `size` between known (size, time) points; beyond the largest, in proportion to the size."""
     below = max((point for point in known if point[0] <= size), default=known[0])
     above = min((point for point in known if point[0] >= size), default=None)
     if above is None:

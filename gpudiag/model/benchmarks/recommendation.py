@@ -61,7 +61,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings per step of the recommended strategy over another one. `percent` is relative to the other one's step."""
+    """Savings per step of the recommended strategy over the strategy `over`, also in percent of the step of `over`."""
 
     over: str
     ms: Difference
@@ -72,7 +72,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 class StepCeiling(msgspec.Struct, frozen=True, kw_only=True):
     """The step without communication (`independent`), which no strategy can beat.
 
-    `percent_left` is the share of the recommended strategy's step by which it exceeds this step.
+    `percent_left` is 100 * (1 - `step_ms` / step of the recommended strategy).
     """
 
     step_ms: Milliseconds

@@ -141,15 +141,16 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         found: the actionable finding with the largest savings; None without one.
-        others: other findings with savings above the alarm level after larger causes are removed.
+        others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             no false alarm.
         launching_ms: launch overhead of the clean job, by ablation; None if not measured.
         included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
             the finding may include this share.
-        tolerance_ms: allowed difference between found and true cost; for a clean run, the alarm level.
-        verdict: `too small` if the fault costs less than the tolerance or the alarm level, so that no finding is
-            required. The fault must still raise no other alarm.
+        tolerance_ms: allowed difference between found and true cost; for a clean run, `alarm_ms`.
+        alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
+        verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
+            The fault must still raise no false alarm.
         why: errors of the row, one line each; empty for a right row.
         run_dir: run directory, relative to the output directory.
     """

@@ -41,7 +41,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
 
 class EntryOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one entry. If it has only `began`, the entry did not end.
+    """Outcome of one entry. If only `began` is set, the entry did not end.
 
     Attributes:
         seconds: duration including set-up.

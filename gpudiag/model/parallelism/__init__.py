@@ -40,7 +40,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
         rank: global rank.
         position: index of the rank in its group, by role.
         compute_ms: compute per step.
-        relative: compute divided by the mean of its peers, which have the same stage.
+        relative: `compute_ms` / mean `compute_ms` of the ranks of the same stage.
     """
 
     rank: Ordinal
@@ -55,9 +55,9 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, stage: the rank and its stage.
         direction: `both` if the trace does not show where the backward pass begins.
-        microbatch: its number from 0; of an interleaved schedule whose passes have no names, the number of the pass
-            among those of its direction on this rank.
-        chunk: index of the part of the model among those of the rank.
+        microbatch: number of the microbatch, from 0; of an interleaved schedule whose passes have no names, the number
+            of the pass among this rank's passes of the same direction.
+        chunk: index of the part of the model among the parts on this rank.
         start_ms, end_ms: since the first pass of the step.
     """
 
@@ -88,7 +88,7 @@ class PipelineShape(msgspec.Struct, frozen=True, kw_only=True):
         chunks: parts of the model per rank (v), above 1 if the schedule is interleaved.
         bubble_ms: idle time per step and stage that remains if all ranks and stages compute equally long and transfer
             in no time; None if it cannot be simulated.
-        bubble_percent: its share of the step.
+        bubble_percent: `bubble_ms` as a share of the step.
         theoretical_percent: (p - 1) / (v m + p - 1).
         passes: the passes of one step.
     """
@@ -106,8 +106,8 @@ class ImbalanceCause(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of one cause of imbalance.
 
     Attributes:
-        slowdown: simulated step time divided by that without this cause alone.
-        saved_ms: the same as a difference, per step.
+        slowdown: simulated step time / simulated step time without this cause alone.
+        saved_ms: difference of these two step times.
     """
 
     slowdown: Rate
@@ -118,9 +118,9 @@ class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
     """Slowdown by operations that differ from their peers.
 
     Attributes:
-        slowdown: simulated step time divided by that of the ideal step. In tables of operations each computation of
-            the ideal step takes the mean and each transfer the median of its kind. In traces ranks compute as long as
-            the lower median of their peers, and stages as long as their mean.
+        slowdown: simulated step time / `ideal_ms`. In the ideal step of a table of operations, each computation takes
+            the mean and each transfer the median of its kind. In the ideal step of traces, each rank computes as long
+            as the lower median of its peers, and each stage as long as the mean of the stages.
         ideal_ms: step time of the ideal step.
         by: effect of removing each cause alone (`rank`, `stage`, `sequence`, `experts`); effects may overlap.
     """
@@ -135,7 +135,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sizes: size of the grid by role, without those of size 1.
-        stated: whether descriptions of process groups state all roles; False if some follow from what travels.
+        stated: whether descriptions of process groups state all roles; False if some are inferred from operations.
         traffic: communication by role.
         ranks: all recorded ranks.
         pipeline: None without stages.

@@ -52,7 +52,7 @@ class PipelineWorker(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, data_rank, stage: position in the grid.
         compute_ms: computation per step, mean of steps.
-        relative: its computation divided by the mean of all workers.
+        relative: `compute_ms` / mean `compute_ms` of all workers.
         waiting_ms: time per step between its first and last computation in which it does not compute.
     """
 
@@ -70,7 +70,7 @@ class PipelineAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the file.
         step_ms: recorded step time, mean of the analysed steps.
-        simulated_ms: the same from the simulation without host gaps; slowdowns and savings refer to it.
+        simulated_ms: step time of the simulation without host gaps, to which slowdowns and savings refer.
         host_gap_ms: time per step in which no recorded operation is executed or awaited, on the simulated critical
             path: `step_ms - simulated_ms`, at least 0.
         replay_error_percent: mean absolute difference between the recorded step time and the simulated one, in which

@@ -33,14 +33,14 @@ MAX_LOG_BYTES, MAX_TOTAL_BYTES, _MAX_LOGS = 64 << 20, 256 << 20, 4096
 _SHOWN_FILES = 3
 #: Names of the logs of ranks.
 _RANK_LOG = re.compile(r"rank(\d{1,7})\.json\.gz", re.ASCII)
-#: Names of the logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
+#: Names of the logs of DataLoader workers, and maximum number of such logs that are copied for one rank.
 _WORKER_LOG, _MAX_WORKERS = re.compile(r"worker\d{1,12}(-[0-9a-f]{1,16})?\.json\.gz", re.ASCII), 256
 _NAME = Annotated[str, msgspec.Meta(max_length=4096)]
 _UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
 
 class Code(msgspec.Struct, frozen=True):
-    """A function. `own` is True if it belongs to the user's program, False if to a library that drives the loop."""
+    """A function. `own` is True for the user's program, False for a library that drives the loop."""
 
     file: _NAME
     function: _NAME
@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and of other `threads`; `alone` is without profiler."""
+    """Line events of consecutive steps, of the training thread and other `threads`; `alone`: without the profiler."""
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -188,7 +188,7 @@ class LineLogs(msgspec.Struct, frozen=True):
 
 
 def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
-    """Return the logs beside the given traces, if a single path names a run directory.
+    """Return the line logs of the run directory that `paths` names; no logs if `paths` is not one run directory.
 
     Unreadable logs and logs beyond `MAX_TOTAL_BYTES` are listed by name. Workers' logs are read last.
     """
@@ -258,7 +258,7 @@ def _log_files(directory: Path | None) -> list[Path]:
 
 
 def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
-    """Return the unpacked log; None if it is larger than `most_bytes` and this is below the limit of a single log."""
+    """Return the unpacked log; None if it is larger than `most_bytes`. A log beyond `MAX_LOG_BYTES` is an error."""
     if path.is_symlink() or not path.is_file():
         raise ValueError("no regular file")
     limit = min(most_bytes, MAX_LOG_BYTES)
@@ -272,6 +272,7 @@ def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
 
 
 def _decode(content: bytes) -> ProcessLines:
+    """Decode a log; refuse events and frames of functions that it does not describe."""
     log = msgspec.json.decode(content, type=ProcessLines)
     columns = [events for section in log.sections for events in (section.events, *section.threads)]
     known = range(-1, len(log.codes))

@@ -84,7 +84,7 @@ def _best(records: dict[str, Bandwidth]) -> float | None:
 
 
 def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
-    """Return whether a loaded link runs below its maximum, unless the bandwidth proves that its registers are wrong."""
+    """Return whether a loaded link runs below its maximum, unless the bandwidth proves the link's registers wrong."""
     pairs = ((link.generation, link.maximum_generation), (link.width, link.maximum_width))
     if not link.under_load or not any(now is not None and most is not None and now < most for now, most in pairs):
         return False

@@ -122,7 +122,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Compare the rate of the worse direction with half the rate of the slower host link, as staging has no overlap."""
+    """Compare the slower direction with half the rate of the slower host link, because staged copies do not overlap."""
     on, hosts = peer_rates(facts, peer_access=True, direction="one_way"), host_rates(facts)
     compared = []
     for source, destination in (pair, pair[::-1]):

@@ -77,7 +77,7 @@ def _pinned(facts: Facts, direction: str) -> list[Bandwidth]:
 
 
 def peer_rates(facts: Facts, *, peer_access: bool, direction: str) -> dict[Pair, Bandwidth]:
-    """Return (source GPU, destination GPU) → copy with peer access on or off, by the initiator that is faster."""
+    """Return (source GPU, destination GPU) → copy with peer access on or off; of two initiators, the faster one's."""
     rates: dict[Pair, Bandwidth] = {}
     for record in facts.bandwidth:
         source, destination = gpu_index(record.src), gpu_index(record.dst)

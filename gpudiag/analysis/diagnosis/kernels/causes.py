@@ -1,15 +1,14 @@
 """Estimate the savings of kernels without each cause of slow compute.
 
-Each function returns an expected, a low and a high estimate, because a trace does not show the time of other kernels.
-The estimates follow from the device's peaks and from the bytes that kernels move:
+Each function returns an expected, a low and a high estimate, because a trace does not show how long the kernels that
+would replace the recorded ones take. The estimates follow from the device's peaks and from the bytes that kernels move:
 
-* fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each of which is a share of a
-peak.
+* fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each a share of a peak.
 * Conversions of layouts move bytes that channels-last tensors need not move.
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does so once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does this once.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
 
@@ -111,6 +110,7 @@ def graph_kernels(case: Case, what_if: WhatIf) -> GraphKernels | None:
 
 
 def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[Any]]:
+    """Return the columns of `TrackKernels` for ops given by track and event row; placeholders where unclassified."""
     columns: dict[str, NDArray[Any]] = {
         "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
         "operator": np.full(len(row), UNKNOWN, np.int64),
@@ -181,12 +181,12 @@ _NORMALIZATION_LEFT = 0.55
 #: Physical: fused attention computes one of six products again; causal attention skips up to half of the products.
 _SCORES_LEFT = (0.0, 0.35, 0.0)
 _PRODUCTS_LEFT = (7 / 6, 1.35, 0.8)
-#: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors in seven
-#: operations, but seven tensors if fused; SGD with momentum eight tensors, but five if fused.
+#: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors unfused, and seven
+#: fused. SGD with momentum reads and writes eight tensors unfused, and five fused.
 _UPDATE_LEFT = (0.45, 0.65, 0.35)
-#: The same share for launch-sized kernels, hundreds of which one fused kernel replaces.
+#: The share that remains of launch-sized kernels of an update, because one fused kernel replaces hundreds of them.
 _SMALL_UPDATE_LEFT = (0.1, 0.3, 0.05)
-#: The same share for launches and gaps.
+#: The share that remains of an update's launches and gaps if the update is fused.
 _UPDATE_HOST_LEFT = (0.2, 0.4, 0.1)
 #: Share of an elementwise kernel's time that remains if it is fused into a longer one: reading its other operands.
 _FUSED_LEFT = (0.35, 0.6, 0.15)

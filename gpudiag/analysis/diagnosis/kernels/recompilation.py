@@ -97,7 +97,9 @@ def _without_compiling(remaining: Times, _: WhatIf, scenario: Scenario) -> Scena
 
 
 def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
-    """Return (compilations per step, ms of them per step, frame → recompilations) of the slowest process."""
+    """Return (compilations per step, ms of compiling per step, frame → recompilations) of the process that compiles
+    longest; zeros if none compiles.
+    """
     longest: tuple[float, float, dict[str, int]] = (0.0, 0.0, {})
     for track in case.tracks:
         compilation = None if case.work is None else case.work.compilations.get(track.trace)

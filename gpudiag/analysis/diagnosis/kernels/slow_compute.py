@@ -117,7 +117,7 @@ class SlowCompute:
     title: ClassVar[str] = "Kernels are slower than they need to be"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose for each cause that saves 2 % or more a step without it."""
+        """Propose a step without the cause, for each cause whose removal saves 2 % or more."""
         kernels = graph_kernels(case, what_if)
         if kernels is None:
             return
@@ -169,7 +169,7 @@ class SlowCompute:
 
 
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate of the savings, in ms; without removed host work, scale `saved_ms` by removed time."""
+    """Return the low estimate of the savings, in ms: simulated if host work is removed, else `saved_ms` scaled."""
     expected, low, _ = slow.estimates
     if low.host is None:
         return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)

@@ -115,9 +115,7 @@ class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
 def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
     """Return the kind of collective of known size with the most time on the first device; None without one.
 
-    Args:
-        case: the job.
-        from_last_arrival: measure from the last participant's arrival, else from the arrival of this device.
+    With `from_last_arrival`, time counts from the last participant's arrival, else from the first device's arrival.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:
@@ -144,8 +142,8 @@ def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollect
 def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
-    Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is as
-    small a share of the link's as copies through the host reach.
+    Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is
+    below `OF_NVLINK` of the NVLink bandwidth, which copies through the host reach too.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -162,7 +160,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks are on one machine, without a record of the run by distinct device numbers."""
+    """Return whether all ranks are on one machine: by the run's record, else if their device numbers differ."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
@@ -178,9 +176,7 @@ def _linked(case: Case) -> bool:
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     """Return advice for the job's communication: DDP, sharded (FSDP, ZeRO), rooted, or user-defined.
 
-    Args:
-        case: the job.
-        by_calls: whether communication costs mostly the CPU's calls.
+    `by_calls` is True if communication costs time mostly by the CPU's calls.
     """
     tiny = _tiny_bytes(case)
     if tiny is not None and not by_calls:
@@ -202,7 +198,7 @@ def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
 
 
 def _tiny_bytes(case: Case) -> int | None:
-    """Return the size, in bytes, of the tiny transfers with the most time if tiny ones take most time, else None."""
+    """Return the tiny size, in bytes, with the most transfer time; None if tiny sizes do not take most of the time."""
     time = _transferring_ns(case)
     tiny: Counter[int] = Counter()
     for (_, size), ns in time.items():

@@ -25,7 +25,7 @@ from gpudiag.units import milliseconds
 
 #: Maximum number of operators or pauses in the evidence.
 _MOST_NAMES = 5
-#: Parts with most of a host's work. A host that is slow throughout has its largest excess in one of them.
+#: Components with most of a host's work. If a host is slow throughout, its largest excess is in one of these.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
 #: Causes that may be frequent pauses of the host, each too brief to count as untraced time.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
@@ -182,7 +182,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return the pauses of these ranks between calls that their peers seldom make in succession; none without peers."""
+    """Return these ranks' pauses between calls that their peers seldom make in succession; empty without peers."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)

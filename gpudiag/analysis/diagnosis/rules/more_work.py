@@ -64,7 +64,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return late rank → its amount divided by the mean of its peers that are not late; empty if one is unknown."""
+    """Return late rank → its amount / mean amount of its peers that are not late; empty if an amount is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]
@@ -114,7 +114,7 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
 
 
 def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Give each expert the mean of its peers' work: tokens that one expert does not get, another one does."""
+    """Give each expert the mean of its peers' work, because tokens that leave one expert go to another."""
     work, beside = _work_by_segment(what_if, scenario), _beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return scenario

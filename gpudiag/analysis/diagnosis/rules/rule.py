@@ -71,7 +71,7 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 
 
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
-    """Split savings into the additional savings of each component after the previous ones, in ms per step.
+    """Split savings, in ms per step: a component gets what removing it adds to removing the previous components.
 
     Args:
         what_if: the job.

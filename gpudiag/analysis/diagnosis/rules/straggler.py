@@ -139,7 +139,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
         excess_ms: rank → excess over the median of all ranks in that part, per step.
         savings_ms: part → savings per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
-        more_work: the reason why late ranks have more work than their peers; None if they do not.
+        more_work: the reason why late ranks have more work than their peers; None if they have no more.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
         silent: whether nothing was recorded while late ranks waited for input.
         jitter: whether the ranks are late in some steps only.
@@ -204,7 +204,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
-    """Return the reason why ranks that compute longer have more work; None if nothing shows that they have."""
+    """Return the reason why ranks that compute longer have more work; None if nothing shows more work."""
     if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
@@ -342,7 +342,7 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
-    """Return the ranks with a large sum of their excess over peers, over the steps in which they have one."""
+    """Return the ranks whose total excess over their peers is large; steps without an excess count as 0."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 

@@ -152,8 +152,8 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
 
     `free` is the time at which the previous op of the stream and all awaited ops had ended, or -inf without any such
     op; these ops may lie before the analysed steps. The later of launch and `free` determines the start, and its
-    latency or gap is the whole time to the start. The other one gets its usual time, or less if it would exceed the
-    start.
+    latency or gap is the whole time to the start. The other of the two gets its usual time, but at most the time to
+    the start.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

@@ -1,4 +1,4 @@
-"""Measure the components of a step, and equalize ranks to their median in them."""
+"""Measure the components of a step, and equalize ranks to the median of each component."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass
 
 Component = Literal["input", "stall", "operators", "allocation", "sync", "launch", "compute", "copy"]
-#: In this order: waiting for data; untraced host time; single slow calls; waiting in synchronizations; all other host
-#: work, memory allocation included; kernels; copies.
+#: Components of a step, in this order: waiting for data; untraced host time; single slow calls; waiting in
+#: synchronizations; all other host work, memory allocation included; kernels; copies.
 COMPONENTS: tuple[Component, ...] = ("input", "stall", "operators", "sync", "launch", "compute", "copy")
 _ON_DEVICE = frozenset({"compute", "copy"})
 
@@ -33,7 +33,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
         untraced = np.fmin(what_if.untraced, scenario.waiting)
         return untraced if component == "stall" else scenario.waiting - untraced
     if component == "sync":
-        # The waits of a rank with no more synchronizations than its peers do not count, because it waits for a peer.
+        # The waits of a rank with no more synchronizations than its peers do not count: the rank waits for a peer.
         waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
         between = np.diff(graph.host.time, prepend=0.0)
         return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)
@@ -44,7 +44,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
 
 
 def common(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """Return float64[n or m], ns: the component's time without the excess of a rank, which makes it a straggler."""
+    """Return float64[n or m], ns: the component's time without a rank's excess, which makes the rank a straggler."""
     return amount(what_if, scenario, component) - _excess_by_node(what_if, scenario, component, each_step=False)
 
 
@@ -158,6 +158,7 @@ def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *
 
 
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
+    """Return each node's or op's share of its rank's excess over its peers, before the limit by unprofiled steps."""
     if not amounts.any():
         return amounts
     process, step = _process_and_step(what_if, component)

@@ -7,15 +7,16 @@ removed, its contention is removed too.
 
 Kernels match if they have the same name and do the same work. Such kernels are at the same position of other steps and
 on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the kernels
-before and after them distinguish. Otherwise the durations differ and are not used:
+before and after them distinguish. If they do not distinguish the sizes, the durations differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
 Kernels of the same rank come first, because another rank's clocks may be faster.
 
-The profiler delays hosts, so their peers' collectives spin longer. Without profiler overhead, the contention of this
-spinning shrinks in proportion (from 30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms without it).
+The profiler delays hosts, so the collectives of other ranks spin longer. Without profiler overhead, the contention of
+this spinning shrinks in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute shrinks from 30.3 to
+29.3 ms. In unprofiled steps it took 28.2 ms.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     Attributes:
         free_ns: float64[m], median duration of an op's contention-free matches; NaN without contention or match.
-        waiting_share: float64[m], 0 to 1: share of the time beside collectives in which they waited for peers.
+        waiting_share: float64[m], 0 to 1: share of the time beside collectives in which the collectives waited.
     """
 
     free_ns: Times
@@ -68,7 +69,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     def waiting_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
         """Return durations without this share (of each op, 0 to 1) of the waiting collectives' contention.
 
-        The contention of waiting and of transferring cannot be separated, so each is attributed its share of the time.
+        The contention of waiting and of transferring cannot be separated, so it is divided in proportion to their time.
         """
         return self._share_removed_from(duration, share * self.waiting_share)
 
@@ -84,7 +85,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """Return the indices of the ops whose contention-free duration is known, which ran during a collective."""
+        """Return the indices of ops during collectives, if the ops' contention-free duration is known."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 

@@ -105,7 +105,7 @@ def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
     """Remove synchronizations, and the copies to the host that they wait for.
 
-    Without its `.item()` a step has neither the copy of four bytes nor the gap after it.
+    A step without `.item()` has neither the copy of four bytes nor the gap after this copy.
     """
     return without_waiting(what_if, scenario, syncs(what_if))
 
@@ -196,7 +196,7 @@ def with_transport(what_if: WhatIf, scenario: Scenario, facts: Facts, transport:
     """Give each collective the transfer time that the probes measured for its operation, size and number of ranks.
 
     Collectives without a measurement keep their time. If a device track's total transfer time falls, the contention
-    that it causes falls by the same share; if it rises, contention stays the same.
+    of its transfers falls by the same share; if the time rises, contention stays the same.
 
     Returns:
         None if no collective of the job was measured over this transport.

@@ -169,7 +169,7 @@ def _waits(
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
     B ended the pause, not A. If the pause were attributed to A, its 49 ms would not count as transfer. If no collective
-    ends in a pause, the pause is attributed to a collective that was under way in it for most of its duration.
+    ends in a pause, the pause is attributed to a collective that was under way for most of the pause.
 
     Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause,
     the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.

@@ -14,10 +14,10 @@ Two kinds of nodes, in program order:
       start[j] = max(t[launch[j]] + latency[j],  max(end before it in its stream, end of its waits) + gap[j])
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
-If the launch determined the recorded start, the latency explains it exactly, and the gap is the device's usual gap. If
-the previous op determined the start, the gap explains it exactly, and the latency is the usual one. On an H200, a
-launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes faster, the
-queue fills and hides the latency. The unchanged graph reproduces the recording.
+If the launch determined the recorded start, the latency explains the start exactly, and the gap is the device's usual
+gap. If the previous op determined the start, the gap explains the start exactly, and the latency is the usual one. On
+an H200, a launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes
+faster, the queue fills and hides the latency. The unchanged graph reproduces the recording.
 
 The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
 previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
@@ -172,7 +172,7 @@ class Scenario:
         gap: float64[m], from the end of the previous work to the earliest start.
         duration: float64[m], of ops that are no matched collectives.
         transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
-        communicates: False if the ranks do not communicate; it labels the scenario and does not change the simulation.
+        communicates: False if the ranks do not communicate; a label, which does not change the simulation.
     """
 
     busy: Times

@@ -29,9 +29,9 @@ from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Of the calls that a full launch queue delays, one per this time, in ns, is kept as blocking. The queue holds many
-#: times as much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation
-#: is twice as fast with fewer blocking calls.
+#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds many times as
+#: much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation is twice
+#: as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -49,7 +49,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     Args:
         timeline: the job.
         trace_index: index of the process's trace.
-        tracks: its device tracks.
+        tracks: the process's device tracks.
         ops: the analysed ops of each of these tracks.
     """
     track = tracks[0]
@@ -115,7 +115,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     _attach_launches(ops, call_start, block != HostBlock.NOT)
     block = _thinned(block, time)
     delay = time - np.where(at_once, began, target_end)
-    # A call may return within microseconds before its own copy ends.
+    # A call may return some microseconds before its own copy ends.
     delay = np.where(block != HostBlock.NOT, np.maximum(delay, np.where(copies.returns, -np.inf, 0.0)), 0.0)
     recorded = np.diff(_recorded_by(trace, threads, np.concatenate([before[:1], time]) - shift))
     return Chain(
@@ -244,7 +244,7 @@ def _with_copies(
 ) -> _CallKinds:
     """Return kinds that separate waits for a copy from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization right after it, which is
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. This synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
     copies = events.rows_of(EventKind.COPY)

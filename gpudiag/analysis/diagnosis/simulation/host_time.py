@@ -40,7 +40,7 @@ def analysed_span(track: DeviceTrack) -> tuple[int, int]:
 
 
 def lengths_in_turn(spans: Intervals, begin: Index, end: Index) -> Times:
-    """Return float64[n], ns: length of `spans` inside each [begin, end), which must follow one another."""
+    """Return float64[n], ns: length of `spans` inside each [begin, end); these must follow one another."""
     if len(spans) == 0:
         return np.zeros(len(begin))
     edges = np.empty(2 * len(begin), np.int64)
@@ -240,7 +240,7 @@ class BlockingCopies(msgspec.Struct, frozen=True, kw_only=True):
 def blocking_copies(
     ops: Sequence[TrackOps], call_start: Index, time: Index, copying: NDArray[np.bool_]
 ) -> BlockingCopies:
-    """Return the nodes of these calls.
+    """Return the nodes of these calls: two for a call that waits for its own copy, else one.
 
     A call that returned during the first half of its copy did not wait, because the driver had staged the copy.
 

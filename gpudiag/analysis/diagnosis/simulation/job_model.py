@@ -10,7 +10,7 @@ The cost of communication is the step time saved if every rank trained by itself
   depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
   that no launch explains. The share of the gap or latency that overlaps communication is removed with communication.
 
-Nothing here depends on the profiler overhead, so scenarios with different overhead share one model.
+The model does not depend on the profiler overhead, so scenarios with different overhead share one model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
 def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: np.int64) -> Intervals:
     """Return the times in which a thread is in these operators, except in optimizer updates that begin inside them.
 
-    A parameter server's update runs inside its communication, but would also be needed without it.
+    A parameter server's update runs inside its communication, but would also be needed without communication.
     """
     spans = union(Intervals(events.start_ns[operators], events.end_ns[operators]))
     updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))
@@ -79,7 +79,7 @@ def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
         if len(busy) == 0:
             continue
         ops = np.flatnonzero(candidates & (device.track == index))
-        # An op is beside a collective if one ran at any time between the end of the previous work and the op's start.
+        # An op is beside a collective that ran at any time between the end of the previous work and the op's start.
         slot = np.searchsorted(busy.start, device.start[ops], side="left") - 1
         beside = (slot >= 0) & (busy.end[np.maximum(slot, 0)] > device.start[ops] - device.gap[ops])
         if not beside.all():

@@ -129,7 +129,7 @@ class Schedule:
         return order
 
     def _needs(self, runs: Sequence[Run]) -> list[set[int]]:
-        """Return for each run the runs that must be complete before it in the same iteration."""
+        """Return for each run the runs that must be complete before that run in the same iteration."""
         device = self.graph.device
         run_of = index_runs(self.graph, runs)
         needs: list[set[int]] = [set() for _ in runs]
@@ -164,6 +164,10 @@ class Schedule:
 
 
 def _step_ends(graph: Graph) -> tuple[Index, bool]:
+    """Return `Schedule.step_ends`: ops, if the longest stream has enough ops and some in every step, else host nodes.
+
+    `maximum.accumulate` makes step numbers ascending, because bisection finds the last op or node of each step.
+    """
     steps = np.arange(graph.steps)
     first, after = max(graph.streams, key=lambda span: span[1] - span[0], default=(0, 0))
     op_steps = np.maximum.accumulate(graph.device.step[first:after])

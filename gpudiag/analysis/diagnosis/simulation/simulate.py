@@ -180,7 +180,7 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return device run → (host run that launched into it, position of this pair in `_launched`) of each."""
+        """Return device run → (host run, position of the pair in `_launched`) for each host run launching into it."""
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
@@ -273,7 +273,7 @@ class System:
 
 
 def _sums_within(values: Times, first: Index) -> Times:
-    """Return for each value the sum from the first value of its run up to it."""
+    """Return for each value the sum from the first value of its run up to and including the value."""
     before = np.zeros(len(values) + 1)
     np.cumsum(values, out=before[1:])
     return before[1:] - before[first]

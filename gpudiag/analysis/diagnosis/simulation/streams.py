@@ -130,8 +130,8 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 class AwaitedOps(msgspec.Struct, frozen=True):
     """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
 
-    An event recorded in a stream follows the op launched there last. If the stream has been made to wait after this
-    launch, the event also follows the awaited ops. `call` is the row of the waiting call.
+    An event recorded in a stream follows the last op that was launched there. If the stream has been made to wait after
+    this launch, the event also follows the awaited ops. `call` is the row of the waiting call.
     """
 
     wait: Index
@@ -328,7 +328,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
         index = np.minimum(awaited.index[pair], np.searchsorted(history.end, began, side="right") - 1)
         pair, index = pair[index >= 0], index[index >= 0]
         target[pair], end[pair] = history.op[index], history.end[index]
-    # Keep the latest awaited op of each stream, then the two of each waiting op that ended last.
+    # For each waiting op, keep the latest awaited op of each stream, and of these the two that ended last.
     order = np.lexsort((-end, awaited.history, waiting))
     order = order[target[order] != NONE]
     order = order[_first_of_each(waiting[order], awaited.history[order])]

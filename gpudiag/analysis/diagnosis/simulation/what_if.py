@@ -157,12 +157,12 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return the savings if an unprofiled step takes `now` ms, the simulated base `before`, the scenario `after`.
+        """Return the savings, where a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
         cause costs the rest, `now - after`. If recording slowed the remaining work too, the rest is too small, and the
-        cause costs at least its share of the step. For communication on GPUs, only the rest counts, because recording
-        slows the threads that sum and enqueue gradients, but not the remaining kernels and launches.
+        cause costs at least its share, `(before - after) * now / before`. For communication on GPUs, only the rest
+        counts, because recording slows the threads that sum and enqueue gradients, but not the remaining job.
         (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3,
         9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
@@ -223,8 +223,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. An even higher one has no effect. If a
-    host were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. Still more has no effect. If a host
+    were made exactly as slow as the device, it would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
@@ -244,7 +244,7 @@ def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float])
 
     If the device sets the pace, the unprofiled step time does not show the host's work. But the host works no longer
     than in the step in which it waited least for a full launch queue. If a simulated host worked longer than that, it
-    would hide the savings of device work. An overhead that leads to a step shorter than the unprofiled one is rejected.
+    would hide the savings of device work. An overhead is rejected if it makes the step shorter than the unprofiled one.
 
     Args:
         what_if: the job at the overhead that `fit_step_time` chose.
@@ -282,7 +282,7 @@ def is_kernel_only(timeline: Timeline) -> bool:
 
 
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
-    """Return whether hosts with GPUs work longer for a step than without the profiler, in the lower median of ranks."""
+    """Return whether hosts of GPUs work longer for a step than without the profiler, by the lower median over ranks."""
     graph = what_if.graph
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return False
