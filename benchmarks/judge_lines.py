@@ -158,7 +158,7 @@ def main() -> None:
                 str(row.get("code", row.get("failed", "none"))),
                 f"{row['found_ms']:.1f}" if row.get("found_ms") is not None else "",
                 "right" if row.get("line_right") else f"{row.get('line', 'none')}",
-                {True: "right", False: "off"}.get(row.get("amount_right"), ""),
+                "right" if row.get("amount_right") else "off" if "amount_right" in row else "",
                 f"{row.get('lines_overhead_percent', float('nan')):.1f}",
             )
     Console().print(table)

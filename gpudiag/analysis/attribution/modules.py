@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.attribution.summary import in_analysed_steps
-from gpudiag.analysis.compute.launchers import launching_rows
+from gpudiag.analysis.compute.launchers import in_analysed_steps, launching_rows
 from gpudiag.intervals import distinct, lengths_inside, own_lengths
 from gpudiag.model.analysis import Modules, ModuleTime
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork, Role, any_of

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.compute.launchers import equal_shares
-from gpudiag.intervals import Intervals, among, distinct, length, lengths_between, median, own_lengths, subtract, union
+from gpudiag.analysis.compute.launchers import equal_shares, operator_times
+from gpudiag.intervals import Intervals, among, length, lengths_between, median, subtract, union
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -32,7 +32,7 @@ from gpudiag.model.analysis import (
     Steps,
     Wait,
 )
-from gpudiag.model.event import EventKind, EventTable
+from gpudiag.model.event import EventTable
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, milliseconds
 
@@ -177,18 +177,6 @@ def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
     )
 
 
-def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
-    """Yield for each thread (rows, self times in ns) of its operators in the analysed host steps."""
-    for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
-        rows = events.rows_on([thread], EventKind.OPERATOR)
-        start, end = events.start_ns[rows], events.end_ns[rows]
-        inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
-        if len(inside):
-            # The slice extends to the latest end of the analysed operators, so that it includes nested ones.
-            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
-            yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
-
-
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
@@ -206,12 +194,6 @@ def _longest(
                 calls[events.names[index]] += int(count[index]) / divisor
     longest = sorted(time_ns.items(), key=lambda item: (-item[1], item[0]))[:_MOST_NAMES]
     return [(name, ns, calls[name]) for name, ns in longest]
-
-
-def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each time, on the common clock, is in an analysed host step of the track."""
-    step = np.searchsorted(track.steps.start, start, side="right") - 1
-    return (step >= 0) & among(track.steps.number, track.window_steps)[step]
 
 
 def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:

@@ -1,11 +1,13 @@
-"""Find the host ranges in which device ops were launched."""
+"""Find the host ranges in which device ops were launched, and the self times of operators."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, distinct
+from gpudiag.intervals import Intervals, Times, among, distinct, own_lengths
 from gpudiag.model.event import EventKind, EventTable, ModuleWork, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
@@ -106,3 +108,21 @@ def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
     done[order[1:]] = np.cumsum(piece)
     shares: NDArray[np.float64] = done[len(ops) : 2 * len(ops)] - done[: len(ops)]
     return shares
+
+
+def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
+    """Yield for each thread (rows, self times in ns) of its operators in the analysed host steps."""
+    for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
+        rows = events.rows_on([thread], EventKind.OPERATOR)
+        start, end = events.start_ns[rows], events.end_ns[rows]
+        inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
+        if len(inside):
+            # The slice extends to the latest end of the analysed operators, so that it includes nested ones.
+            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
+
+
+def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
+    """Return bool[n]: whether each time, on the common clock, is in an analysed host step of the track."""
+    step = np.searchsorted(track.steps.start, start, side="right") - 1
+    return (step >= 0) & among(track.steps.number, track.window_steps)[step]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.attribution.summary import operator_times
+from gpudiag.analysis.compute.launchers import operator_times
 from gpudiag.analysis.diagnosis.calibration import (
     CLOSE_BUBBLE_PERCENT,
     KERNEL_FIXED_NS,
