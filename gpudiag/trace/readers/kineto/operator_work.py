@@ -1,9 +1,9 @@
 """Compute the floating-point operations and bytes of operators from the shapes of their inputs.
 
-PyTorch writes shapes if `record_shapes` is set. Formulas are for the operators that launch kernels, and count as PyTorch's
-`FlopCounterMode` does: a multiplication and an addition are two operations, biases are not counted. Unlike there, a
-causal mask halves attention, because its kernels skip the masked half. Bytes are those of the inputs and outputs, each
-counted once. If a shape, a type or an option is unknown, so is the result.
+PyTorch writes shapes if `record_shapes` is set. Formulas are for the operators that launch kernels, and count as
+PyTorch's `FlopCounterMode` does: a multiplication and an addition are two operations, biases are not counted. Unlike
+there, a causal mask halves attention, because its kernels skip the masked half. Bytes are those of the inputs and
+outputs, each counted once. If a shape, a type or an option is unknown, so is the result.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ def _softmax_backward(call: _Call) -> int:
 
 
 _UNARY = (
-    "abs", "clamp", "clamp_min", "clamp_max", "cos", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "neg", "pow",
-    "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "square", "tanh",
+    "abs", "clamp", "clamp_min", "clamp_max", "cos", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "neg",
+    "pow", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "square", "tanh",
 )  # fmt: skip
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 _TERNARY = ("addcmul", "addcdiv", "lerp", "where")
