@@ -1,0 +1,98 @@
+"""Test what classes of kernels reached, beside published peaks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpudiag import analyze
+from tests.trace.documents import TRACES, document, event, kernel, launch, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudiag.model.run import ComputeClass
+
+H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+GEMM, SIMT = "sm90_xmma_gemm_f32f32_tf32f32", "ampere_sgemm_32x32_tn"
+
+
+def operator(name: str, start: float, shapes: Any, dtype: str) -> dict[str, Any]:
+    """Return an operator of 10 µs with recorded shapes."""
+    arguments = {"Input Dims": shapes, "Input type": [dtype] * len(shapes)}
+    return event("cpu_op", name, start, 10, args=arguments)
+
+
+def classes(directory: Path, *events: dict[str, Any], device: dict[str, Any] | None = None) -> dict[str, ComputeClass]:
+    """Return the classes of three steps with the same events, whose times are within 1000 µs."""
+    steps = []
+    for step in range(3):
+        steps.append(event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 990))
+        for number, each in enumerate(events):
+            moved = each | {"ts": each["ts"] + 1000 * step}
+            if "correlation" in each.get("args", {}):
+                moved["args"] = each["args"] | {"correlation": each["args"]["correlation"] + 100 * step}
+            steps.append(moved)
+            assert number < 100
+    path = write(directory / "rank0.json", document(*steps, **(H100 if device is None else device)))
+    return {row.kernel_class: row for row in analyze(path).compute_classes}
+
+
+def test_one_operator_with_two_kernels_counts_once(tmp_path: Path) -> None:
+    found = classes(
+        tmp_path,
+        operator("aten::mm", 10, [[1000, 1000], [1000, 1000]], "c10::BFloat16"),
+        *(launch(12, 1), launch(15, 2)),
+        *(kernel("nvjet_sm90_tst_128", 20, 10, 1), kernel("nvjet_sm90_tst_128", 30, 10, 2)),
+    )["matmul"]
+    assert found.tflops_per_s == pytest.approx(2e9 / 20e-6 / 1e12)
+    assert found.gb_per_s == pytest.approx(6e6 / 20e-6 / 1e9)
+    assert (found.known_percent, found.peak_percent) == (100, pytest.approx(100 * 100 / 989))
+    assert found.peak_source == "NVIDIA H100 datasheet (2022), SXM"
+
+
+@pytest.mark.parametrize(("name", "peak"), [(GEMM, 494), (SIMT, 67), ("gemm", None)])
+def test_peak_of_single_precision_depends_on_the_kernels_units(tmp_path: Path, name: str, peak: float | None) -> None:
+    found = classes(
+        tmp_path,
+        operator("aten::mm", 10, [[1000, 1000], [1000, 1000]], "float"),
+        launch(12, 1),
+        kernel(name, 20, 100, 1),
+    )["matmul"]
+    assert found.tflops_per_s == pytest.approx(20)
+    assert found.peak_percent == (None if peak is None else pytest.approx(100 * 20 / peak))
+
+
+def test_known_share_is_that_of_the_kernels_time(tmp_path: Path) -> None:
+    found = classes(
+        tmp_path,
+        operator("aten::relu", 10, [[1000, 1000]], "float"),
+        operator("mystery", 30, [[1000, 1000]], "float"),
+        *(launch(12, 1), launch(32, 2)),
+        kernel("vectorized_elementwise_kernel", 40, 10, 1),
+        kernel("vectorized_elementwise_kernel", 50, 30, 2),
+    )["elementwise"]
+    assert (found.known_percent, found.tflops_per_s) == (25, None)
+    assert found.gb_per_s == pytest.approx(800)
+    assert found.peak_percent == pytest.approx(100 * 800 / 3350)
+
+
+def test_peak_of_an_unknown_device_is_unknown(tmp_path: Path) -> None:
+    found = classes(
+        tmp_path,
+        operator("aten::mm", 10, [[1000, 1000], [1000, 1000]], "c10::BFloat16"),
+        launch(12, 1),
+        kernel("nvjet_sm90_tst_128", 20, 10, 1),
+        device={"deviceProperties": [{"id": 0, "name": "Fast GPU"}]},
+    )["matmul"]
+    assert (found.tflops_per_s, found.peak_percent, found.peak_source) == (pytest.approx(200), None, "")
+
+
+def test_recording_reaches_the_rate_of_another_tools_table() -> None:
+    """TraceLens' table of matrix products (GEMM.csv): 5.5146 TFLOP without biases in 8 858.3 µs of kernels."""
+    analysis = analyze(TRACES / "public2" / "h100_qwen_forward.json.gz")
+    rows = {row.kernel_class: row for row in analysis.compute_classes}
+    assert rows["matmul"].tflops_per_s == pytest.approx(5514.6e9 / 8858.3e-6 / 1e12, rel=1e-3)
+    assert rows["matmul"].known_percent == 100
+    assert rows["attention"].tflops_per_s == pytest.approx(90.29, rel=1e-3)
