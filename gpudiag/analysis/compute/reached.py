@@ -22,7 +22,7 @@ _PEAK_KNOWN = 0.9
 _MOST = 1e15
 
 
-class _Calls(NamedTuple):
+class _Launchers(NamedTuple):
     """Operators whose kernels ran in the windows of a track: columns of equal length.
 
     Attributes:
@@ -78,7 +78,7 @@ def _no_sums() -> _Sums:
     return _Sums(*(np.zeros(NO_CLASS) for _ in _Sums._fields))
 
 
-def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Calls:
+def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Launchers:
     """Return the operators with known work among those that launched `ops`.
 
     An operator counts for one class, although it may launch kernels of others.
@@ -91,7 +91,7 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
     cores, simt = (np.bincount(index, table.matrix[ops] == value, len(pairs)) > 0 for value in (1, 0))
     order = np.lexsort((time, pairs // NO_CLASS))
     last = order[np.append(np.diff(pairs[order] // NO_CLASS) != 0, True)[: len(order)]]
-    return _Calls(
+    return _Launchers(
         row=pairs[last] // NO_CLASS,
         code=pairs[last] % NO_CLASS,
         time_ns=time[last],
@@ -99,7 +99,7 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
     )
 
 
-def _flops_peaks(device: str, calls: _Calls, work: OperatorWork, sources: set[str]) -> NDArray[np.float64]:
+def _flops_peaks(device: str, calls: _Launchers, work: OperatorWork, sources: set[str]) -> NDArray[np.float64]:
     """Return each call's peak in FLOP/ns; NaN if it is unknown. Sources are added to `sources`.
 
     Tensor cores are assumed for half precisions unless names say otherwise, because GPUs have no other peak for these.
@@ -115,7 +115,7 @@ def _flops_peaks(device: str, calls: _Calls, work: OperatorWork, sources: set[st
     return peaks
 
 
-def _memory_peaks(device: str, calls: _Calls, sources: set[str]) -> NDArray[np.float64]:
+def _memory_peaks(device: str, calls: _Launchers, sources: set[str]) -> NDArray[np.float64]:
     """Return each call's peak in bytes/ns; NaN if it is unknown."""
     peak = peak_memory_gb_per_s(device)
     if peak is not None:
@@ -123,7 +123,7 @@ def _memory_peaks(device: str, calls: _Calls, sources: set[str]) -> NDArray[np.f
     return np.full(len(calls.row), np.nan if peak is None else peak[0])
 
 
-def _add(sums: _Sums, calls: _Calls, amount: NDArray[np.int64], peak: NDArray[np.float64]) -> None:
+def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArray[np.float64]) -> None:
     known = (amount != NO_NUMBER) & (calls.time_ns > 0)
     has_peak = known & np.isfinite(peak)
     for column, chosen, values in (
