@@ -6,10 +6,16 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpudiag.model.peaks import PRECISIONS
 from gpudiag.trace import read_traces
+from gpudiag.trace.readers.kineto.event_json import Event
+from gpudiag.trace.readers.kineto.operator_work import OPERATORS, WorkReader
 from tests.trace.documents import TRACES, document, event, kernel, launch, read_one
 
 if TYPE_CHECKING:
@@ -130,6 +136,30 @@ def test_causal_attention_counts_half_and_unknown_masks_nothing(
     values = ["", "", "", "", "", "8", "8", "0.", causal, "False", "0.125", window, window]
     found = only(tmp_path, operator("aten::_flash_attention_forward", shapes, types, values))
     assert (found[0] if found else None) == (None if share is None else share * 4 * 2 * 3 * 8 * keys * 64)
+
+
+_EXTENTS = st.integers(-2, 9) | st.sampled_from([2**40, 2**63, 2.5, None, True, "3", []])
+_SHAPES = st.lists(st.lists(_EXTENTS, max_size=5) | st.none() | st.text(max_size=3), max_size=16)
+_TYPES = st.lists(st.sampled_from(["", SCALAR, LIST, HALF, "float", "bool", "TensorList"]) | st.none(), max_size=16)
+_VALUES = st.lists(
+    st.sampled_from(
+        ["", "1", "-1", "True", "False", "[1, 1]", "[0]", "[True, False, True]", "[" * 9, "9" * 5000, None, []]
+    ),
+    max_size=16,
+)
+
+
+@given(st.sampled_from(sorted(OPERATORS)), _SHAPES, _TYPES, _VALUES, _SHAPES)
+def test_hostile_inputs_have_unknown_or_bounded_work(
+    name: str, shapes: Any, types: Any, values: Any, strides: Any
+) -> None:
+    types = [*types, *([HALF] * len(shapes))][: len(shapes)]
+    inputs = operator(name, shapes, types, values, **{"Input Strides": strides})
+    reader = WorkReader()
+    args = msgspec.Raw(msgspec.json.encode(inputs["args"]))
+    reader.add(0, [Event(name=name, args=args)], np.array([0], np.int32), [name])
+    found = reader.finish(np.array([0]))
+    assert found is None or max(*found.flops.tolist(), *found.moved_bytes.tolist()) < 2**62
 
 
 def test_trace_without_shapes_has_no_work(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class _Arguments(msgspec.Struct, gc=False):
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
 
 
-class UnknownWorkError(ValueError):
+class _UnknownWorkError(ValueError):
     """The work of a call does not follow from its recorded arguments."""
 
 
@@ -65,15 +65,15 @@ class _Call:
         self._strides: list[Any] = loosely(arguments.strides, list[Any], [])
         self.values: list[Any] = loosely(arguments.values, list[Any], [])
         if len(self._shapes) > _MOST_INPUTS or len(self.types) != len(self._shapes):
-            raise UnknownWorkError
+            raise _UnknownWorkError
 
     def shape(self, index: int) -> _Shape:
         """Return the shape of an input, () for a number or a missing input."""
         shape = self._shapes[index]
         if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
-            raise UnknownWorkError
+            raise _UnknownWorkError
         if not all(isinstance(extent, int) and 0 <= extent <= _MOST_ELEMENTS for extent in shape):
-            raise UnknownWorkError
+            raise _UnknownWorkError
         return tuple(shape)
 
     def element(self, index: int) -> int:
@@ -93,7 +93,7 @@ class _Call:
         """Return an input that is a list of integers, such as `[2, 2]`; a single one is repeated."""
         words = str(self.values[index]).strip("[]").split(",")
         if len(words) > _MOST_DIMENSIONS or any(len(word) > 12 for word in words):
-            raise UnknownWorkError
+            raise _UnknownWorkError
         numbers = tuple(map(int, words))
         return numbers * count if len(numbers) == 1 else numbers
 
@@ -107,7 +107,7 @@ class _Call:
         floating = [index for index in wide if self.types[index] in _FLOATING]
         others = {self.types[index] for index in indices if self.types[index] not in _FLOATING}
         if len({self.types[index] for index in floating}) != 1 or not others <= _INTEGERS:
-            raise UnknownWorkError
+            raise _UnknownWorkError
         return floating[0]
 
 
@@ -121,13 +121,13 @@ class _Work(NamedTuple):
 
 def _known(value: int | None) -> int:
     if value is None:
-        raise UnknownWorkError
+        raise _UnknownWorkError
     return value
 
 
 def _require(*conditions: bool) -> None:
     if not all(conditions):
-        raise UnknownWorkError
+        raise _UnknownWorkError
 
 
 def _product(call: _Call, first: int) -> tuple[int, _Shape, int]:
@@ -296,7 +296,8 @@ _MEMORY: dict[str, Callable[[_Call], int]] = {
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_log_softmax_backward_data": _softmax_backward,
 }
-_KNOWN = frozenset({*_MATRIX, *_MEMORY})
+#: Names of the operators with formulas.
+OPERATORS = frozenset({*_MATRIX, *_MEMORY})
 
 
 def _work(name: str, arguments: _Arguments) -> _Work:
@@ -345,7 +346,7 @@ class WorkReader:
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
         """Add the operators of a batch. `first` is the index of its first event in the file."""
-        self._has_formula += bytes(name in _KNOWN for name in islice(names, len(self._has_formula), None))
+        self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             work = self._work(events[row])
             if work != _UNKNOWN:
@@ -355,7 +356,7 @@ class WorkReader:
     def _work(self, event: Event) -> _Work:
         try:
             arguments = self._decode(event.args)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _UNKNOWN
         raw = (arguments.shapes, arguments.types, arguments.strides, arguments.values)
         shapes, types, strides, values = map(bytes, map(memoryview, raw))
