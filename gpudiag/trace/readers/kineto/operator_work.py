@@ -8,6 +8,7 @@ outputs, each counted once. If a shape, a type or an option is unknown, so is th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice, zip_longest
@@ -22,9 +23,7 @@ from gpudiag.model.event import NO_NUMBER, OperatorWork
 from gpudiag.model.peaks import PRECISIONS
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
-from gpudiag.trace.readers.kineto.header import loosely
 
-_NOTHING = msgspec.Raw(b"")
 #: Bounds of untrusted values: inputs of an operator, dimensions of a tensor, elements in a dimension, results, and
 #: distinct calls.
 _MOST_INPUTS = 64
@@ -46,10 +45,15 @@ _Shape = tuple[int, ...]
 
 
 class _Arguments(msgspec.Struct, gc=False):
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
-    types: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
-    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NOTHING)
-    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
+    shapes: list[Any] = msgspec.field(name="Input Dims")
+    types: list[Any] = msgspec.field(name="Input type")
+    strides: list[Any] = msgspec.field(name="Input Strides", default_factory=list)
+    values: list[Any] = msgspec.field(name="Concrete Inputs", default_factory=list)
+
+
+_arguments = msgspec.json.Decoder(_Arguments)
+#: Begin of the fields that describe inputs.
+_INPUTS = re.compile(rb'"(?:Input |Concrete)')
 
 
 class _UnknownWorkError(ValueError):
@@ -60,21 +64,23 @@ class _Call:
     """The recorded inputs of one call. Methods raise ValueError, IndexError or KeyError if something is unknown."""
 
     def __init__(self, arguments: _Arguments) -> None:
-        self._shapes: list[Any] = loosely(arguments.shapes, list[Any], [])
-        self.types = [str(name).lower() for name in loosely(arguments.types, list[Any], [])]
-        self._strides: list[Any] = loosely(arguments.strides, list[Any], [])
-        self.values: list[Any] = loosely(arguments.values, list[Any], [])
+        self._shapes, self._strides, self.values = arguments.shapes, arguments.strides, arguments.values
+        self.types = [str(name).lower() for name in arguments.types]
         if len(self._shapes) > _MOST_INPUTS or len(self.types) != len(self._shapes):
             raise _UnknownWorkError
 
     def shape(self, index: int) -> _Shape:
         """Return the shape of an input, () for a number or a missing input."""
         shape = self._shapes[index]
+        if isinstance(shape, tuple):  # already checked
+            return shape
         if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
             raise _UnknownWorkError
-        if not all(isinstance(extent, int) and 0 <= extent <= _MOST_ELEMENTS for extent in shape):
-            raise _UnknownWorkError
-        return tuple(shape)
+        for extent in shape:
+            if not isinstance(extent, int) or not 0 <= extent <= _MOST_ELEMENTS:
+                raise _UnknownWorkError
+        checked = self._shapes[index] = tuple(shape)
+        return checked
 
     def element(self, index: int) -> int:
         """Return the bytes of an element of an input."""
@@ -300,16 +306,16 @@ _MEMORY: dict[str, Callable[[_Call], int]] = {
 OPERATORS = frozenset({*_MATRIX, *_MEMORY})
 
 
-def _work(name: str, arguments: _Arguments) -> _Work:
+def _work(name: str, arguments: bytes) -> _Work:
     """Return the work of a call; unknown figures are `NO_NUMBER`."""
     try:
-        call = _Call(arguments)
+        call = _Call(_arguments.decode(arguments))
         if name in _MEMORY:
             return _Work(moved_bytes=_bounded(_MEMORY[name](call)))
         formula, reads = _MATRIX[name]
         flops, output, first = formula(call)
         precision = _precision(call, first)
-    except (ValueError, IndexError, KeyError):
+    except (ValueError, IndexError, KeyError, msgspec.DecodeError, RecursionError):
         return _Work()
     moved = NO_NUMBER
     if reads and precision != NO_NUMBER:
@@ -331,42 +337,41 @@ def _bounded(value: int) -> int:
     return value if 0 <= value < _MOST else NO_NUMBER
 
 
-_UNKNOWN = _Work()
-
-
 class WorkReader:
     """Collect the work of operators in file order."""
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Arguments).decode
-        self._of_call: dict[tuple[str, bytes, bytes, bytes, bytes], _Work] = {}
+        self._of_call: dict[tuple[str, bytes], int] = {}
         self._has_formula = bytearray()
+        #: Distinct works; the first one is unknown.
+        self._works = [_Work()]
         self._rows: list[int] = []
-        self._works: list[_Work] = []
+        self._work_of_row: list[int] = []
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
         """Add the operators of a batch. `first` is the index of its first event in the file."""
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
-            work = self._work(events[row])
-            if work != _UNKNOWN:
+            if work := self._index_of_work(events[row]):
                 self._rows.append(first + row)
-                self._works.append(work)
+                self._work_of_row.append(work)
 
-    def _work(self, event: Event) -> _Work:
-        try:
-            arguments = self._decode(event.args)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _UNKNOWN
-        raw = (arguments.shapes, arguments.types, arguments.strides, arguments.values)
-        shapes, types, strides, values = map(bytes, map(memoryview, raw))
-        key = (event.name, shapes, types, strides, values)
-        work = self._of_call.get(key)
-        if work is None:
-            work = _work(event.name, arguments) if shapes else _UNKNOWN
-            if len(self._of_call) < _MOST_CALLS:
-                self._of_call[key] = work
-        return work
+    def _index_of_work(self, event: Event) -> int:
+        text = bytes(event.args)
+        # Equal inputs have equal text between the first field of the inputs and the end of the last one, a list.
+        begin = _INPUTS.search(text)
+        if begin is None:
+            return 0
+        key = (event.name, text[begin.start() : text.rfind(b"]")])
+        index = self._of_call.get(key)
+        if index is None:
+            if len(self._of_call) >= _MOST_CALLS:
+                return 0
+            work = _work(event.name, text)
+            index = self._of_call[key] = len(self._works) if work != self._works[0] else 0
+            if index:
+                self._works.append(work)
+        return index
 
     def finish(self, position: NDArray[np.int64]) -> OperatorWork | None:
         """Return the work by row of the table; None if none is known. `position` is -1 for events left out."""
@@ -375,5 +380,11 @@ class WorkReader:
         order = order[row[order] >= 0]
         if not len(order):
             return None
-        flops, moved_bytes, precision = np.array(self._works, np.int64)[order].T
-        return OperatorWork(row=row[order], flops=flops, moved_bytes=moved_bytes, precision=precision.astype(np.int8))
+        works = np.array(self._works, np.int64)
+        flops, moved_bytes, precision = works[np.array(self._work_of_row)[order]].T
+        return OperatorWork(
+            row=row[order],
+            flops=flops.copy(),
+            moved_bytes=moved_bytes.copy(),
+            precision=precision.astype(np.int8),
+        )
