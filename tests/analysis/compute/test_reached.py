@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpudiag import analyze
+from gpudiag.model.peaks import peak_memory_gb_per_s
 from tests.trace.documents import TRACES, document, event, kernel, launch, write
 
 if TYPE_CHECKING:
@@ -96,3 +97,32 @@ def test_recording_reaches_the_rate_of_another_tools_table() -> None:
     assert rows["matmul"].tflops_per_s == pytest.approx(5514.6e9 / 8858.3e-6 / 1e12, rel=1e-3)
     assert rows["matmul"].known_percent == 100
     assert rows["attention"].tflops_per_s == pytest.approx(90.29, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA H100 PCIe", 2000),
+        ("NVIDIA H200", 4800),
+        ("NVIDIA GH200 480GB", 4000),
+        ("NVIDIA GH200 144G HBM3e", None),
+        ("NVIDIA A100-SXM4-40GB", 1555),
+        ("NVIDIA A100-PCIE-40GB", 1555),
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100 80GB PCIe", 1935),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40S", 864),
+        ("Tesla V100-SXM2-32GB", 900),
+        ("NVIDIA GeForce RTX 4090", 1008),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA H20-3e", None),
+        ("AMD Instinct MI300X", None),
+        ("", None),
+    ],
+)
+def test_peak_of_memory_follows_from_the_name(name: str, peak: float | None) -> None:
+    found = peak_memory_gb_per_s(name)
+    assert (None if found is None else found[0]) == peak
+    assert found is None or found[1].startswith("NVIDIA ")

@@ -24,8 +24,9 @@ from gpudiag.model.peaks import PRECISIONS
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
 
-#: Bounds of untrusted values: inputs of an operator, dimensions of a tensor, elements in a dimension, results, and
-#: distinct calls.
+#: Bounds of untrusted values: bytes of the arguments, inputs of an operator, dimensions of a tensor, elements in a
+#: dimension, results, and distinct calls.
+_LONGEST_ARGUMENTS = 1 << 16
 _MOST_INPUTS = 64
 _MOST_DIMENSIONS = 12
 _MOST_ELEMENTS = 2**40
@@ -360,7 +361,7 @@ class WorkReader:
         text = bytes(event.args)
         # Equal inputs have equal text between the first field of the inputs and the end of the last one, a list.
         begin = _INPUTS.search(text)
-        if begin is None:
+        if begin is None or len(text) > _LONGEST_ARGUMENTS:
             return 0
         key = (event.name, text[begin.start() : text.rfind(b"]")])
         index = self._of_call.get(key)
