@@ -27,7 +27,7 @@ class _Launchers(NamedTuple):
 
     Attributes:
         row: index into `OperatorWork`'s columns.
-        code: class of most of its kernels' time.
+        code: the class for which it counts.
         time_ns: time of its kernels of this class.
         units: whether these kernels use tensor cores (1) or fp32 units (0); `UNKNOWN` if their names do not say.
     """
@@ -81,7 +81,7 @@ def _no_sums() -> _Sums:
 def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Launchers:
     """Return the operators with known work among those that launched `ops`.
 
-    An operator counts for one class, although it may launch kernels of others.
+    An operator counts for one class, although it may launch kernels of others: a matrix class if its FLOPs are known.
     """
     slot = np.minimum(np.searchsorted(work.row, table.operator[ops]), len(work.row) - 1)
     known = work.row[slot] == table.operator[ops]
@@ -89,7 +89,8 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
     pairs, index = np.unique(slot * NO_CLASS + table.kernel_class[ops], return_inverse=True)
     time = np.bincount(index, weights=time_ns[ops], minlength=len(pairs))
     cores, simt = (np.bincount(index, table.matrix[ops] == value, len(pairs)) > 0 for value in (1, 0))
-    order = np.lexsort((time, pairs // NO_CLASS))
+    matrix = np.isin(pairs % NO_CLASS, _MATRIX_CODES) & (work.flops[pairs // NO_CLASS] != NO_NUMBER)
+    order = np.lexsort((time, matrix, pairs // NO_CLASS))
     last = order[np.append(np.diff(pairs[order] // NO_CLASS) != 0, True)[: len(order)]]
     return _Launchers(
         row=pairs[last] // NO_CLASS,

@@ -53,6 +53,17 @@ def test_one_operator_with_two_kernels_counts_once(tmp_path: Path) -> None:
     assert found.peak_source == "NVIDIA H100 datasheet (2022), SXM"
 
 
+def test_work_counts_for_the_matrix_kernels_of_an_operator(tmp_path: Path) -> None:
+    found = classes(
+        tmp_path,
+        operator("aten::bmm", 10, [[1, 1000, 1000], [1, 1000, 1000]], "c10::BFloat16"),
+        *(launch(12, 1), launch(15, 2)),
+        *(kernel("nchwToNhwcKernel", 20, 30, 1), kernel("nvjet_sm90_tst_128", 50, 10, 2)),
+    )
+    assert found["matmul"].tflops_per_s == pytest.approx(2e9 / 10e-6 / 1e12)
+    assert found["layout-conversion"].known_percent is None
+
+
 @pytest.mark.parametrize(("name", "peak"), [(GEMM, 494), (SIMT, 67), ("gemm", None)])
 def test_peak_of_single_precision_depends_on_the_kernels_units(tmp_path: Path, name: str, peak: float | None) -> None:
     found = classes(
