@@ -28,7 +28,7 @@ BUDGET = {
     "model": 5_600,
     "prediction": 820,
     "report": 8_450,
-    "trace": 6_500,
+    "trace": 6_510,
     "training": 20_700,
     "": 650,
 }
