@@ -52,7 +52,7 @@ def _reached(row: ComputeClass) -> str:
     if row.known_percent is None or row.known_percent < _LEAST_KNOWN:
         return ""
     if row.tflops_per_s is not None:
-        rate = f"{figures.rate(row.tflops_per_s)} TFLOP/s"
+        rate = f"{figures.flops(row.tflops_per_s * 1e12)}/s"
     elif row.gb_per_s is not None:
         rate = f"{figures.size(row.gb_per_s * 1e9)}/s"
     else:

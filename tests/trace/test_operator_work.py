@@ -138,10 +138,10 @@ def test_causal_attention_counts_half_and_unknown_masks_nothing(
     assert (found[0] if found else None) == (None if share is None else share * 4 * 2 * 3 * 8 * keys * 64)
 
 
-_EXTENTS = st.integers(-2, 9) | st.sampled_from([2**40, 2**63, 2.5, None, True, "3", []])
+_EXTENTS: st.SearchStrategy[Any] = st.integers(-2, 9) | st.sampled_from([2**40, 2**63, 2.5, None, True, "3", []])
 _SHAPES = st.lists(st.lists(_EXTENTS, max_size=5) | st.none() | st.text(max_size=3), max_size=16)
 _TYPES = st.lists(st.sampled_from(["", SCALAR, LIST, HALF, "float", "bool", "TensorList"]) | st.none(), max_size=16)
-_VALUES = st.lists(
+_VALUES: st.SearchStrategy[Any] = st.lists(
     st.sampled_from(
         ["", "1", "-1", "True", "False", "[1, 1]", "[0]", "[True, False, True]", "[" * 9, "9" * 5000, None, []]
     ),
