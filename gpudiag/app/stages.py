@@ -19,7 +19,7 @@ from gpudiag.analysis.attribution.summary import (
     summarise_steps,
     summarise_waits,
 )
-from gpudiag.analysis.compute.work import compute_classes, compute_work
+from gpudiag.analysis.compute.work import ComputeWork, compute_classes, compute_work
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
@@ -31,7 +31,7 @@ from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import TriedChange
 from gpudiag.model.probed import beside_probe, transport_of
-from gpudiag.model.run import ComputeRate, RunRecord
+from gpudiag.model.run import ComputeClass, ComputeRate, RunRecord
 from gpudiag.model.run_directory import (
     LINES_DIR,
     TRIES_FILE,
@@ -129,7 +129,7 @@ def analysis_of_traces(
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=rate,
-        compute_classes=compute_classes(timeline, attribution, work),
+        compute_classes=_compute_classes(timeline, attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
@@ -144,6 +144,15 @@ def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
     from gpudiag.analysis.attribution.modules import summarise_modules  # noqa: PLC0415  # only for marked modules
 
     return summarise_modules(timeline, run)
+
+
+def _compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeWork) -> tuple[ComputeClass, ...]:
+    classes = compute_classes(timeline, attribution, work)
+    if all(trace.operator_work is None for trace in timeline.traces):
+        return classes
+    from gpudiag.analysis.compute.reached import with_reached  # noqa: PLC0415  # only if shapes were recorded
+
+    return with_reached(classes, timeline, attribution, work)
 
 
 def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:

@@ -19,7 +19,7 @@ from gpudiag.model.quantities import (
     Percentage,
     Rate,
 )
-from gpudiag.model.run import ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
+from gpudiag.model.run import ComputeClass, ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
 from gpudiag.model.source_lines import SourceLine, SourceLocation
 
 if TYPE_CHECKING:
@@ -93,8 +93,6 @@ WorkloadKind = Literal["training", "inference", "unknown"]
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
-#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the time of a launch.
-Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,18 +249,6 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ms_per_step: Milliseconds
     per_step: Rate
-
-
-class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
-
-    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
-    """
-
-    kernel_class: str = msgspec.field(name="class")
-    ms_per_step: Milliseconds
-    kernels: Rate
-    bound: Bound | None = None
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):

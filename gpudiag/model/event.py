@@ -312,6 +312,22 @@ class ModuleWork(msgspec.Struct, frozen=True, kw_only=True):
     backward: NDArray[np.bool_]
 
 
+class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of operators according to their recorded shapes: columns of equal length k; `NO_NUMBER` if unknown.
+
+    Attributes:
+        row: int64[k], rows in the event table, ascending.
+        flops: int64[k], floating-point operations.
+        moved_bytes: int64[k], bytes of the inputs and outputs.
+        precision: int8[k], index of the inputs' type in `peaks.PRECISIONS`.
+    """
+
+    row: NDArray[np.int64]
+    flops: NDArray[np.int64]
+    moved_bytes: NDArray[np.int64]
+    precision: NDArray[np.int8]
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one trace file: one process, one rank, one or more devices.
 
@@ -330,6 +346,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         step_marks: marks of steps, the preferred kind first.
         event_waits: waits for CUDA events; empty if the profiler did not record them.
         modules: the module for which each host event worked; None if not recorded.
+        operator_work: work of the operators whose shapes were recorded; None if no shapes were.
         waits_in_collectives: True if the training thread waits in a function call while other threads run its operators
             (TensorFlow's executor), so that a host collective of these threads blocks the process. False if the
             training thread runs operators itself.
@@ -358,6 +375,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     step_marks: tuple[StepMarks, ...] = ()
     event_waits: EventWaits = EventWaits()
     modules: ModuleWork | None = None
+    operator_work: OperatorWork | None = None
     waits_in_collectives: bool = False
     operators_merged: bool = False
     uses_devices: bool = False

@@ -1,7 +1,7 @@
 """Look up published peak rates of GPUs.
 
 Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
-bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved.
+bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. The memory's rate is in GB/s.
 """
 
 from __future__ import annotations
@@ -43,6 +43,37 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
+#: Patterns of the driver's name (special ones first) and GB/s of the memory, from the sources above. Boards that are
+#: sold with different memories are in the table only if their name tells which one they have. T4 is left out, because
+#: its datasheet and its product brief differ.
+_MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
+    ("GB200", 8000),
+    ("B200", 8000),
+    ("GH200 480GB", 4000),
+    ("H200", 4800),
+    ("H100 PCIe", 2000),
+    ("H100 80GB HBM3", 3350),
+    ("H20(?!-)", 4000),
+    ("A100 80GB PCIe", 1935),
+    ("A100-SXM4-80GB", 2039),
+    ("A100-(SXM4|PCIE)-40GB", 1555),
+    ("A30", 933),
+    ("A10", 600),
+    ("A40", 696),
+    ("L40S?", 864),
+    ("L4", 300),
+    ("V100S", 1134),
+    ("V100", 900),
+    ("P100-SXM2", 732),
+    ("RTX 4090", 1008),
+    ("RTX 3090", 936),
+    ("RTX 2080 Ti", 616),
+    ("GTX 1080 Ti", 484),
+    ("GTX 1080", 320),
+    ("GTX 1070", 256),
+)
+#: Names of the types of inputs, as in `OperatorWork.precision`.
+PRECISIONS = ("fp16", "bf16", "fp32")
 #: Additional words that indicate a partition of a GPU, or a model that is not in the table.
 _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
 
@@ -61,6 +92,19 @@ def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
     peak = peaks.get(precision, 0)
     return None if not peak or _ANOTHER.search(name.lower().replace(model.lower(), "")) else (peak, f"NVIDIA {source}")
+
+
+def peak_memory_gb_per_s(name: str) -> tuple[float, str] | None:
+    """Return the peak rate of a GPU's memory and its source; None if it is unknown.
+
+    >>> peak_memory_gb_per_s("NVIDIA H100 80GB HBM3"), peak_memory_gb_per_s("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    ((3350, 'NVIDIA H100 datasheet (2022), SXM'), None)
+    """
+    model, _, source = published_rates(name)
+    for pattern, peak in _MEMORY_GB_PER_S if model else ():
+        if (match := re.search(rf"\b({pattern})\b", name, re.IGNORECASE)) is not None:
+            return None if _ANOTHER.search(name.lower().replace(match[0].lower(), "")) else (peak, f"NVIDIA {source}")
+    return None
 
 
 def published_rates(name: str) -> tuple[str, tuple[float, float, float], str]:

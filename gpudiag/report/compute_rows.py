@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from gpudiag.model.analysis import Analysis, ComputeClass
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.run import ComputeClass
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration
 
-#: Headings of `compute_rows`.
-COMPUTE_COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
+_COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
+#: Least share of a class's time with known shapes, in percent, for which `compute_rows` has what it reached.
+_LEAST_KNOWN = 50
 #: Maximum number of rows. An analysis has fewer classes, but a hostile file may have more.
 _MOST_CLASSES = 16
 #: Maximum number of classes in `compute_line`.
 _MOST_IN_LINE = 4
 
 
+def compute_columns(analysis: Analysis) -> tuple[str, ...]:
+    """Return the headings of `compute_rows`."""
+    return (*_COLUMNS, "reached") if any(map(_reached, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
+
+
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
     """Return the cells of all classes, in the order of the analysis."""
-    total = _total_ms(analysis)
+    total, columns = _total_ms(analysis), compute_columns(analysis)
     return [
         (
             one_line(row.kernel_class)[:20],
@@ -25,7 +32,8 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
             figures.percent(duration(row.ms_per_step), total),
             figures.count(duration(row.kernels)),
             row.bound or "",
-        )
+            _reached(row),
+        )[: len(columns)]
         for row in analysis.compute_classes[:_MOST_CLASSES]
     ]
 
@@ -37,6 +45,19 @@ def compute_line(analysis: Analysis) -> str:
         return ""
     words = [_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
     return f"compute: {', '.join(words)}"
+
+
+def _reached(row: ComputeClass) -> str:
+    """Return a class's rate and its share of the peak; "" if most shapes are unknown."""
+    if row.known_percent is None or row.known_percent < _LEAST_KNOWN:
+        return ""
+    if row.tflops_per_s is not None:
+        rate = f"{figures.flops(row.tflops_per_s * 1e12)}/s"
+    elif row.gb_per_s is not None:
+        rate = f"{figures.size(row.gb_per_s * 1e9)}/s"
+    else:
+        return ""
+    return rate if row.peak_percent is None else f"{rate}, {figures.percent(row.peak_percent, 100)} of peak"
 
 
 def _words(row: ComputeClass, total: float) -> str:

@@ -11,11 +11,23 @@ Kernels, copies, calls and marks keep the times of the kernel-only trace.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import HOST, CollectiveCall, EventKind, EventTable, ModuleWork, StepMarks, Trace, in_order
+from gpudiag.model.event import (
+    HOST,
+    CollectiveCall,
+    EventKind,
+    EventTable,
+    ModuleWork,
+    OperatorWork,
+    StepMarks,
+    Trace,
+    in_order,
+)
 from gpudiag.trace.same_calls import (
     NONE,
     StepCalls,
@@ -35,6 +47,7 @@ SAME_STEPS = 0.85
 jobs, the two traces of one job had at least 97 % of calls in common; traces of two models had at most 37 %, or 75 % if
 most calls of both launch the same tiny kernel."""
 _MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
+_Rows = TypeVar("_Rows", ModuleWork, OperatorWork)
 
 
 def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
@@ -125,6 +138,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
     added |= {"thread": thread, "start_ns": start, "end_ns": np.maximum(end, start), "name": name_index[added["name"]]}
     columns = {name: np.concatenate([column, added[name]]) for name, column in kernel_only.events.columns().items()}
     events, position = in_order(columns, tuple(names))
+    added_rows = position[len(kernel_only.events) :]
     return msgspec.structs.replace(
         kernel_only,
         events=events,
@@ -138,26 +152,24 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
             for marks in kernel_only.step_marks
         ),
         event_waits=kernel_only.event_waits.moved(position),
-        modules=None if full.modules is None else _moved(full.modules, rows, position[len(kernel_only.events) :]),
+        modules=None if full.modules is None else _moved(full.modules, rows, added_rows),
+        operator_work=None if full.operator_work is None else _moved(full.operator_work, rows, added_rows),
         operators_merged=True,
         workload=kernel_only.workload if kernel_only.workload == "training" else full.workload,
     )
 
 
-def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]) -> ModuleWork:
-    """Return the modules of the events `rows`, which are at the rows `position` of another table.
+def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> _Rows:
+    """Return the columns of the events `rows`, which are at the rows `position` of another table.
 
     A row may occur several times in `rows`, because a step may be matched several times.
     """
     slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)
     known = known[np.argsort(position[known])]
-    return msgspec.structs.replace(
-        work,
-        row=position[known].astype(np.int64),
-        module=work.module[slot[known]],
-        backward=work.backward[slot[known]],
-    )
+    columns = {name: column for name, column in msgspec.structs.asdict(work).items() if isinstance(column, np.ndarray)}
+    moved = {name: column[slot[known]] for name, column in columns.items()} | {"row": position[known].astype(np.int64)}
+    return msgspec.structs.replace(work, **moved)
 
 
 def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:

@@ -31,6 +31,7 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
 def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
     """Return the kernel-only and the full trace of three steps; in the full trace host calls take twice as long."""
     light, full = [], []
+    inputs = {"Input Dims": [[2, 3], [3, 5]], "Input type": ["float", "float"]}
     for number in range(3):
         first = 10 * number
         light += step(
@@ -43,7 +44,7 @@ def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]
         full += step(
             number + 9,
             1000 * number,
-            event("cpu_op", "aten::mm", 190, 20),
+            event("cpu_op", "aten::mm", 190, 20, args=inputs),
             *(launch(200 * (call + 1), first + call + 1) for call in range(calls)),
             kernel("gemm", 220, 50, first + 1),
             event("cpu_op", "aten::add", 301, 80),
@@ -73,6 +74,9 @@ def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     (begin, end), *_ = times_us(merged, "aten::mm")
     assert begin < 100
     assert end > 102  # the operator still encloses the first launch
+    assert merged.operator_work is not None
+    assert [merged.events.name_of(row) for row in merged.operator_work.row.tolist()] == ["aten::mm"] * 3
+    assert merged.operator_work.flops.tolist() == [60] * 3
     marks = merged.step_marks[0]
     assert [merged.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
 

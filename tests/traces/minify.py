@@ -1,7 +1,7 @@
 """Make small copies of real traces for the tests: everything that gpudiag reads is kept, and the rest is removed.
 
     python tests/traces/minify.py IN.json.gz OUT.json.gz [--top-level] [--steps N] [--first-ms N] [--forget-host]
-        [--without CATEGORY]
+        [--without CATEGORY] [--shapes]
 
 Always removed: flow, counter and metadata events, arguments that gpudiag does not read, and most of the device
 properties. Names of kernels are cut to 48 characters and a checksum, except for communication kernels. Times are
@@ -35,13 +35,14 @@ _COLLECTIVE = (
 )
 _AWAITED = ("wait_on_stream", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id")
 _SHAPES = ("Input Dims", "Input type")
+_INPUTS = (*_SHAPES, "Input Strides", "Concrete Inputs")
 _PROCESSORS = "blocks per SM"
 _COMMUNICATES = ("nccl", "gloo:", "record_param_comms")
 _LONGEST_NAME = 48
 
 
-def read_arguments(event: Event) -> Event:
-    """Return the arguments of an event that gpudiag reads."""
+def read_arguments(event: Event, *, shapes: bool = False) -> Event:
+    """Return the arguments of an event that gpudiag reads; those of operators' inputs only if `shapes`."""
     arguments = event.get("args")
     if not isinstance(arguments, dict):
         return {}
@@ -50,6 +51,8 @@ def read_arguments(event: Event) -> Event:
         kept += _AWAITED
     if event["name"].startswith(_COMMUNICATES):
         kept += (*_SHAPES, _PROCESSORS)
+    elif shapes and event.get("cat") == "cpu_op":
+        kept += _INPUTS
     return {key: arguments[key] for key in kept if key in arguments}
 
 
@@ -69,10 +72,10 @@ def _short(event: Event) -> str:
     return f"{name[:_LONGEST_NAME]}~{zlib.crc32(name.encode()):08x}"
 
 
-def _slim(event: Event) -> Event:
+def _slim(event: Event, *, shapes: bool) -> Event:
     slim: Event = {key: event[key] for key in ("ph", "cat", "pid", "tid") if key in event}
     slim["name"] = _short(event)
-    if arguments := read_arguments(event):
+    if arguments := read_arguments(event, shapes=shapes):
         slim["args"] = arguments
     return slim | {key: event[key] for key in ("ts", "dur") if key in event}
 
@@ -141,6 +144,7 @@ def minify(
     forget_host: bool,
     first_ms: float | None = None,
     without: str | None = None,
+    shapes: bool = False,
 ) -> None:
     """Write a small copy of one trace."""
     opened = gzip.open if source.suffix == ".gz" else open
@@ -160,7 +164,7 @@ def minify(
         small["host_name"] = "node-a"
     # Sorting by thread compresses best; readers sort events by time.
     events.sort(key=lambda event: (event["cat"], str(event["tid"]), event["ts"]))
-    small["traceEvents"] = [_slim(event) for event in events]
+    small["traceEvents"] = [_slim(event, shapes=shapes) for event in events]
     text = json.dumps(small, separators=(",", ":")).replace('},{"ph"', '},\n{"ph"').encode()
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(_packed(text))
@@ -176,6 +180,7 @@ def main() -> None:
     parser.add_argument("--first-ms", type=float, help="keep only what begins within so many milliseconds")
     parser.add_argument("--without", metavar="CATEGORY", help="drop the events of a category")
     parser.add_argument("--forget-host", action="store_true", help="put a made-up name for the host's")
+    parser.add_argument("--shapes", action="store_true", help="keep the shapes of operators' inputs")
     options = parser.parse_args()
     minify(
         options.source,
@@ -185,6 +190,7 @@ def main() -> None:
         forget_host=options.forget_host,
         first_ms=options.first_ms,
         without=options.without,
+        shapes=options.shapes,
     )
 
 

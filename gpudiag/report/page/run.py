@@ -10,7 +10,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
+from gpudiag.report.compute_rows import compute_columns, compute_rows
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, LONGEST_NAME, steps_part
@@ -66,7 +66,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "parallel": _parallel(analysis),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
-        "compute_headings": COMPUTE_COLUMNS,
+        "compute_headings": compute_columns(analysis),
         "compute_rows": compute_rows(analysis),
         "tries": (TRIES_HEADING, TRY_COLUMNS, try_rows(analysis)),
         "kernels": _kernels(analysis),

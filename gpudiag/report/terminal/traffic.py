@@ -12,7 +12,7 @@ from rich.text import Text
 from gpudiag.model.analysis import Analysis, CollectiveSummary, KernelSummary, Modules, Wait
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
+from gpudiag.report.compute_rows import compute_columns, compute_rows
 from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.module_rows import module_rows, rest_of_modules
@@ -84,7 +84,7 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
 
 def compute_table(analysis: Analysis) -> Table:
     """Return the classes of kernels."""
-    table = plain_table(COMPUTE_COLUMNS, left=("class", "bound"), no_wrap=True)
+    table = plain_table(compute_columns(analysis), left=("class", "bound", "reached"), no_wrap=True)
     for row in compute_rows(analysis):
         table.add_row(*map(Text, row))
     return table

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from gpudiag.model.analysis import BUCKETS, Analysis, Modules
 from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
+from gpudiag.report.compute_rows import compute_columns, compute_rows
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
@@ -41,7 +41,7 @@ def to_markdown(analysis: Analysis) -> str:
     lines += _listed("Waits", waits)
     lines += _findings(analysis)
     lines += _table(TRIES_HEADING, TRY_COLUMNS, try_rows(analysis))
-    lines += _table("Compute", COMPUTE_COLUMNS, compute_rows(analysis))
+    lines += _table("Compute", compute_columns(analysis), compute_rows(analysis))
     lines += _kernels(analysis)
     lines += _modules(analysis.modules) if analysis.modules is not None else []
     lines += _listed("How far to trust this", doubts)

@@ -3,8 +3,11 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
-for name in h100_falcon h100_qwen_forward sglang_decode mtia_inference gloo_cpu_rank34_of_300; do
+for name in sglang_decode mtia_inference gloo_cpu_rank34_of_300; do
   "$python" "$here/../minify.py" "$1/$name.json.gz" "$here/$name.json.gz"
+done
+for name in h100_falcon h100_qwen_forward; do
+  "$python" "$here/../minify.py" "$1/$name.json.gz" "$here/$name.json.gz" --shapes
 done
 # Functions of Python, but for modules, make up most of these two.
 for name in sglang_prefill mi300_resnet_rank0_of_8; do

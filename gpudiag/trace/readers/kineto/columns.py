@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import compress
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from gpudiag.model.event import (
     EventTable,
     EventWaits,
     ModuleWork,
+    OperatorWork,
 )
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.readers.kineto.event_args import (
@@ -47,12 +48,17 @@ from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks
 from gpudiag.trace.readers.names import roles_without_idle_launches
 from gpudiag.trace.unpack import free_memory_bytes
 
+if TYPE_CHECKING:
+    from gpudiag.trace.readers.kineto.operator_work import WorkReader
+
 _T = TypeVar("_T")
 _SKIP = 255
 _PROFILER = 254
 _MISSING = -1
 #: Bytes per row: 50 in the columns, and three times as many while they are sorted, plus a margin.
 _MEMORY_PER_ROW = 256
+#: Number of first operators of PyTorch that tell whether shapes were recorded.
+_SHAPES_WITHIN = 500
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
 
@@ -111,12 +117,13 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The table; collective facts by row; waits for CUDA events; the module of each operator; the first start in ns."""
+    """The table; collective facts by row; waits; the modules and the work of operators; the first start in ns."""
 
     table: EventTable
     collectives: dict[int, CollectiveFacts]
     event_waits: EventWaits
     modules: ModuleWork | None
+    operator_work: OperatorWork | None
     first_ns: int
 
 
@@ -138,6 +145,8 @@ class Columns:
         self._syncs: dict[int, SyncFacts] = {}
         #: Arguments of operators, which are decoded at the end, and only if there are marks of modules.
         self._operator_arguments: list[bytes] = []
+        self._work: WorkReader | None = None
+        self._without_shapes = 0
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
@@ -174,6 +183,7 @@ class Columns:
             self._syncs[self._rows + row] = sync_facts(events[row].args)
         if raw := [event.args for event in _chosen(events, kind == int(EventKind.OPERATOR))]:
             self._operator_arguments.append(b",".join(raw))
+            self._add_work(events, name)
         numbered, on_device = _NUMBERED[kind], _ON_DEVICE[kind]
         raw = [event.args for event in _chosen(events, numbered)]
         arguments = decode_arguments(raw, Arguments, self._repairs)
@@ -190,6 +200,20 @@ class Columns:
             process=_integers([event.pid for event in _chosen(events, on_device)]),
             size_bytes=_integers([argument.bytes for argument in of_device]),
         )
+
+    def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
+        """Add the work of operators if their shapes were recorded, which the first operators tell."""
+        if self._work is None and self._without_shapes < _SHAPES_WITHIN:
+            for event in events:
+                if event.name.startswith("aten::"):
+                    if b'"Input Dims"' in bytes(event.args):
+                        from gpudiag.trace.readers.kineto.operator_work import WorkReader
+
+                        self._work = WorkReader()
+                        break
+                    self._without_shapes += 1
+        if self._work is not None:
+            self._work.add(self._rows, events, name, self._names)
 
     def unknown_categories(self) -> list[str]:
         """Return the printable names of categories that are neither read nor left out on purpose."""
@@ -253,6 +277,7 @@ class Columns:
             collectives=_by_position(self._collectives, position),
             event_waits=event_waits(table, _by_position(self._syncs, position)) if self._syncs else EventWaits(),
             modules=self._modules(table, position[operator]),
+            operator_work=self._work.finish(position) if self._work is not None else None,
             first_ns=times.first_ns,
         )
 

@@ -182,6 +182,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         step_marks=step_marks_of(table),
         event_waits=finished.event_waits,
         modules=finished.modules,
+        operator_work=finished.operator_work,
         uses_devices=job.backend == "nccl" or runs_on_gpus(table.names),
         workload=workload_of(table),
         unread_devices=columns.unread_devices(table),
