@@ -2,7 +2,8 @@
 
     python switch_divided_jobs.py RANK WORLD MEETING null
 
-The answer has the ms of waiting by kind: with the fault off, on, and at rest. No time passes; the durations are added.
+The answer has, for each kind of job, three sums of waits in ms per step: with the fault off, with the fault on, and
+after `rest()`, which trains the default job. No time passes; the durations are added.
 """
 
 from __future__ import annotations

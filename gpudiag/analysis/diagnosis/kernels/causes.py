@@ -72,7 +72,7 @@ class GraphKernels:
 
 @dataclass(frozen=True, eq=False)
 class Shortening:
-    """Shares of durations, gaps and host work that remain without a cause.
+    """Shares of durations, gaps and host work that remain if a cause is removed.
 
     Attributes:
         remaining: float64[m], share of the op's duration that remains.

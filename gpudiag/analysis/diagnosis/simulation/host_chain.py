@@ -46,6 +46,10 @@ class Chain(HostNodes, frozen=True, kw_only=True):
 def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]) -> Chain | None:
     """Return the chain of one process, and fill in launches, waits and host copies of its ops.
 
+    A node is a runtime call that blocks the thread or launched an op of the process, in order of its end; a blocking
+    copy has a second node, where it begins. Without such a call in the analysed span there is no chain. Columns have a
+    row per node (see `HostNodes`); times are int64[n], ns on the common clock.
+
     Args:
         timeline: the job.
         trace_index: index of the process's trace.
@@ -69,6 +73,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     present = present_threads(track, threads)
     blocking = among(start, np.concatenate([np.empty(0, np.int64), *(thread.blocked.start for thread in present)]))
     nodes = among(start, np.concatenate([process_track.ops.launch_start for process_track in tracks])) | blocking
+    # The nodes without the begins of copies: when each ends, when the node before it ends, and why it blocks.
     chosen = np.flatnonzero(nodes & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
@@ -84,6 +89,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     alone = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
     copies = blocking_copies(ops, call_start, time, copying)
+    # From here on, columns also have the nodes at which copies begin.
     chosen, call_start, began = (
         chosen[copies.call],
         call_start[copies.call],
@@ -93,6 +99,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     before = np.concatenate([before[:1], time[:-1]])
     kinds = np.where(copies.begins, HostBlock.NOT, kinds[copies.call]).astype(np.uint8)
     waited_from = np.maximum(waited_from[copies.call], before)
+    # The op that each blocking call waits for.
     target_track, target_op, target_end = copies.or_else(
         *_block_targets(ops, call_start, time, waited_from, kinds, rows[chosen], awaited)
     )

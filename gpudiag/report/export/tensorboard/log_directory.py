@@ -58,7 +58,7 @@ def write_run(
 
     Args:
         directory: the directory of the run.
-        exported: the events of the run. They are written as the profile if there are no `profiles` (PyTorch).
+        exported: the events of the run; written as the run's profile if `profiles` is empty, as it is for PyTorch.
         series: the scalars of the run.
         verdict: the report in Markdown.
         profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several

@@ -1,4 +1,7 @@
-"""Test finding communication without collectives: by routes of copies and ops, on GPUs and logical devices of a CPU."""
+"""Test finding communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
+
+Copies are known by their routes, and ops by their names.
+"""
 
 from __future__ import annotations
 
