@@ -25,7 +25,7 @@ BUDGET = {
     "app": 5_580,
     "commands": 2_880,
     "machine": 2_890,
-    "model": 5_600,
+    "model": 5_610,
     "prediction": 820,
     "report": 8_450,
     "trace": 6_520,

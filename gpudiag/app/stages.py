@@ -30,8 +30,9 @@ from gpudiag.model.analysis import Analysis, DeviceKind, Finding, Modules, Sourc
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import TriedChange
+from gpudiag.model.peaks import ComputeClass
 from gpudiag.model.probed import beside_probe, transport_of
-from gpudiag.model.run import ComputeClass, ComputeRate, RunRecord
+from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import (
     LINES_DIR,
     TRIES_FILE,

@@ -8,6 +8,7 @@ import msgspec
 
 from gpudiag.model.job import TriedChange
 from gpudiag.model.parallelism import Parallelism
+from gpudiag.model.peaks import ComputeClass
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -19,7 +20,7 @@ from gpudiag.model.quantities import (
     Percentage,
     Rate,
 )
-from gpudiag.model.run import ComputeClass, ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
+from gpudiag.model.run import ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
 from gpudiag.model.source_lines import SourceLine, SourceLocation
 
 if TYPE_CHECKING:

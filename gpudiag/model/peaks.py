@@ -1,4 +1,4 @@
-"""Look up published peak rates of GPUs.
+"""Look up published peak rates of GPUs, and describe what classes of kernels reached of them.
 
 Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
 bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. The memory's rate is in GB/s.
@@ -7,6 +7,11 @@ bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. T
 from __future__ import annotations
 
 import re
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.quantities import Milliseconds, Percentage, Rate
 
 #: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 or (if tf32 exists) bf16, and source.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
@@ -113,3 +118,31 @@ def published_rates(name: str) -> tuple[str, tuple[float, float, float], str]:
         if re.search(rf"\b{entry[0]}\b", name, re.IGNORECASE):
             return entry
     return ("", (0, 0, 0), "")
+
+
+#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the time of a launch.
+Bound = Literal["tensor-core", "simt", "memory", "launch"]
+
+
+class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
+
+    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
+
+    Attributes:
+        tflops_per_s: rate that the kernels of a matrix class reached, from recorded shapes; None if unknown.
+        gb_per_s: bytes of inputs and outputs per time of the kernels, from recorded shapes; None if unknown.
+        known_percent: share of the class's time whose operators have known FLOPs (of other classes: known bytes).
+        peak_percent: what these kernels reached of the device's peak: FLOP/s of matrix classes, else memory.
+        peak_source: publication of the peak.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
+    ms_per_step: Milliseconds
+    kernels: Rate
+    bound: Bound | None = None
+    tflops_per_s: Rate | None = None
+    gb_per_s: Rate | None = None
+    known_percent: Percentage | None = None
+    peak_percent: Rate | None = None
+    peak_source: str = ""

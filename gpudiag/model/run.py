@@ -206,34 +206,6 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the time of a launch.
-Bound = Literal["tensor-core", "simt", "memory", "launch"]
-
-
-class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
-
-    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
-
-    Attributes:
-        tflops_per_s: rate that the kernels of a matrix class reached, from recorded shapes; None if unknown.
-        gb_per_s: bytes of inputs and outputs per time of the kernels, from recorded shapes; None if unknown.
-        known_percent: share of the class's time whose operators have known FLOPs (of other classes: known bytes).
-        peak_percent: what these kernels reached of the device's peak: FLOP/s of matrix classes, else memory.
-        peak_source: publication of the peak.
-    """
-
-    kernel_class: str = msgspec.field(name="class")
-    ms_per_step: Milliseconds
-    kernels: Rate
-    bound: Bound | None = None
-    tflops_per_s: Rate | None = None
-    gb_per_s: Rate | None = None
-    known_percent: Percentage | None = None
-    peak_percent: Rate | None = None
-    peak_source: str = ""
-
-
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     """Length of the warm-up: determined from step times if `automatic`, else given.
 

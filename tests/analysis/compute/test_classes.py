@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpudiag.model.event import Trace
-    from gpudiag.model.run import ComputeClass
+    from gpudiag.model.peaks import ComputeClass
 
 TRACES = Path(__file__).parents[2] / "traces"
 NAMES = ("ampere_sgemm_32x32_tn", "nvjet_sm90_tst_128", "softmax_warp_forward", "vectorized_elementwise_kernel", "x")

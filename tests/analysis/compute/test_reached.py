@@ -13,7 +13,7 @@ from tests.trace.documents import TRACES, document, event, kernel, launch, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudiag.model.run import ComputeClass
+    from gpudiag.model.peaks import ComputeClass
 
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
 GEMM, SIMT = "sm90_xmma_gemm_f32f32_tf32f32", "ampere_sgemm_32x32_tn"
