@@ -48,7 +48,7 @@ def test_uneven_stages_have_the_work_of_even_ones(answers: list[dict[str, Any]])
     off, on = (sum(answer["uneven-stages"][at] for answer in answers) for at in (0, 1))
     assert on == pytest.approx(off)
     assert [answer["uneven-stages"][1] for answer in answers] == pytest.approx(
-        [answers[0]["uneven-stages"][1] * times for times in (1, 1, 2, 1)]
+        [answers[0]["uneven-stages"][1] * times for times in (1, 1, 2, 2)]
     )
 
 
