@@ -27,10 +27,10 @@ from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recordin
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Analysis, DeviceKind, Finding, Modules, Source, Steps, Validity
+from gpudiag.model.compute_rates import ComputeClass
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import TriedChange
-from gpudiag.model.peaks import ComputeClass
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import (

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from gpudiag.model.compute_rates import ComputeClass
 from gpudiag.model.job import TriedChange
 from gpudiag.model.parallelism import Parallelism
-from gpudiag.model.peaks import ComputeClass
 from gpudiag.model.quantities import (
     Bytes,
     Count,

@@ -319,7 +319,7 @@ class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
         row: int64[k], rows in the event table, ascending.
         flops: int64[k], floating-point operations.
         moved_bytes: int64[k], bytes of the inputs and outputs.
-        precision: int8[k], index of the inputs' type in `peaks.PRECISIONS`.
+        precision: int8[k], index of the inputs' type in `compute_rates.PRECISIONS`.
     """
 
     row: NDArray[np.int64]

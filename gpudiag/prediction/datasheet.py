@@ -9,8 +9,8 @@ Winograd and FFT convolutions need fewer multiplications than are counted. For A
 from __future__ import annotations
 
 from gpudiag.model.benchmarks.prediction import Compute
+from gpudiag.model.compute_rates import published_rates
 from gpudiag.model.facts import Facts
-from gpudiag.model.peaks import published_rates
 
 #: TFLOP/s of fp32 that a core reaches with vectors of 256 bits.
 _PER_CORE = 0.03

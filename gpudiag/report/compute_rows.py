@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.peaks import ComputeClass
+from gpudiag.model.compute_rates import ComputeClass
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration

@@ -24,7 +24,7 @@ STAGE_COLUMNS = ("stage", "ranks", "compute ms", "to mean", "wait ms", "slowest 
 #: If imbalance costs less than this share of the step, its causes are not reported.
 _LEAST_SHARE = 0.01
 #: Causes of imbalance in words.
-_IMBALANCE_CAUSES = {
+IMBALANCE_CAUSES = {
     "rank": "slow ranks",
     "stage": "uneven stages",
     "sequence": "uneven sequences",
@@ -184,7 +184,7 @@ def imbalance_line(imbalance: Imbalance) -> str:
     if lost_ms < _LEAST_SHARE * step_ms:
         return "Imbalance: costs less than 1 % of a step."
     saved = {
-        _IMBALANCE_CAUSES.get(cause, one_line(cause)): figures.milliseconds(duration(effect.saved_ms), beside=step_ms)
+        IMBALANCE_CAUSES.get(cause, one_line(cause)): figures.milliseconds(duration(effect.saved_ms), beside=step_ms)
         for cause, effect in imbalance.by.items()
     }
     causes = [f"{words} {saved_ms} ms" for words, saved_ms in saved.items()]

@@ -17,7 +17,7 @@ import gpudiag
 from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.app.analyze import analyze
 from gpudiag.app.table import table
-from gpudiag.model.peaks import peak_tflops
+from gpudiag.model.compute_rates import peak_tflops
 from gpudiag.model.run import RankRecord, RunRecord, StepFlops
 from gpudiag.model.run_directory import write_json
 from gpudiag.report.page.run import run_part

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag import analyze
-from gpudiag.model.peaks import ComputeClass
+from gpudiag.model.compute_rates import ComputeClass
 from gpudiag.report.compute_rows import compute_columns, compute_rows
 from gpudiag.report.text.run import to_markdown
 from tests.trace.documents import TRACES

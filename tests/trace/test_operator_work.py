@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.peaks import PRECISIONS
+from gpudiag.model.compute_rates import PRECISIONS
 from gpudiag.trace import read_traces
 from gpudiag.trace.readers.kineto import operator_work
 from gpudiag.trace.readers.kineto.event_json import Event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.peaks import peak_tflops
+from gpudiag.model.compute_rates import peak_tflops
 from gpudiag.model.run import ComputeRate, RankRecord, RunRecord
 
 _WHOLE_PERCENT = 100

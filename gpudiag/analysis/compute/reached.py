@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.compute.work import CLASS_CODES, MATRIX_CLASSES, NO_CLASS, ComputeWork, TrackKernels
+from gpudiag.model.compute_rates import PRECISIONS, ComputeClass, peak_memory_gb_per_s, peak_tflops
 from gpudiag.model.event import NO_NUMBER, OperatorWork
-from gpudiag.model.peaks import PRECISIONS, ComputeClass, peak_memory_gb_per_s, peak_tflops
 from gpudiag.model.timeline import UNKNOWN, Attribution, Timeline
 
 #: Classes whose peak is that of the matrix units.

@@ -19,8 +19,8 @@ from gpudiag.analysis.compute.kernel_class import (
 )
 from gpudiag.analysis.compute.launchers import equal_shares, launched_in_updates, launching_operators
 from gpudiag.intervals import Intervals, among, distinct, union
+from gpudiag.model.compute_rates import Bound, ComputeClass
 from gpudiag.model.event import EventKind, EventTable
-from gpudiag.model.peaks import Bound, ComputeClass
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_US, milliseconds
 

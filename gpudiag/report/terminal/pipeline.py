@@ -13,9 +13,10 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.console import and_more, plain_grid, plain_table, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE
+from gpudiag.report.parallel_rows import IMBALANCE_CAUSES
 
 #: Causes of imbalance in words.
-_CAUSES = {"rank": "slow workers", "stage": "uneven stages", "sequence": "uneven sequences"}
+_CAUSES = IMBALANCE_CAUSES | {"rank": "slow workers"}
 #: Number of advice lines in a short report.
 _FEW_STEPS = 3
 #: Maximum number of stages in the table.

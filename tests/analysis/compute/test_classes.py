@@ -20,8 +20,8 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpudiag.model.compute_rates import ComputeClass
     from gpudiag.model.event import Trace
-    from gpudiag.model.peaks import ComputeClass
 
 TRACES = Path(__file__).parents[2] / "traces"
 NAMES = ("ampere_sgemm_32x32_tn", "nvjet_sm90_tst_128", "softmax_warp_forward", "vectorized_elementwise_kernel", "x")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpudiag import analyze
-from gpudiag.model.peaks import peak_memory_gb_per_s
+from gpudiag.model.compute_rates import peak_memory_gb_per_s
 from tests.trace.documents import TRACES, document, event, kernel, launch, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudiag.model.peaks import ComputeClass
+    from gpudiag.model.compute_rates import ComputeClass
 
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
 GEMM, SIMT = "sm90_xmma_gemm_f32f32_tf32f32", "ampere_sgemm_32x32_tn"

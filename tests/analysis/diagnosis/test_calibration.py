@@ -622,8 +622,8 @@ def hot_expert(own: list[float], usual: list[float]) -> bool:
     beside = np.array([[True, False], [True, False]])
     what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)
     with (
-        mock.patch.object(more_work, "_work_by_segment", return_value=np.array([usual, own])),
-        mock.patch.object(more_work, "_beside_all_to_alls", return_value=beside),
+        mock.patch.object(more_work, "work_by_segment", return_value=np.array([usual, own])),
+        mock.patch.object(more_work, "beside_all_to_alls", return_value=beside),
     ):
         return more_work._experts(what_if, (1,)) is not None
 

@@ -26,7 +26,7 @@ from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, QUEUED_NS
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.model.peaks import peak_tflops
+from gpudiag.model.compute_rates import peak_tflops
 from gpudiag.model.timeline import UNKNOWN
 
 

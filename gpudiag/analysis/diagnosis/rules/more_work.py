@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import LEAST_ELSEWHERE, LONGER_SEGMENT, MORE_WORK, MOST_OF_EXCESS
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.even_step import beside_all_to_alls, share_tokens, work_by_segment
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Edit
-from gpudiag.analysis.diagnosis.simulation.components import Component, amount
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.model.timeline import OpClass
 
 Cause = Literal["sequence", "experts"]
 
@@ -92,8 +88,8 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
 
     A slow device is slower in all segments, and long sequences lengthen every layer.
     """
-    work = _work_by_segment(what_if, what_if.corrected)
-    beside = _beside_all_to_alls(what_if)
+    work = work_by_segment(what_if, what_if.corrected)
+    beside = beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return None
     late_processes = [process for process, rank in what_if.graph.ranks.items() if rank in late]
@@ -111,61 +107,3 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     usual_ms = float(usual_ns[longer].sum()) / what_if.graph.steps / 1e6
     evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
     return MoreWork("experts", evidence, _EXPERTS_ADVICE, share_tokens)
-
-
-def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Give each expert the mean of its peers' work, because tokens that leave one expert go to another."""
-    work, beside = _work_by_segment(what_if, scenario), _beside_all_to_alls(what_if)
-    if work is None or beside is None or work.shape != beside.shape:
-        return scenario
-    share = np.ones(work.shape)
-    for peers in what_if.graph.peers:
-        of_peers, of_experts = work[peers], beside[peers].any(axis=0)
-        mean = np.broadcast_to(of_peers.mean(axis=0), of_peers.shape)
-        share[peers] = np.divide(mean, of_peers, out=np.ones(mean.shape), where=of_experts & (of_peers > 0))
-    segment_of_node, segment_of_op = what_if.model.segments
-    if what_if.timeline.tracks[0].is_cpu:
-        kept = np.fmin(scenario.busy, what_if.model.communication.busy)
-        shares = share[what_if.graph.host.process, segment_of_node]
-        return replace(scenario, busy=kept + (scenario.busy - kept) * shares)
-    shares = share[what_if.model.process_of_op, segment_of_op]
-    compute = what_if.graph.device.op_class == OpClass.COMPUTE
-    return replace(scenario, duration=scenario.duration * np.where(compute, shares, 1.0))
-
-
-def _work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
-    """Return float64[processes, segments], ns: work between consecutive collectives of a step."""
-    component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
-    graph = what_if.graph
-    process = graph.host.process if component == "launch" else what_if.model.process_of_op
-    segment = what_if.model.segments[0 if component == "launch" else 1]
-    amounts = amount(what_if, scenario, component)
-    if not len(segment):
-        return None
-    processes, segments = max(graph.ranks) + 1, int(segment.max()) + 1
-    sums = np.bincount(process * segments + segment, weights=amounts, minlength=processes * segments)
-    table: Times = sums.reshape(processes, segments).astype(np.float64)
-    return table
-
-
-def _beside_all_to_alls(what_if: WhatIf) -> NDArray[np.bool_] | None:
-    """Return bool[processes, segments]: whether a segment begins or ends with an all-to-all of its process."""
-    graph = what_if.graph
-    device = graph.device
-    segment_of_node, segment_of_op = what_if.model.segments
-    segment = segment_of_node if what_if.timeline.tracks[0].is_cpu else segment_of_op
-    processes, segments = max(graph.ranks) + 1, int(segment.max(initial=0)) + 1
-    is_all_to_all = np.zeros(len(device.start), np.bool_)
-    for index, track in enumerate(what_if.timeline.tracks):
-        kinds = np.array([kind[0] == "all_to_all" for kind in track.collectives.kinds], np.bool_)
-        if kinds.any():
-            rows = track.collectives.row[kinds[track.collectives.kind]]
-            is_all_to_all |= (device.track == index) & np.isin(device.row, rows)
-    if not is_all_to_all.any():
-        return None
-    ends = np.zeros((processes, int(segment_of_node.max(initial=0)) + 2), np.bool_)
-    launched = (device.launch != NONE) & (device.op_class == OpClass.COMMUNICATION) & is_all_to_all
-    ends[what_if.model.process_of_op[launched], segment_of_node[device.launch[launched]]] = True
-    begins = np.concatenate([np.zeros((processes, 1), np.bool_), ends[:, :-1]], axis=1)
-    either: NDArray[np.bool_] = (ends | begins)[:, :segments]
-    return either

@@ -111,16 +111,16 @@ def _fixed_ms(case: Case, process: int) -> float:
     because a step has one however many microbatches it has.
     """
     events = case.timeline.traces[process].events
-    updates = np.flatnonzero(events.role == Role.OPTIMIZER)
+    rows_of_updates = np.flatnonzero(events.role == Role.OPTIMIZER)
+    updates = union(Intervals(events.start_ns[rows_of_updates], events.end_ns[rows_of_updates]))
     total_ns = steps = 0
     for index, track in enumerate(case.tracks):
         if track.trace != process:
             continue
         steps += len(track.window_steps)
         if track.is_cpu:
-            spans = union(Intervals(events.start_ns[updates], events.end_ns[updates]))
             for rows, self_ns in operator_times(track, events):
-                passes = ~within(spans, events.start_ns[rows])
+                passes = ~within(updates, events.start_ns[rows])
                 total_ns += int(np.minimum(self_ns[passes], OPERATOR_FIXED_NS).sum())
         else:
             ops = track.ops

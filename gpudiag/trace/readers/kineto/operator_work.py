@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.model.compute_rates import PRECISIONS
 from gpudiag.model.event import NO_NUMBER, OperatorWork
-from gpudiag.model.peaks import PRECISIONS
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
 

@@ -1,4 +1,4 @@
-"""Look up published peak rates of GPUs, and describe what classes of kernels reached of them.
+"""Look up published peak rates of GPUs, and define the rates that classes of kernels reached.
 
 Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
 bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. The memory's rate is in GB/s.
