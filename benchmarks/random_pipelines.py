@@ -52,9 +52,8 @@ def _judge_traces(seed: int, count: int) -> int:
     jobs = {number: traced_pipelines.judged(traced_pipelines.draw(number)) for number in range(seed, seed + count)}
     rows: list[tuple[str, Callable[[traced_pipelines.Judged], bool]]] = [("all", lambda _: True)]
     rows += [(fault, lambda of, fault=fault: of.job.fault == fault) for fault in traced_pipelines.FAULTS]  # type: ignore[misc]
-    rows += [
-        (name, lambda of, name=name: of.job.settings["schedule"] == name) for name in ("1f1b", "gpipe", "interleaved")
-    ]  # type: ignore[misc]
+    schedules = traced_pipelines.SCHEDULES
+    rows += [(name, lambda of, name=name: of.job.settings["schedule"] == name) for name in schedules]  # type: ignore[misc]
     rows.append(("2 to 4 stages", lambda of: of.job.settings["stages"] <= 4))
     rows.append(("5 to 8 stages", lambda of: of.job.settings["stages"] > 4))
     print("| jobs | right |\n| --- | --- |")

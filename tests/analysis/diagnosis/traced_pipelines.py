@@ -18,6 +18,8 @@ from tests.analysis.diagnosis.rule_examples.jobs import Job
 from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
 FAULTS = ("none", "stage", "compute", "sequence")
+#: The last one needs three stages or more.
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 #: A fault that costs less of the step need not be found.
 _WORTH = 0.07
 #: Amounts are right within this share of the truth, or of the step.
@@ -52,7 +54,7 @@ def draw(seed: int) -> TracedPipeline:
         "data": data,
         "microbatches": rng.choice([stages, 2 * stages, 4 * stages]),
         "forward_ms": rng.uniform(2.0, 8.0),
-        "schedule": rng.choice(["1f1b", "gpipe", "interleaved"] if stages > 2 else ["1f1b", "gpipe"]),
+        "schedule": rng.choice(SCHEDULES if stages > 2 else SCHEDULES[:2]),
         "scatter": rng.choice([0.0, 0.01]),
         "seed": seed,
     }
