@@ -47,7 +47,14 @@ class RunError(Exception):
     """A program failed; the message contains its last lines."""
 
 
-def run(command: list[str], seconds: float, log: Path) -> str:
+def run(
+    command: list[str],
+    seconds: float,
+    log: Path,
+    *,
+    folder: Path = HERE.parent,
+    environment: dict[str, str] | None = None,
+) -> str:
     """Run a program in a new session with standard error in `log`; return its standard output.
 
     Raises:
@@ -55,7 +62,13 @@ def run(command: list[str], seconds: float, log: Path) -> str:
     """
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
-            command, cwd=HERE.parent, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
         )
         try:
             output = process.communicate(timeout=seconds)[0]
@@ -133,10 +146,10 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
 
 
 class Archives:
-    """Tar archives of scripts' files in a directory. At most `ARCHIVES` of run directories, of `ARCHIVE_BYTES` each."""
+    """Tar archives of scripts' files in a directory. At most `most` of run directories, of `ARCHIVE_BYTES` each."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.number = directory, 1
+    def __init__(self, directory: Path, most: int = ARCHIVES) -> None:
+        self.directory, self.number, self.most = directory, 1, most
 
     def keep(self, script: str, folder: Path) -> list[str]:
         """Add a script's files; return the names of those that did not fit."""
@@ -153,7 +166,7 @@ class Archives:
         size = path.stat().st_size + 2048
         archive = self.directory / f"runs-{self.number}.tar"
         if archive.exists() and archive.stat().st_size + size > ARCHIVE_BYTES:
-            if self.number == ARCHIVES:
+            if self.number == self.most:
                 return False
             self.number += 1
             archive = self.directory / f"runs-{self.number}.tar"
