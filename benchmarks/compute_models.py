@@ -51,7 +51,7 @@ class Training:
         self.optimizer.zero_grad()
         with torch.autocast(self.inputs.device.type, torch.bfloat16, enabled=self.bf16):
             loss = self.loss(self.model, self.inputs, self.targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         self.optimizer.step()
 
 
@@ -126,8 +126,9 @@ def prepare_resnet50(
 
     inputs, targets = _images(batch or size(96, 2), size(224, 64), 1000)
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, fused=fused, foreach=not fused)
-    changes = {"channels_last": channels_last, "compiled": compiled}
-    return prepare(models.resnet50(), inputs, targets, optimizer, bf16=True, **changes)
+    return prepare(
+        models.resnet50(), inputs, targets, optimizer, bf16=True, channels_last=channels_last, compiled=compiled
+    )
 
 
 def prepare_gpt2(
@@ -176,9 +177,9 @@ def vit(
     )
     inputs, targets = _images(size(128, 2), config.image_size, config.num_labels)
     optimizer = _adamw(fused=fused)
-    changes = {"channels_last": channels_last, "compiled": compile}
     model = ViTForImageClassification(config)
-    train(prepare(model, inputs, targets, optimizer, loss=_library_loss, bf16=True, **changes))
+    changed = partial(prepare, channels_last=channels_last, compiled=compile)
+    train(changed(model, inputs, targets, optimizer, loss=_library_loss, bf16=True))
 
 
 def gpt2(*, tf32: bool = False, fused: bool = False, sdpa: bool = False, compile: bool = False) -> None:  # noqa: A002
@@ -201,8 +202,8 @@ def efficientnet(
 
     inputs, targets = _images(size(64, 2), size(224, 64), 1000)
     optimizer = _adamw(fused=fused, foreach=False)
-    changes = {"tf32": tf32, "channels_last": channels_last, "compiled": compile}
-    train(prepare(models.efficientnet_b0(), inputs, targets, optimizer, **changes))
+    model = models.efficientnet_b0()
+    train(prepare(model, inputs, targets, optimizer, tf32=tf32, channels_last=channels_last, compiled=compile))
 
 
 class _ConvolutionPair(nn.Sequential):
@@ -252,8 +253,8 @@ def unet(
     batch, edge = size((8, 256), (2, 32))
     inputs, targets = torch.randn(batch, 3, edge, edge), torch.randint(0, 4, (batch, edge, edge))
     optimizer = _adamw(fused=fused)
-    changes = {"tf32": tf32, "channels_last": channels_last, "compiled": compile}
-    train(prepare(UNet(size(64, 8), 4), inputs, targets, optimizer, **changes))
+    model = UNet(size(64, 8), 4)
+    train(prepare(model, inputs, targets, optimizer, tf32=tf32, channels_last=channels_last, compiled=compile))
 
 
 class WordModel(nn.Module):
