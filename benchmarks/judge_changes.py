@@ -11,10 +11,10 @@ verdicts on a change:
 - amount: of the same changes, the prediction is right within 35 % of the measured savings. Without a finding it is off.
 - false: the finding exists, and the change saves less than 2 %.
 
-`interval` says whether the measured savings are between the low and the high estimate. `--keep DIR` receives
-`rows.json` after each model, `reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a
-file). `--draw` prints the table and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU,
-where nothing is predicted.
+`interval` says whether the measured savings are between the low and the high estimate. A run is given up after `--each`
+seconds, and the changes measured until then are judged. `--keep DIR` receives `rows.json` after each model,
+`reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw` prints the table
+and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is predicted.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ CHANGES = {
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
 #: An amount is right within this relative difference to the measured savings.
 TOLERANCE = 0.35
+#: Maximum duration of the analysis of a run that was given up.
+RESCUE_SECONDS = 40.0
 
 
 def judge(tried: dict[str, Any]) -> dict[str, Any]:
@@ -67,17 +69,37 @@ def judge(tried: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def profile(model: str, changes: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Return the analysis of one model with its changes; the report is written to `report.txt`."""
+    run_dir = folder / "run"
+    command = [sys.executable, "-m", "gpudiag", "profile", f"compute_models:{model}", "--devices", "1"]
+    command += ["--try", changes, "--output", str(run_dir)]
+    (folder / "report.txt").write_text(run(command, seconds, folder / "progress.log"), encoding="utf-8")
+    analysis: dict[str, Any] = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))
+    return analysis
+
+
+def rescue(folder: Path) -> dict[str, Any]:
+    """Return the analysis of a run that was given up, with the changes that had been measured until then."""
+    run_dir = folder / "run"
+    shutil.copy(run_dir / "tries" / "tries.json", run_dir / "tries.json")
+    command = [sys.executable, "-m", "gpudiag", "analyze", str(run_dir), "--json"]
+    analysis: dict[str, Any] = json.loads(run(command, RESCUE_SECONDS, folder / "rescue.log"))
+    return analysis
+
+
 def try_model(model: str, changes: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Profile one model with its changes, and judge them; failures are part of the result."""
     folder.mkdir(parents=True)
     run_dir = folder / "run"
-    command = [sys.executable, "-m", "gpudiag", "profile", f"compute_models:{model}", "--devices", "1"]
-    command += ["--try", changes, "--output", str(run_dir)]
     row: dict[str, Any] = {"model": model}
     began = time.perf_counter()
     try:
-        (folder / "report.txt").write_text(run(command, seconds, folder / "progress.log"), encoding="utf-8")
-        analysis = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))
+        try:
+            analysis = profile(model, changes, folder, seconds)
+        except RunError as error:
+            row["failed"] = str(error)
+            analysis = rescue(folder)
         row["steps"] = {key: analysis["steps"][key] for key in ("median_ms", "unprofiled_mean_ms", "analysed")}
         row["findings"] = [
             [finding["code"], finding["cause"], finding["recoverable_ms_per_step"]] for finding in analysis["findings"]
@@ -85,7 +107,7 @@ def try_model(model: str, changes: str, folder: Path, seconds: float) -> dict[st
         row["validity"] = [warning["code"] for warning in analysis["validity"]]
         row["changes"] = [judge(tried) for tried in analysis["tries"]]
     except (RunError, ValueError, OSError, KeyError) as error:
-        row["failed"] = f"{type(error).__name__}: {error}"
+        row["failed"] = " | ".join(filter(None, (row.get("failed"), f"{type(error).__name__}: {error}")))
     row["took_s"] = round(time.perf_counter() - began, 1)
     for log in sorted(run_dir.rglob("logs/*.log")):
         shutil.copy(log, folder / "-".join(log.relative_to(run_dir).parts))
