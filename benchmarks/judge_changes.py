@@ -195,6 +195,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     began, rows = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as scratch:
+        # A compilation that is given up can leave truncated files, which later runs would load.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compiled")
         keep = given.keep or Path(scratch) / "keep"
         keep.mkdir(parents=True, exist_ok=True)
         archives = Archives(keep)
