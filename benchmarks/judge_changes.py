@@ -41,7 +41,7 @@ CHANGES = {
     "gpt2": "tf32,fused,sdpa,compile",
     "efficientnet": "tf32,channels-last,fused,compile",
     "unet": "tf32,channels-last,fused,compile",
-    "lstm": "tf32,fused,compile",
+    "lstm": "tf32,fused",
 }
 #: Savings in percent of the step that a prediction must not miss, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
