@@ -147,6 +147,7 @@ def prepare_gpt2(
     inputs = torch.randint(0, config.vocab_size, (batch or size(8, 2), tokens))
     optimizer = _adamw(fused=fused)
     model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # otherwise a warning of the library splits the compiled graph
     return prepare(model, inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compiled)
 
 
