@@ -31,7 +31,7 @@ def parse_args():
     parser.add_argument("--output", type=Path, default=Path("output"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script on a CPU")
-    parser.add_argument("--fixed", action="store_true", help="pad each batch to a multiple of 1000 frames")
+    parser.add_argument("--fixed", action="store_true", help="pad each batch to the longest recording of all")
     args = parser.parse_args()
     if args.tiny:
         args.batch_size, args.bands, args.layers, args.width = 2, 32, 1, 64
@@ -48,19 +48,16 @@ class Recordings:
 
     def batch(self, step):
         """Return spectrograms, which are padded to the longest, and the species."""
-        length = random.randint(self.args.shortest, self.args.longest)
-        if self.args.fixed:
-            length = -(-length // 1000) * 1000
-        start = random.randint(0, 999)
+        length = self.args.longest if self.args.fixed else random.randint(self.args.shortest, self.args.longest)
+        start = 4 * random.randint(0, 249)
         return self.frames[:, :, start : start + length], self.species[step % 256]
 
 
 @torch.compile(dynamic=False)
 def prepare(spectrograms, gain, noise):
-    """Return normalized logarithms of the spectrograms, which are amplified at random."""
+    """Return scaled logarithms of the spectrograms, which are amplified at random."""
     loud = torch.log1p(spectrograms * gain * 100.0 + noise)
-    mean = loud.mean(-1, keepdim=True)
-    return (loud - mean) * torch.rsqrt(loud.var(-1, keepdim=True) + 1e-5)
+    return ((loud - 3.4) / 1.1).clamp(-4.0, 4.0)
 
 
 class BirdNetwork(nn.Module):

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: ARG002, D102, NPY002
+# ruff: noqa: ARG002, D102
 """Recognize plant diseases on leaves with Lightning and a ResNet of timm; OpenCV augments the photos."""
 
 import argparse
@@ -55,7 +55,8 @@ class Leaves(Dataset):
         hsv = cv2.cvtColor(photo, cv2.COLOR_RGB2HSV).astype(np.float32)
         hsv *= np.random.uniform((0.95, 0.7, 0.7), (1.05, 1.3, 1.3)).astype(np.float32)
         photo = cv2.cvtColor(np.clip(hsv, 0, (179, 255, 255)).astype(np.uint8), cv2.COLOR_HSV2RGB)
-        rotation = cv2.getRotationMatrix2D((side / 2, side / 2), np.random.uniform(-45, 45), np.random.uniform(0.9, 1.4))
+        angle, scale = np.random.uniform(-45, 45), np.random.uniform(0.9, 1.4)
+        rotation = cv2.getRotationMatrix2D((side / 2, side / 2), angle, scale)
         rotation[:, 2] -= (side - crop) / 2
         photo = cv2.warpAffine(photo, rotation, (crop, crop), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101)
         if np.random.random() < 0.5:

@@ -99,7 +99,7 @@ def centredness(sides):
     return (pairs.amin(-1) / pairs.amax(-1)).prod(-1).sqrt()
 
 
-def loss_by_image(outputs, centers, boxes, labels, classes):
+def loss_by_image(outputs, centers, boxes, labels):
     """Return the loss; the positive cells of each image are selected with a mask."""
     losses = []
     for scores, sides, centres, image_boxes, image_labels in zip(*outputs, boxes, labels, strict=True):
@@ -108,7 +108,7 @@ def loss_by_image(outputs, centers, boxes, labels, classes):
             losses.append(functional.softplus(scores).mean())
             continue
         wanted = torch.zeros_like(scores)
-        wanted[positive] = functional.one_hot(image_labels[index[positive]], classes).float()
+        wanted[positive] = functional.one_hot(image_labels[index[positive]], scores.shape[1]).float()
         class_loss = functional.binary_cross_entropy_with_logits(scores, wanted)
         target = target[positive]
         box_loss = overlap_loss(sides[positive], target).mean()
@@ -117,7 +117,7 @@ def loss_by_image(outputs, centers, boxes, labels, classes):
     return torch.stack(losses).mean()
 
 
-def loss_of_batch(outputs, centers, boxes, labels, classes):
+def loss_of_batch(outputs, centers, boxes, labels):
     """Return the same loss for all images at once; cells without an object have the weight 0."""
     scores, sides, centres = outputs
     target, index, positive = assign(centers, boxes)
@@ -156,7 +156,7 @@ def main():
             with torch.autocast(device.type, torch.bfloat16):
                 outputs = model(images)
             compute_loss = loss_of_batch if args.fixed else loss_by_image
-            loss = compute_loss(outputs, centers, boxes, labels, args.classes)
+            loss = compute_loss(outputs, centers, boxes, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -91,6 +91,7 @@ def main():
         bf16=on_gpu,
         use_cpu=not on_gpu,
         optim="adamw_torch_fused" if on_gpu else "adamw_torch",
+        logging_nan_inf_filter=False,
         dataloader_num_workers=options.workers,
         dataloader_drop_last=True,
         logging_steps=50,

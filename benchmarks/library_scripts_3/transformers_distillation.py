@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: D102
 """Distil a language model into a small GPT-2; the teacher's logits were computed before and are in host memory."""
 
 import argparse
