@@ -38,13 +38,14 @@ class Alignment(nn.Module):
 
     def __init__(self, args):
         super().__init__()
+        self.clouds = args.clouds
         self.points = MLP([3, args.width, 4 * args.width])
         self.matrix = nn.Linear(4 * args.width, 9)
         nn.init.normal_(self.matrix.weight, std=1e-3)
         nn.init.zeros_(self.matrix.bias)
 
     def forward(self, positions, cloud):
-        state = global_max_pool(self.points(positions), cloud)
+        state = global_max_pool(self.points(positions), cloud, self.clouds)
         matrices = self.matrix(state).view(-1, 3, 3) + torch.eye(3, device=positions.device)
         return torch.bmm(positions.view(len(matrices), -1, 3), matrices).view(-1, 3)
 
@@ -81,7 +82,7 @@ class PointNetwork(nn.Module):
         edges = self.neighbours(positions)
         near = self.first(positions, edges)
         far = self.second(near, edges)
-        return self.head(global_max_pool(torch.cat([near, far], dim=-1), cloud))
+        return self.head(global_max_pool(torch.cat([near, far], dim=-1), cloud, self.args.clouds))
 
 
 def main():

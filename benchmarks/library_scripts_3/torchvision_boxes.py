@@ -60,7 +60,7 @@ class Detector(nn.Module):
         super().__init__()
         self.args = args
         self.body = torchvision.models.resnet50(weights=None)
-        self.body.fc = nn.Identity()
+        self.body.layer4 = self.body.fc = nn.Identity()
         self.neck = nn.Sequential(nn.Conv2d(1024, 256, 1), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=1), nn.ReLU())
         self.class_head = nn.Conv2d(256, args.classes, 3, padding=1)
         self.box_head = nn.Conv2d(256, 5, 3, padding=1)

@@ -12,10 +12,10 @@ from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainerCallback, Tr
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--sequence-length", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--hidden-size", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden-size", type=int, default=1536)
     parser.add_argument("--vocabulary", type=int, default=50272)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--empty-cache-steps", type=int, default=1)
