@@ -21,15 +21,15 @@ MOST_LINES = 400
 #: Maximum number of lines per folder, including blank ones. To allow more lines for a folder, reduce the limit of a
 #: different folder.
 BUDGET = {
-    "analysis": 20_900,
+    "analysis": 20_950,
     "app": 5_580,
     "commands": 2_870,
     "machine": 2_890,
     "model": 5_610,
     "prediction": 820,
-    "report": 8_450,
+    "report": 8_420,
     "trace": 6_520,
-    "training": 20_700,
+    "training": 20_680,
     "": 650,
 }
 #: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.

@@ -1,9 +1,9 @@
 """Make one finding of all costs of one line of the user's source.
 
-A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch. Examples are
-saving, logging, metrics and sleeping. Hooks in the backward pass are removable too. The simulation removes the line's
-host time, waits for the device, copies, and kernels. A line that saves 5 % of the step is a finding, and absorbs the
-other findings that save nothing more without the line.
+A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch, and does not
+mostly launch kernels, as a loss function does. Examples are saving, logging, metrics and sleeping. Hooks in the
+backward pass are removable too. The simulation removes the line's host time, waits for the device, copies, and kernels.
+A line that saves 5 % of the step is a finding, and absorbs the other findings that save nothing more without the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, MOST, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.one_place import (
     MERGED_CODES,
@@ -57,7 +57,9 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     """Add a finding for the line if it saves enough, or name the line in the finding that it mostly explains."""
     edit = partial(_without_line, line)
     gone = edit(what_if, what_if.corrected)
-    saved = _saving_ms(case, what_if, line, gone)
+    if _mostly_launches(what_if, gone):
+        return findings
+    saved = _saving_ms(what_if, line, gone)
     if not notable(saved, what_if.now_ms) or saved < WARNING_PERCENT / 100 * what_if.now_ms:
         return findings
     absorbed = absorbed_by(what_if, [scored for scored in findings if _may_lie_in_a_line(scored.finding)], gone)
@@ -73,13 +75,23 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     return in_order([scored_finding(what_if, proposal, saved), *kept_others])
 
 
-def _saving_ms(case: Case, what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
+def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
+    """Return whether the line mostly launches kernels, as a loss function does, so that training may need it."""
+    now, host, device = what_if.corrected, what_if.graph.host, what_if.graph.device
+    launches = np.zeros(len(host.time), np.bool_)
+    launches[device.launch[(device.op_class == OpClass.COMPUTE) & ~device.host_copy & (device.launch != NONE)]] = True
+    removed = np.maximum(now.busy - gone.busy, 0.0)
+    total = removed.sum() + np.maximum(now.waiting - gone.waiting, 0.0).sum()
+    return bool(removed[launches].sum() >= MOST * total > 0)
+
+
+def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
     """Return the savings without the line, in ms per step.
 
-    On CPUs no kernel outlasts the line. If unprofiled steps on CPUs are shorter than corrected ones, the savings are
+    If unprofiled steps are shorter than corrected ones, recording slowed other parts of the step. The savings are then
     the line's unprofiled time, multiplied by the share of its recorded time that the simulation saves.
     """
-    if what_if.now_ms >= what_if.corrected_ms or not all(track.is_cpu for track in case.tracks):
+    if what_if.now_ms >= what_if.corrected_ms:
         return what_if.saving_ms(gone)
     now, host = what_if.corrected, what_if.graph.host
     removed = np.bincount(host.process, weights=now.busy - gone.busy + now.waiting - gone.waiting)

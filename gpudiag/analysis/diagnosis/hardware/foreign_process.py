@@ -16,7 +16,8 @@ class ForeignProcess:
     """A process that is neither gpudiag's nor the job's holds memory on a GPU, and may compute on it.
 
     Two jobs on one GPU share its time, and a copy or a collective of one job waits for kernels of the other. Bandwidths
-    measured at the same time are too low, and in training all other ranks wait for the shared GPU.
+    measured at the same time are too low, and in training all other ranks wait for the shared GPU. GPUs that
+    CUDA_VISIBLE_DEVICES hides are left out.
 
     What to do: find the process (`ps -fp PID`), wait for its end or end it, or choose other GPUs with
     CUDA_VISIBLE_DEVICES. A desktop's display server is reported as `info`, because it costs little.
@@ -29,6 +30,8 @@ class ForeignProcess:
         heavy: list[tuple[int, GpuProcess]] = []
         light: list[tuple[int, GpuProcess]] = []
         for gpu in facts.gpus:
+            if not gpu.visible:
+                continue
             for process in gpu.processes:
                 if process.own:
                     continue
