@@ -1,4 +1,4 @@
-"""Train six models whose computation can be made faster, for `gpudiag profile --try`.
+"""Train models whose computation can be made faster, for `gpudiag profile --try`.
 
     cd benchmarks; gpudiag profile compute_models:gpt2 --devices 1 --try tf32,fused,sdpa,compile
 
@@ -283,3 +283,41 @@ def lstm(*, tf32: bool = False, fused: bool = False) -> None:
     inputs = torch.randint(0, words, size((64, 128), (2, 16)))
     optimizer = _adamw(fused=fused, foreach=False)
     train(prepare(WordModel(words, width), inputs, inputs.roll(-1, 1), optimizer, tf32=tf32))
+
+
+def bert(*, tf32: bool = False, fused: bool = False, sdpa: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train transformers' BERT of 12 layers in fp32 on 16 sequences of 256 tokens."""
+    from transformers import BertConfig, BertForMaskedLM  # noqa: PLC0415  # see `prepare_gpt2`
+
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    config = BertConfig(attn_implementation="sdpa" if sdpa else "eager", **(small if TINY else {}))
+    inputs = torch.randint(0, config.vocab_size, size((16, 256), (2, 32)))
+    optimizer = _adamw(fused=fused)
+    train(prepare(BertForMaskedLM(config), inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compile))
+
+
+def _of_torchvision(
+    name: str,
+    batch: int,
+    *,
+    channels_last: bool,
+    fused: bool,
+    compiled: bool,
+) -> None:
+    """Train a model of torchvision in fp32 on images of 224 x 224, with momentum."""
+    from torchvision import models  # noqa: PLC0415  # see `prepare_resnet50`
+
+    inputs, targets = _images(size(batch, 2), size(224, 64), 1000)
+    optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, fused=fused, foreach=not fused)
+    model = models.get_model(name, weights=None)
+    train(prepare(model, inputs, targets, optimizer, channels_last=channels_last, compiled=compiled))
+
+
+def densenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train DenseNet-121 in fp32 on 96 images."""
+    _of_torchvision("densenet121", 96, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def mobilenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train MobileNetV2 in fp32 on 192 images."""
+    _of_torchvision("mobilenet_v2", 192, channels_last=channels_last, fused=fused, compiled=compile)

@@ -42,6 +42,9 @@ CHANGES = {
     "efficientnet": "tf32,channels-last,fused,compile",
     "unet": "tf32,channels-last,fused,compile",
     "lstm": "tf32,fused",
+    "bert": "tf32,fused,sdpa,compile",
+    "densenet": "channels-last,fused,compile",
+    "mobilenet": "channels-last,fused,compile",
 }
 #: Savings in percent of the step that a prediction must not miss, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
