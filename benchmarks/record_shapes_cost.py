@@ -20,11 +20,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from compute_models import Training, prepare_gpt2, prepare_resnet50, size
@@ -39,18 +37,6 @@ JOBS: dict[str, tuple[Callable[..., Training], int]] = {
     "resnet50": (prepare_resnet50, size(96, 8)),
     "gpt2": (prepare_gpt2, size(8, 8)),
 }
-
-
-@contextmanager
-def recorded_shapes(*, shapes: bool) -> Iterator[None]:
-    """Change `record_shapes` of each profiler that gpudiag makes, and nothing else."""
-    profile = torch.profiler.profile
-
-    def changed(**options: Any) -> Any:
-        return profile(**{**options, "record_shapes": shapes})
-
-    with mock.patch.object(torch.profiler, "profile", changed):
-        yield
 
 
 class Times:
@@ -91,8 +77,7 @@ def unprofiled(training: Training) -> list[float]:
 def recorded(training: Training, path: Path, *, shapes: bool) -> tuple[list[float], float, float]:
     """Record a window. Return (step times in ms, MB of the plain trace, MB of the compressed trace)."""
     times = Times()
-    with recorded_shapes(shapes=shapes):
-        window = ProfiledWindow(path, active=ACTIVE_STEPS, cuda=torch.cuda.is_available())
+    window = ProfiledWindow(path, active=ACTIVE_STEPS, cuda=torch.cuda.is_available(), shapes=shapes)
     window.start()
     try:
         for step in range(PROFILER_WARMUP_STEPS + ACTIVE_STEPS):

@@ -197,13 +197,13 @@ class AttachedSession:
             closure=self._optimizer == "LBFGS",
         )
 
-    def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind) -> ProfiledWindow:
+    def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind, shapes: bool) -> ProfiledWindow:
         """Create a recording. Raises RuntimeError if the program has a profiler."""
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
         if kind == "light" or not self._background:
-            return ProfiledWindow(path, active=active, cuda=cuda, kernel_only=kind == "light")
-        window = BackgroundWindow(path, active=active, cuda=cuda)
+            return ProfiledWindow(path, active=active, cuda=cuda, kernel_only=kind == "light", shapes=shapes)
+        window = BackgroundWindow(path, active=active, cuda=cuda, shapes=shapes)
         self._windows.append(window)
         return window
 
@@ -218,8 +218,10 @@ class _AttachedRuntime(PyTorchRuntime):
     def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known from the start
         return self._position
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
-        return self._make_window(path, active=active, cuda=self.on_gpu(devices[0]), kind=kind)
+    def window(
+        self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
+    ) -> ProfiledWindow:
+        return self._make_window(path, active=active, cuda=self.on_gpu(devices[0]), kind=kind, shapes=shapes)
 
 
 class BackgroundWindow(ProfiledWindow):

@@ -103,8 +103,10 @@ class Runtime(Protocol):
         If `lines_dir` is given, the workers can also time lines, and write their logs there.
         """
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> Window:
-        """Create a profiled window of `active` steps that writes its trace to `path`."""
+    def window(
+        self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
+    ) -> Window:
+        """Create a profiled window of `active` steps that writes its trace to `path`, with `shapes` of operators."""
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> StepFlopCounter | None:
         """Create a counter for one step of this model; None if its operations cannot be counted."""

@@ -20,12 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpudiag
 from gpudiag.app.analyze import analyze as gpudiag_analyze
 from gpudiag.errors import UsageError
-from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run import RUN_SCHEMA, RunRecord, UnprofiledSteps
 from gpudiag.model.run_directory import read_json
 from gpudiag.trace.sources import find_sources
 from gpudiag.training.frameworks.pytorch.dataloader import REQUEST
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.session.line_log import LineLog
+from gpudiag.training.session.measurement import runs_ahead
 from gpudiag.training.session.step_counts import WarmupLimits
 
 if TYPE_CHECKING:
@@ -468,3 +469,33 @@ def test_records_state_their_schema(tmp_path: Path) -> None:
     plain = msgspec.json.decode((tmp_path / "run.json").read_bytes())
     assert plain["schema"] == "gpudiag/run/1"
     assert plain["ranks"][0]["schema"] == "gpudiag/rank/1"
+
+
+@pytest.mark.parametrize(
+    ("timed", "ahead"),
+    [
+        (None, False),
+        (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known of a device
+        (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(1.9,) * 3), False),
+        (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(2.1,) * 3), True),
+        # The thread waited for a full launch queue, so that its own time is that of steps with an empty queue.
+        (UnprofiledSteps(host_ms=(9.0,) * 3, lead_ms=(2.1,) * 3, idle_host_ms=(4.0,) * 3), True),
+    ],
+)
+def test_shapes_are_recorded_where_the_host_has_time(timed: UnprofiledSteps | None, ahead: bool) -> None:
+    assert runs_ahead(timed) is ahead
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_window_records_shapes_on_demand(tmp_path: Path, shapes: bool) -> None:
+    path = tmp_path / "rank0.pt.trace.json.gz"
+    window = ProfiledWindow(path, active=1, cuda=False, shapes=shapes)
+    window.start()
+    for _ in range(3):
+        work()
+        window.step()
+    window.stop()
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    products = [event for event in events if event.get("name") == "aten::mm"]
+    assert products
+    assert all(("Input Dims" in event["args"]) is shapes for event in products)

@@ -195,9 +195,12 @@ class PyTorchRuntime:
         watch_workers(lines_dir)
         return WorkerTimes()
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
+    def window(
+        self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
+    ) -> ProfiledWindow:
         """Make a window of torch.profiler."""
-        return ProfiledWindow(path, active=active, cuda=self.on_gpu(devices[0]), kernel_only=kind == "light")
+        on_gpu = self.on_gpu(devices[0])
+        return ProfiledWindow(path, active=active, cuda=on_gpu, kernel_only=kind == "light", shapes=shapes)
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
         """Create a counter for a process with one device; the threads that drive several devices cannot be observed."""

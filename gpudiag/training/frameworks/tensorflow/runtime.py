@@ -179,8 +179,16 @@ class TensorflowRuntime:
     def loader_watch(self, lines_dir: str = "") -> None:
         """Return None, because tf.data has no worker processes."""
 
-    def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
-        """Create a profiled window, which records all devices of the process.
+    def window(
+        self,
+        path: Path,
+        *,
+        active: int,
+        devices: Sequence[Any],
+        kind: TraceKind = "full",
+        shapes: bool = False,  # noqa: ARG002
+    ) -> TensorflowWindow:
+        """Create a profiled window, which records all devices of the process, and never shapes.
 
         Raises:
             RuntimeError: the window is kernel-only, and several CPU processes train. In this case each recording may
