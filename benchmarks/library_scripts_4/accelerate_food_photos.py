@@ -38,6 +38,7 @@ def parse_args():
     args = parser.parse_args()
     if args.tiny:
         args.model, args.photo_size, args.photos, args.batch_size = "deit_tiny_patch16_224", (80, 60), 8, 2
+        args.image_size = 32
     return args
 
 
@@ -88,7 +89,7 @@ def main():
         FoodPhotos(args), args.batch_size, shuffle=True, num_workers=args.workers, pin_memory=on_gpu, drop_last=True,
         persistent_workers=True,
     )  # fmt: skip
-    model = timm.create_model(args.model, pretrained=False, num_classes=args.dishes)
+    model = timm.create_model(args.model, pretrained=False, num_classes=args.dishes, img_size=args.image_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05, fused=on_gpu)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 

@@ -37,6 +37,7 @@ def parse_args():
     if args.tiny:
         args.image_model, args.text_width, args.text_layers, args.words = "vit_tiny_patch16_224", 64, 1, 8
         args.vocabulary, args.embedding, args.batch_size, args.workers = 1000, 32, 2, 1
+        args.image_size = 32
     return args
 
 
@@ -60,7 +61,7 @@ class ImageText(nn.Module):
 
     def __init__(self, args):
         super().__init__()
-        self.images = timm.create_model(args.image_model, pretrained=False, num_classes=0)
+        self.images = timm.create_model(args.image_model, pretrained=False, num_classes=0, img_size=args.image_size)
         config = RobertaConfig(
             vocab_size=args.vocabulary,
             hidden_size=args.text_width,
