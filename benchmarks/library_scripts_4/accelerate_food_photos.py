@@ -23,6 +23,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="deit3_base_patch16_224")
     parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--photo-size", type=int, nargs=2, default=(512, 384))
     parser.add_argument("--photos", type=int, default=128)
     parser.add_argument("--dishes", type=int, default=101)
@@ -38,7 +39,7 @@ def parse_args():
     args = parser.parse_args()
     if args.tiny:
         args.model, args.photo_size, args.photos, args.batch_size = "deit_tiny_patch16_224", (80, 60), 8, 2
-        args.image_size = 32
+        args.image_size, args.depth = 32, 2
     return args
 
 
@@ -89,7 +90,9 @@ def main():
         FoodPhotos(args), args.batch_size, shuffle=True, num_workers=args.workers, pin_memory=on_gpu, drop_last=True,
         persistent_workers=True,
     )  # fmt: skip
-    model = timm.create_model(args.model, pretrained=False, num_classes=args.dishes, img_size=args.image_size)
+    model = timm.create_model(
+        args.model, pretrained=False, num_classes=args.dishes, img_size=args.image_size, depth=args.depth
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05, fused=on_gpu)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 

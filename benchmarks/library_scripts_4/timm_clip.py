@@ -19,6 +19,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image-model", default="vit_small_patch16_224")
     parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--image-depth", type=int, default=12)
     parser.add_argument("--text-width", type=int, default=512)
     parser.add_argument("--text-layers", type=int, default=6)
     parser.add_argument("--words", type=int, default=64)
@@ -37,7 +38,7 @@ def parse_args():
     if args.tiny:
         args.image_model, args.text_width, args.text_layers, args.words = "vit_tiny_patch16_224", 64, 1, 8
         args.vocabulary, args.embedding, args.batch_size, args.workers = 1000, 32, 2, 1
-        args.image_size = 32
+        args.image_size, args.image_depth = 32, 2
     return args
 
 
@@ -61,7 +62,9 @@ class ImageText(nn.Module):
 
     def __init__(self, args):
         super().__init__()
-        self.images = timm.create_model(args.image_model, pretrained=False, num_classes=0, img_size=args.image_size)
+        self.images = timm.create_model(
+            args.image_model, pretrained=False, num_classes=0, img_size=args.image_size, depth=args.image_depth
+        )
         config = RobertaConfig(
             vocab_size=args.vocabulary,
             hidden_size=args.text_width,
