@@ -138,7 +138,7 @@ def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scen
 
 def _may_lie_in_a_line(finding: Finding) -> bool:
     """Return whether a line may cause the finding; unmarked time at a step's start may be other work than input."""
-    return finding.code in MERGED_CODES or (finding.cause or "").startswith("unmarked time")
+    return finding.code in {*MERGED_CODES, "recompilation"} or (finding.cause or "").startswith("unmarked time")
 
 
 def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenario:

@@ -182,7 +182,7 @@ class CaseLines:
             below = np.array(self.ranks[trace].tree.subtree(node), np.int64)
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
-        begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
+        begin = {trace: _first_step_ns(self._tracks[trace]) for trace in nodes}
         # All ranks begin and end unprofiled steps together, so steps of equal index correspond.
         by_step = [self.ranks[trace].total_ns[node] for trace, node in nodes.items()]
         steps = min(len(ns) for ns in by_step)
@@ -289,6 +289,11 @@ class CaseLines:
         steps = len(tracks[0].window_steps)
         per_step: Times = lines.time_inside(idle, len(self.ranks[trace].tree.parent)) / steps
         return per_step
+
+
+def _first_step_ns(track: DeviceTrack) -> int:
+    """Return when the host began the first analysed step, on the common clock; a device begins it later."""
+    return int(track.steps.start[track.steps.number == track.window_steps[0]][0])
 
 
 def _within_lines(process: ProcessTimes) -> Times:

@@ -664,13 +664,13 @@ def little_to_save(at: float) -> object:
 @CASES.of("OPERATOR_FIXED_NS")
 def short_operator(at: float) -> object:
     trace = TraceBuilder(unit_ns=1).steps(3, 10**6, lambda step: step.operator(1, 1 + round(at))).build()
-    return pipeline_bubble._fixed_ms(case_of([trace]), 0, at / 1e6)
+    return pipeline_bubble._fixed_ms(case_of([trace]), 0)
 
 
 @CASES.of("KERNEL_FIXED_NS")
 def short_kernel(at: float) -> object:
     trace = TraceBuilder(unit_ns=1).steps(3, 10**6, lambda step: step.compute(1000, 1000 + round(at))).build()
-    return pipeline_bubble._fixed_ms(case_of([trace]), 0, 0.0)
+    return pipeline_bubble._fixed_ms(case_of([trace]), 0)
 
 
 @CASES.of("CLOSE_BUBBLE_PERCENT")

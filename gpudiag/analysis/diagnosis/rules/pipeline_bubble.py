@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.compute.launchers import in_analysed_steps, operator_times
+from gpudiag.analysis.compute.launchers import operator_times
 from gpudiag.analysis.diagnosis.calibration import (
     CLOSE_BUBBLE_PERCENT,
     KERNEL_FIXED_NS,
@@ -27,7 +27,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.parallelism.rank_grid import find_grid
 from gpudiag.analysis.parallelism.schedule import PipelineSchedule, schedule_of
-from gpudiag.intervals import Intervals, length, union, within
+from gpudiag.intervals import Intervals, union, within
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import Role
 from gpudiag.model.parallelism import theoretical_bubble_percent
@@ -82,9 +82,11 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     stages, schedule = len(what_if.graph.peers), schedule_of(case.timeline, find_grid(case.timeline))
     if stages < 2 or schedule is None:
         return None
-    uneven = what_if.corrected
-    for edit in (without_input, without_untraced, without_transfer):
-        uneven = edit(what_if, uneven)
+    passes = schedule.microbatches * schedule.chunks
+    fetched = without_input(what_if, what_if.corrected)
+    traced = without_untraced(what_if, fetched)
+    untraced_ms = milliseconds(what_if.model.simulate(fetched).step_ns - what_if.model.simulate(traced).step_ns)
+    uneven = without_transfer(what_if, traced)
     even = balance_stages(what_if, equalize_ranks(what_if, uneven))
     step_ms = milliseconds(what_if.model.simulate(even).step_ns)
     uneven_ms = milliseconds(what_if.model.simulate(uneven).step_ns)
@@ -100,42 +102,39 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
         longest_ms=longest_ms,
-        fixed_ms=_fixed_ms(case, longest, longest_ms),
+        # Of the m + p - 1 passes of the longest path, a process has m.
+        fixed_ms=_fixed_ms(case, longest) + max(untraced_ms, 0.0) * passes / (passes + stages - 1),
     )
 
 
-def _fixed_ms(case: Case, process: int, work_ms: float) -> float:
-    """Return the time per step of a process that does not shrink with the microbatch, in ms.
+def _fixed_ms(case: Case, process: int) -> float:
+    """Return the time per step of a process's kernels or operators that does not shrink with the microbatch, in ms.
 
-    Each kernel, or each operator of a process without a device, contributes at most a fixed time. In a process without
-    a device, work between operators is Python, which contributes all of its time. Updates do not count, because a step
-    has one however many microbatches it has.
-
-    Args:
-        work_ms: work of the process per step, which is host work without a device.
+    Each kernel, or each operator of a process without a device, contributes at most a fixed time. Operators that
+    accumulate gradients contribute all of their time, because a gradient is as large as its parameter. Updates do not
+    count, because a step has one however many microbatches it has.
     """
     events = case.timeline.traces[process].events
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     updates = union(Intervals(events.start_ns[rows], events.end_ns[rows]))
+    accumulates = np.array([name.endswith("AccumulateGrad") for name in events.names], np.bool_)
     fixed_ns, steps = 0.0, 0
     for index, track in enumerate(case.tracks):
         if track.trace != process:
             continue
         steps += len(track.window_steps)
         if track.is_cpu:
-            analysed = in_analysed_steps(track, updates.start + track.shift_ns)
-            fixed_ns += 1e6 * work_ms * len(track.window_steps)
-            fixed_ns -= length(Intervals(updates.start[analysed], updates.end[analysed]))
             for rows, self_ns in operator_times(track, events):
                 passes = ~within(updates, events.start_ns[rows])
-                fixed_ns -= float(np.maximum(self_ns[passes] - OPERATOR_FIXED_NS, 0).sum())
+                most_ns = np.where(accumulates[events.name[rows]], np.inf, OPERATOR_FIXED_NS)
+                fixed_ns += float(np.minimum(self_ns, most_ns)[passes].sum())
         else:
             ops = track.ops
             passes = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
             if case.work is not None:
                 passes &= ~case.work.tracks[index].in_update
             fixed_ns += float(np.minimum(ops.end - ops.start, KERNEL_FIXED_NS)[passes].sum())
-    return milliseconds(max(fixed_ns, 0.0) / steps) if steps else 0.0
+    return milliseconds(fixed_ns / steps) if steps else 0.0
 
 
 class PipelineBubble:
