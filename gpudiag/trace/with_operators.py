@@ -177,11 +177,14 @@ def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[C
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)
     for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):
-        if [call.operation for call in ours] != [call.operation for call in theirs]:
+        # Without operators, a kernel that sends or receives does not show which.
+        named = [(call.operation, other.operation) for call, other in zip(ours, theirs, strict=False)]
+        if len(ours) != len(theirs) or any(here not in {there, "send_recv"} for here, there in named):
             continue
         for call, full_call in zip(ours, theirs, strict=True):
             calls[call.row] = msgspec.structs.replace(
                 call,
+                operation=full_call.operation,
                 group=call.group or full_call.group,
                 group_ranks=call.group_ranks or full_call.group_ranks,
                 peer=full_call.peer if call.peer is None else call.peer,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.parallelism.rank_grid import RankGrid
 from gpudiag.intervals import among
-from gpudiag.model.event import POINT_TO_POINT, EventKind, EventTable
+from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.parallelism import Pass
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
@@ -110,7 +110,7 @@ def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
         ]
         kinds = [kind for kind in table.kind[inside].tolist() if between_stages[kind]]
         calls = Counter(table.kinds[kind][0] for kind in kinds)
-        most = max(calls[operation] for operation in POINT_TO_POINT)
+        most = max(calls["send"], calls["recv"]) + calls["send_recv"]
         if most and len(track.window_steps):
             counts.append(round(most / len(track.window_steps)))
     return counts

@@ -243,7 +243,7 @@ def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
 
 
 def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
-    """Choose one of the equally good pairings, and add the pairs of rooted collectives."""
+    """Choose one of the equally good pairings, and add the pairs of the other collectives."""
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
@@ -254,21 +254,23 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
     else:
         good = sorted(good, key=lambda fit: (-len(fit.a), fit.spread))
         best, ambiguous = good[0], len(good) > 1
-    rooted_a, rooted_b = _between(a, b, best)
-    index_a, index_b = np.concatenate([best.a, rooted_a]), np.concatenate([best.b, rooted_b])
+    others_a, others_b = _between(a, b, best)
+    index_a, index_b = np.concatenate([best.a, others_a]), np.concatenate([best.b, others_b])
     order = np.argsort(index_a, kind="stable")
     return Alignment(index_a[order], index_b[order], best.offset, int(best.spread), ambiguous)
 
 
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair rooted collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
+    """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    Before the first match and after the last one, a capture may lack collectives. In these two ranges, collectives are
-    paired outwards from the match, as long as the signatures agree.
+    These are rooted collectives, and symmetric ones that overlap but end too far apart, because a busy host recorded
+    them late. Before the first match and after the last one, a capture may lack collectives. In these two ranges,
+    rooted collectives are paired outwards from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])
-    cuts_a, cuts_b = np.searchsorted(rooted_a, fit.a[in_order]), np.searchsorted(rooted_b, fit.b[in_order])
+    matched_a, matched_b = fit.a[in_order], fit.b[in_order]
+    cuts_a, cuts_b = np.searchsorted(rooted_a, matched_a), np.searchsorted(rooted_b, matched_b)
     pairs_a: list[NDArray[np.intp]] = []
     pairs_b: list[NDArray[np.intp]] = []
 
@@ -281,9 +283,19 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     pair(rooted_a[cuts_a[0] - head : cuts_a[0]][::-1], rooted_b[cuts_b[0] - head : cuts_b[0]][::-1])
     tail = min(len(rooted_a) - cuts_a[-1], len(rooted_b) - cuts_b[-1])
     pair(rooted_a[cuts_a[-1] : cuts_a[-1] + tail], rooted_b[cuts_b[-1] : cuts_b[-1] + tail])
+    left_a, left_b = _without(len(a), fit.a), _without(len(b), fit.b)
+    cuts_a, cuts_b = np.searchsorted(left_a, matched_a), np.searchsorted(left_b, matched_b)
     for i in np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0)):
-        ours, theirs = rooted_a[cuts_a[i] : cuts_a[i + 1]], rooted_b[cuts_b[i] : cuts_b[i + 1]]
-        if (a.signature[ours] == b.signature[theirs]).all():
+        ours, theirs = left_a[cuts_a[i] : cuts_a[i + 1]], left_b[cuts_b[i] : cuts_b[i + 1]]
+        together = (a.start[ours] <= b.end[theirs] - fit.offset) & (b.start[theirs] - fit.offset <= a.end[ours])
+        if ((a.signature[ours] == b.signature[theirs]) & (together | ~a.symmetric[ours])).all():
             pairs_a.append(ours)
             pairs_b.append(theirs)
     return np.concatenate(pairs_a), np.concatenate(pairs_b)
+
+
+def _without(count: int, matched: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the indices below `count` that are not matched."""
+    left = np.ones(count, np.bool_)
+    left[matched] = False
+    return np.flatnonzero(left)

@@ -189,9 +189,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         return CollectiveSequence(
             start=track.start[indices],
             end=track.end[indices],
-            signature=np.array(
-                [signatures.setdefault((c.operation, c.size_bytes), len(signatures)) for c in calls], np.int64
-            ),
+            signature=np.array([signatures.setdefault(_signature(call), len(signatures)) for call in calls], np.int64),
             symmetric=np.array([c.operation in SYMMETRIC for c in calls], np.bool_),
         )
 
@@ -205,6 +203,11 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
                 alignment = align(base, sequence(tracks[track], indices), clocks_comparable=comparable)
                 pairs.append(_Pair(group, reference, track, alignment))
     return pairs
+
+
+def _signature(call: CollectiveCall) -> tuple[str, int | None]:
+    """Return what calls of one collective have in common on all ranks; each rank sends its own bytes all-to-all."""
+    return call.operation, None if call.operation == "all_to_all" else call.size_bytes
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:

@@ -40,9 +40,10 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
             peer = None if call.peer is None else track_of.get(call.peer)
             if peer is None or peer == index:
                 continue
-            if call.operation == "send":
+            # One kernel can send and receive.
+            if call.operation in {"send", "send_recv"}:
                 sends[index, peer].append(position)
-            elif call.operation == "recv":
+            if call.operation in {"recv", "send_recv"}:
                 receives[peer, index].append(position)
     matched = []
     for (sender, receiver), positions in sends.items():

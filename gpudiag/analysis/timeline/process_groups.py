@@ -54,11 +54,13 @@ def _with_groups(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[
             completed.append(track)
             continue
         calls = list(track.calls)
-        thread = traces[track.trace].events.thread[track.row[unknown]]
-        for number in set(thread.tolist()):
-            chosen = [index for index, own in zip(unknown, thread.tolist(), strict=True) if own == number]
-            name = _group_of_thread(track, chosen, groups, ends)
-            for index in chosen if name else ():
+        threads = traces[track.trace].events.thread[track.row].tolist()
+        for number in {threads[index] for index in unknown}:
+            chosen = [index for index in unknown if threads[index] == number]
+            # A communicator has streams of its own.
+            known = {call.group for call, own in zip(calls, threads, strict=True) if own == number and call.group}
+            name = known.pop() if len(known) == 1 else _group_of_thread(track, chosen, groups, ends)
+            for index in chosen if name in groups else ():
                 calls[index] = msgspec.structs.replace(calls[index], group=name, group_ranks=groups[name].ranks)
         completed.append(msgspec.structs.replace(track, calls=tuple(calls)))
     return completed

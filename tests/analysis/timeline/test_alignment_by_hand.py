@@ -316,7 +316,7 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         return len(one.a), one.residual_ns / NS_PER_US
 
     assert alignment_of(12) == (12, 0)
-    assert alignment_of(9) == (9, 0)  # three quarters match by their ends, so the others are different collectives
+    assert alignment_of(9) == (12, 0)  # three quarters match by their ends, and the others lie between them
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0

@@ -151,6 +151,8 @@ def collective_calls(
         blocks_per_sm = details.blocks_per_sm if details else None
         if row in launches and (host := _enclosing_range(table, facts, ranges, launches[row])) is not None:
             details = facts.get(host)
+            if details is None or not details.word:
+                details = _coalesced(table, facts, ranges, host) or details
             operation = normal_operation(table.name_of(host)) or operation
         calls.append(_call(row, operation, details, groups, blocks_per_sm))
     return tuple(calls)
@@ -224,6 +226,29 @@ def _enclosing_range(
                 return row
             innermost = row if innermost is None else innermost
     return innermost
+
+
+def _coalesced(
+    table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], host: int
+) -> CollectiveFacts | None:
+    """Return the facts about messages that one kernel sends and receives; None if they are not of one pair of ranks.
+
+    PyTorch records each message before the range `nccl:coalesced`, in which the kernel is launched.
+    """
+    rows = ranges[int(table.thread[host])]
+    messages: list[CollectiveFacts] = []
+    for row in reversed(rows[: int(np.searchsorted(rows, host))].tolist()):
+        known = facts.get(row)
+        if known is None or normal_operation(known.word) not in {"send", "recv"}:
+            break
+        messages.append(known)
+    peers = {(message.group, message.peer) for message in messages}
+    if len(peers) != 1:
+        return None
+    words = {message.word for message in messages}
+    sizes = [message.in_bytes for message in messages if message.in_bytes is not None]
+    whole = sum(sizes) if len(sizes) == len(messages) else None
+    return msgspec.structs.replace(messages[0], word=words.pop() if len(words) == 1 else "send_recv", in_bytes=whole)
 
 
 def _rows_starting(table: EventTable, starts: tuple[str, ...], *kinds: EventKind) -> NDArray[np.intp]:
