@@ -164,6 +164,41 @@ def test_arguments_of_the_host_operator_are_read(tmp_path: Path) -> None:
     ]
 
 
+def test_messages_of_one_kernel_are_read_from_the_operators_before_its_range(tmp_path: Path) -> None:
+    """PyTorch records each message of a batch, and launches their kernel in the range `nccl:coalesced` after them."""
+    name = "ncclDevKernel_SendRecv(x)"
+
+    def message(word: str, at: float, rank: int) -> dict[str, Any]:
+        peer = {"Dst Rank" if word == "send" else "Src Rank": rank}
+        return event("cpu_op", "record_param_comms", at, 2, args=_told(word, **peer))
+
+    trace = read_one(
+        tmp_path,
+        document(
+            message("send", 0, 1),
+            event("user_annotation", "nccl:coalesced", 10, 10),
+            launch(12, 1),
+            kernel(name, 100, 9, 1),
+            event("cpu_op", "record_param_comms", 30, 2, args=_told("wait")),
+            message("send", 40, 1),
+            message("recv", 44, 1),
+            event("user_annotation", "nccl:coalesced", 50, 10),
+            launch(52, 2),
+            kernel(name, 120, 9, 2),
+            message("send", 70, 1),
+            message("recv", 74, 3),  # of several ranks
+            event("user_annotation", "nccl:coalesced", 80, 10),
+            launch(82, 3),
+            kernel(name, 140, 9, 3),
+        ),
+    )
+    assert [(call.operation, call.peer, call.group, call.size_bytes) for call in trace.collectives] == [
+        ("send", 1, "tp", 4000),
+        ("send_recv", 1, "tp", 8000),
+        ("send_recv", None, "", None),
+    ]
+
+
 def test_shapes_of_an_old_range_are_read(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[1024], [2, 8], []], "Input type": ["float", "c10::Half", "Scalar"]}
     trace = read_one(

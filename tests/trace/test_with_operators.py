@@ -86,6 +86,26 @@ def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
     assert with_operators(light, full) is None
 
 
+def test_kernel_that_sends_is_named_by_the_full_trace(tmp_path: Path) -> None:
+    """A kernel-only trace does not have the operators that describe the messages of a batch."""
+    described = {"Collective name": "send", "Process Group Name": "pp", "Process Group Ranks": "[0, 1]", "Dst Rank": 1}
+    light, full = [], []
+    for number in range(3):
+        work = [launch(100, number + 1), kernel("ncclDevKernel_SendRecv(x)", 110, 50, number + 1)]
+        range_of_batch = event("user_annotation", "nccl:coalesced", 90, 20)
+        message = event("cpu_op", "record_param_comms", 60, 20, args=described)
+        light += step(number, 1000 * number, range_of_batch, *work)
+        full += step(number, 1000 * number, message, range_of_batch, *work)
+    traces = []
+    for name, events in (("light", light), ("full", full)):
+        (tmp_path / name).mkdir()
+        traces.append(read_one(tmp_path / name, document(*events)))
+    assert {call.operation for call in traces[0].collectives} == {"send_recv"}
+    merged = with_operators(*traces)
+    assert merged is not None
+    assert [(call.operation, call.peer, call.group) for call in merged.collectives] == [("send", 1, "pp")] * 3
+
+
 @pytest.mark.long
 def test_real_recordings_are_merged(tmp_path: Path) -> None:
     for name, directory in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):

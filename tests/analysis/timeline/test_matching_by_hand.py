@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpudiag.analysis.timeline.collectives import Matching, TrackCalls, match_collectives, track_calls
-from gpudiag.model.event import HOST, CollectiveCall
+from gpudiag.analysis.timeline.process_groups import with_groups_and_peers
+from gpudiag.model.event import HOST, CollectiveCall, ProcessGroup
 from gpudiag.model.timeline import UNKNOWN
 from tests.timeline_builder import TraceBuilder
 
@@ -101,6 +103,38 @@ def test_collectives_of_different_sizes_do_not_match() -> None:
     assert [{rank for rank, _ in arrivals(matching, index)} for index in range(3)] == [{0}, {UNKNOWN}, {0}]
     assert [clock.rank for clock in matching.clocks] == [2]
     assert match_collectives(tracks[:2], {0, 1}).clocks == []
+
+
+def test_all_to_alls_match_whatever_each_rank_sends() -> None:
+    """One expert receives more tokens, so that each rank has sizes of its own."""
+    tracks = [
+        track(rank, entering(100 * (rank + 1)), "all_to_all", sizes=[4, 8, 4, 8, 8, 4] if rank else [8] * 6)
+        for rank in range(2)
+    ]
+    matching = match_collectives(tracks, {0, 1})
+    assert [{rank for rank, _ in arrivals(matching, index)} for index in range(2)] == [{0}, {0}]
+
+
+def test_kernel_launched_before_the_capture_belongs_to_its_streams_group() -> None:
+    """A communicator has streams of its own. The other ranks' ends would suggest the smaller group."""
+    groups = {"all": ProcessGroup((0, 1, 2)), "pair": ProcessGroup((0, 1))}
+    traces, calls = [], []
+    for rank in range(3):
+        builder = TraceBuilder(rank)
+        if rank < 2:
+            builder.collective(100, 200, stream=20, group="", launch=None)
+        builder.collective(300, 400, stream=20, group="all", ranks=(0, 1, 2))
+        trace = replace(builder.build(), groups=groups)
+        traces.append(trace)
+        calls.append(
+            track_calls(
+                trace.events, trace.collectives, rank=rank, trace=rank, devices=(0,), origin_ns=0, clock_known=True
+            )
+        )
+    completed = with_groups_and_peers(calls, traces)
+    assert [[(call.group, call.group_ranks) for call in each.calls] for each in completed] == [
+        [("all", (0, 1, 2))] * (2 if rank < 2 else 1) for rank in range(3)
+    ]
 
 
 def test_instances_are_unique_across_groups() -> None:

@@ -18,5 +18,9 @@ FIRES: tuple[tuple[str, Facts], ...] = (
 
 SILENT: tuple[tuple[str, Facts], ...] = (
     ("no process", machine(gpu(0))),
+    (
+        "a job on a GPU that CUDA_VISIBLE_DEVICES hides",
+        machine(gpu(0), gpu(1, visible=False, processes=(GpuProcess(pid=7, name="python", memory_bytes=30 << 30),))),
+    ),
     ("gpudiag itself", machine(gpu(0, processes=(GpuProcess(pid=42, name="python", own=True),)))),
 )
