@@ -137,7 +137,10 @@ def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
 
 
 def _modules(analysis: Analysis) -> DataFrame:
-    """Return one row per module and device."""
+    """Return one row per module and device.
+
+    A module's times are lists in the order of `Analysis.devices`; lists of an edited file may be shorter.
+    """
     names, times = ("root", "path", "type"), ("forward_ms", "backward_ms", "own_forward_ms", "own_backward_ms")
     kinds = {"rank": "int64", "device": "object", **dict.fromkeys(names, "object")}
     columns = {**kinds, **dict.fromkeys(("calls", *times), "float64")}

@@ -199,7 +199,7 @@ def compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeW
         steps = len(cut.step_ns)
         if not steps:
             continue
-        by_class, begun = _of_track(track, cut, table)
+        by_class, begun = _classes_on_track(track, cut, table)
         share_ns += by_class / (steps * count)
         kernels += begun / (steps * count)
     total = share_ns.sum(axis=1)
@@ -222,21 +222,21 @@ def compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeW
     )
 
 
-def _of_track(
+def _classes_on_track(
     track: DeviceTrack, cut: TrackAttribution, table: TrackKernels
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (ns by class and bound, number of begun kernels by class) over all windows of a track."""
     ops = np.flatnonzero(table.kernel_class != NO_CLASS)
     start, end = track.ops.start[ops], track.ops.end[ops]
+    # Kernels that run at the same time share each instant of the compute bucket equally.
     shares = equal_shares(Intervals(start, end), cut.parts["compute"])
     classes = table.kernel_class[ops].astype(np.int64)
-    bounds = _bounds(track, table)[ops]
+    limits = _bounds(track, table)[ops]
     width = _UNKNOWN_BOUND + 1
-    by_class = np.bincount(classes * width + bounds, weights=shares, minlength=(NO_CLASS + 1) * width)
+    by_class = np.bincount(classes * width + limits, weights=shares, minlength=(NO_CLASS + 1) * width)
     inside = (start >= cut.bounds[0]) & (start < cut.bounds[-1])
-    return by_class.astype(np.float64).reshape(NO_CLASS + 1, width), np.bincount(
-        classes[inside], minlength=NO_CLASS + 1
-    ).astype(np.float64)
+    begun = np.bincount(classes[inside], minlength=NO_CLASS + 1)
+    return by_class.astype(np.float64).reshape(NO_CLASS + 1, width), begun.astype(np.float64)
 
 
 def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:

@@ -15,7 +15,8 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation from the median difference. If it is larger, section and trace have different steps.
+#: Maximum median deviation of (step mark in the trace - step in the line log) from its median. If it is larger, section
+#: and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
 #: Minimum number of steps paired with marks.
 _MIN_STEPS = 2

@@ -245,7 +245,9 @@ def _sorted(groups: Sequence[OperationGroup], before: Sequence[set[int]]) -> tup
 
 
 def transfer_durations(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return durations without waiting, `[slot, step, data rank]`, ms: a group transfers from its last start on.
+    """Return durations without waiting, in ms, as `[slot, step, data rank]`.
+
+    The transfer of a group begins when its last member starts.
 
     Clocks of workers differ by some microseconds. A transfer that seems to end before it starts takes 0 ms.
     """

@@ -291,7 +291,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     """Return the time that the wanted samples, iterations or volume take at each measured point's throughput.
 
     A voxel counts once, even if several blocks overlap in it. If the user gives the voxels per sample, the time per
-    voxel follows from this number, otherwise from the measured volume. Points with neither figure are omitted.
+    voxel follows from this number, otherwise from the measured volume. A point with neither has no duration for voxels.
     """
     return tuple(
         duration

@@ -73,7 +73,7 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
         if measured.strategy.endswith(QUEUED):
-            continue  # small messages do not show a bandwidth
+            continue  # without launch time, times would not fit the other measurements
         groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
     fits = []
     for (operation, strategy, ranks), members in groups.items():
@@ -81,7 +81,7 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
         sizes = [float(member.bytes) for member in members]
         times = [member.time_us for member in members]
         if factor is None or len(set(sizes)) < 2:
-            continue
+            continue  # an operation without a bus factor has no bandwidth
         latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
         if per_byte * max(sizes) <= latency_us:
             continue  # latency dominates all sizes, so no size shows a bandwidth

@@ -19,11 +19,11 @@ from gpudiag.report.palette import LABELS
 
 #: Smallest time or change that is shown.
 SEEN_MS = 0.005
-#: Smallest width of a bar. If there is less room, the columns A and B are omitted.
+#: Smallest width of a bar in the table of buckets. If there is less room, that table omits the columns A and B.
 _NARROWEST_BAR = 12
 _WIDEST_BAR = 60
 MOST_PARTS = 10
-#: Smallest terminal width with which the columns A and B are shown.
+#: Smallest terminal width with which the table of parts has the columns A and B.
 _ROOM_FOR_TIMES = 70
 #: Smallest shown difference in calls per step. Smaller differences depend on where the recordings begin and end.
 _SAME_CALLS = 0.5

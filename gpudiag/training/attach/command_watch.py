@@ -91,7 +91,8 @@ class CommandWatch:
     def run(self, *, stop: bool) -> int:
         """Return the command's exit code, or 128 plus the number of the signal that ended it.
 
-        With `stop`, end the command when everything is measured, and return 0.
+        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then it is
+        terminated, and 0 is returned.
         """
         done_s: float | None = None
         while self._process.poll() is None:

@@ -38,7 +38,8 @@ class Strategy:
         takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: the strategy with gradients rounded for transport is a further candidate.
-        through_host: gradients are copied to host memory and back; otherwise copies from and to the host are input.
+        through_host: gradients are copied to host memory and back. Then copies between host and device count as
+            communication, otherwise as input.
         launched_ahead: communication is queued on the devices and does not wait for the host, so it costs nothing while
             a device is idle.
     """

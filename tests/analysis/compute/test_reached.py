@@ -26,7 +26,7 @@ def operator(name: str, start: float, shapes: Any, dtype: str) -> dict[str, Any]
 
 
 def classes(directory: Path, *events: dict[str, Any], device: dict[str, Any] | None = None) -> dict[str, ComputeClass]:
-    """Return the classes of three steps with the same events, whose times are within 1000 µs."""
+    """Return the compute classes of three steps of 1000 µs, each with these events."""
     steps = []
     for step in range(3):
         steps.append(event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 990))

@@ -120,8 +120,8 @@ def host_pace(graph: Graph) -> HostPace:
     """Return the pace of each host in each step; 1.0 if too few calls were recorded.
 
     Each step is divided into `PARTS_OF_STEP` sections with equal numbers of calls. Each section is compared with the
-    section's lower median over all peers and steps. The pace is the median ratio of a step's sections, which
-    additional work at one point of the step changes little.
+    section's lower median over all peers and steps. The pace of a step is the median of its sections'
+    ratios, so that additional work at one point of the step hardly changes it.
     """
     host = graph.host
     by_process = dict.fromkeys(graph.ranks, 1.0)

@@ -228,7 +228,7 @@ def _order(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np
     order = np.argsort(start_ns, kind="stable")
     equal = np.diff(start_ns[order]) == 0
     if equal.any():
-        # Few starts are equal, so only events with equal starts are sorted again, within their positions.
+        # Few starts are equal, so only events with equal starts are sorted again; together they keep their positions.
         tied_positions = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
         tied = order[tied_positions]
         order[tied_positions] = tied[np.lexsort((-end_ns[tied], start_ns[tied]))]

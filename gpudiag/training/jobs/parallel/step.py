@@ -79,7 +79,7 @@ class ParallelGpt:
         if self.layout.pp > 1:
             self._train_pipeline(tokens, targets)
         else:
-            # One process may take its microbatches one after the other too, for comparison with a pipeline.
+            # Without a pipeline, microbatches are trained one after the other, for comparison with a pipeline.
             count = self.layout.microbatches
             for inputs, labels in zip(tokens.chunk(count), targets.chunk(count), strict=True):
                 with self._range("forward"):
