@@ -3,12 +3,12 @@
     python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--lines-only] [--keep DIR]
 
 For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
-`alternating_blocks.py` measures the step without the fault, with the same number of processes; the truth is the
-profiled run's unprofiled step minus the mean of both, because the fault's cost differs between processes. A line is
-right if the first finding with a line names one that is marked with the fault, or a line of `spin`, which the marked
-line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the step time with line events
-compared with the unprofiled step time of the same run. `--script` judges another program, such as
-`more_line_faults.py`. With `--lines-only` true costs are not measured, and no amount is judged.
+`alternating_blocks.py` measures the fault's share of the step, with the same number of processes. The truth is the mean
+share of the profiled process's unprofiled step, because steps differ between processes. A line is right if the first
+finding with a line names one that is marked with the fault, or a line of `spin`, which the marked line calls. An amount
+is right within 15 % or 1 ms. The cost of recording lines is the step time with line events compared with the unprofiled
+step time of the same run. `--script` judges another program, such as `more_line_faults.py`. With `--lines-only` true
+costs are not measured, and no amount is judged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, An
     unprofiled_ms = analysis["steps"]["unprofiled_mean_ms"]
     row: dict[str, Any] = {"fault": fault, "unprofiled_ms": unprofiled_ms}
     if truths:
-        row |= {"true_ms": unprofiled_ms - statistics.mean(each["fixed_ms"] for each in truths)}
+        shares = [each["costs_ms"] / each["problem_ms"] for each in truths]
+        row |= {"true_ms": unprofiled_ms * statistics.mean(shares)}
         row |= {"step_ms": statistics.mean(each["problem_ms"] for each in truths)}
         row |= {"true_ms_before_and_after": [each["costs_ms"] for each in truths]}
     row["lines_overhead_percent"] = 100 * (line_step_ms(folder) / unprofiled_ms - 1)

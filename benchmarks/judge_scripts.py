@@ -6,8 +6,8 @@
 file is beside the scripts (in `library_scripts` or, with `--directory`, `library_scripts_2`). Each script runs twice:
 under `alternating_blocks.py`, which measures the cost of its problem, and unchanged under `gpudiag profile --stop-after
 -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is not counted. A script without a
-problem is judged right if the report begins with `compute-bound`, and no finding but what a compiler would save (`info`)
-promises savings of 5 % of the step.
+problem is judged right if the report begins with `compute-bound`, and no finding above `info` (such as what a compiler
+would save) promises savings of 5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
 run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a

@@ -73,7 +73,7 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
         if measured.strategy.endswith(QUEUED):
-            continue  # without launch time, times would not fit the other measurements
+            continue  # measured only for small messages, which do not show a bandwidth
         groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
     fits = []
     for (operation, strategy, ranks), members in groups.items():
