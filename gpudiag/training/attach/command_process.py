@@ -171,12 +171,15 @@ def _uncaught() -> str | None:
 
 
 def may_train() -> bool:
-    """Return whether this process may train. A launcher and a worker of a loader do not train."""
-    if "torch.distributed.elastic.agent.server.api" in sys.modules:
-        return False
+    """Return whether this process may train. A launcher and a worker of a loader do not train.
+
+    Libraries of a training process may import the launcher's module too, but a launcher has no process group.
+    """
     torch: Any = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)
     if dist is not None and dist.is_available() and dist.is_initialized():
         return True
+    if "torch.distributed.elastic.agent.server.api" in sys.modules:
+        return False
     processes = sys.modules.get("multiprocessing.process")
     return processes is None or processes.parent_process() is None

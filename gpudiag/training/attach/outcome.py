@@ -106,7 +106,7 @@ def warnings(outcome: CommandOutcome) -> list[str]:
     sentences = []
     ranks = {rank.rank for rank in outcome.ranks if rank.unprofiled is not None or rank.trace is not None}
     trained = [report for report in outcome.trained if not report.helper]
-    if len(ranks) > 1 and all(report.world_size == 1 for report in trained):
+    if len(ranks) > 1 and trained and all(report.world_size == 1 for report in trained):
         sentences.append(f"{name_ranks(sorted(ranks))} have no process group: each was measured separately")
     others = sum(report.stage == "not-first" for report in trained)
     if others:
