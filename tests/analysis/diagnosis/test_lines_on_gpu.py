@@ -15,17 +15,17 @@ from tests.conftest import WHOLE
 from tests.timeline_builder import TraceBuilder
 from tests.traces.pack import unpack
 
-LOGGED = WHOLE.parent / "lines" / "sleeps"
+RECORDED = WHOLE / "lines"
 #: Unprofiled step with the sleep minus the step without it, in alternation.
 COST_MS = 21.2
 
 
 def test_line_after_the_update_costs_all_of_its_time(tmp_path: Path) -> None:
     """The device begins the first analysed step after the host, which sleeps at the beginning of each step."""
-    unpack(WHOLE / "lines" / "sleeps.npz", tmp_path / "traces")
-    shutil.copy(LOGGED / "run.json", tmp_path)
+    unpack(RECORDED / "sleeps.npz", tmp_path / "traces")
+    shutil.copy(RECORDED / "sleeps-run.json", tmp_path / "run.json")
     (tmp_path / "lines").mkdir()
-    shutil.copy(LOGGED / "rank0.json.gz", tmp_path / "lines")
+    shutil.copy(RECORDED / "sleeps-lines.gz", tmp_path / "lines" / "rank0.json.gz")
     first = analyze([tmp_path]).findings[0]
     assert first.code == "host-stall"
     assert first.source is not None
