@@ -175,7 +175,7 @@ _REACHED_TENSOR = (0.5, 0.2, 0.8)
 #: Share of conversions that remains with channels-last tensors: conversions of the input, and between precisions.
 _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
 #: Share of a normalization's time that remains with channels-last tensors, which its kernels read only once. Measured
-#: (H100): 0.55 in a ResNet-50; other models changed little.
+#: (H100): 0.55 in a ResNet-50; other models changed little, so that more is expected to remain.
 _NORMALIZATION_LEFT = (0.65, 1.0, 0.55)
 #: Shares of the time of score kernels, and of the matrix products beside them, that remain with fused attention.
 #: Physical: fused attention computes one of six products again; causal attention skips up to half of the products.

@@ -45,7 +45,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         step_ms: length of the even step.
         longest_idle_ms: idle time of the process that computes longest, in a step as uneven as recorded.
         longest_ms: compute of that process per step.
-        fixed_ms: the part of `longest_ms` that is as long for smaller microbatches.
+        fixed_ms: time of that process per step, untraced time included, that is as long for smaller microbatches.
     """
 
     stages: int
