@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--phonemes", type=int, default=128, help="in a clip")
-    parser.add_argument("--frames", type=int, default=512, help="of a clip")
+    parser.add_argument("--phonemes", type=int, default=96, help="in a clip")
+    parser.add_argument("--frames", type=int, default=448, help="of a clip")
     parser.add_argument("--bands", type=int, default=80, help="of a mel spectrogram")
     parser.add_argument("--symbols", type=int, default=180)
     parser.add_argument("--width", type=int, default=768)

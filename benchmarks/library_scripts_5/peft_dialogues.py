@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader, Dataset
 from transformers import PhiConfig, PhiForCausalLM, get_cosine_schedule_with_warmup
@@ -80,7 +80,12 @@ def main():
     set_seed(29)
     args.output.mkdir(parents=True, exist_ok=True)
     on_gpu = args.device.startswith("cuda")
-    accelerator = Accelerator(gradient_accumulation_steps=args.accumulate, cpu=not on_gpu, project_dir=str(args.output))
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulate,
+        cpu=not on_gpu,
+        project_dir=str(args.output),
+        dataloader_config=DataLoaderConfiguration(non_blocking=on_gpu),
+    )
     model = make_model(args)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=args.lr, weight_decay=0.0, fused=on_gpu)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: D102, S311
+# ruff: noqa: S311
 """Train sentence embeddings against hard negatives, which are searched among the embeddings of all passages."""
 
 import argparse

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: D102
+# ruff: noqa: PLW2901
 """Train a small network of timm on the labels of a large one; a threshold follows the teacher's confidence."""
 
 import argparse
@@ -31,13 +31,8 @@ def parse_args():
     parser.add_argument("--fixed", action="store_true", help="keep the threshold on the device")
     args = parser.parse_args()
     if args.tiny:
-        args.teacher, args.student, args.batch_size, args.workers = (
-            "vit_tiny_patch16_224",
-            "mobilenetv3_small_050",
-            4,
-            1,
-        )
-        args.image_size, args.student_size = 64, 32
+        args.teacher, args.student, args.image_size = "test_vit", "test_efficientnet", 64
+        args.student_size, args.batch_size, args.workers = 32, 4, 1
     return args
 
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: D102
+# ruff: noqa: PLW2901
 """Train a vision transformer of torchvision on images that CutMix and MixUp combine on the device."""
 
 import argparse

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: D102
+# ruff: noqa: PLW2901
 """Find several diseases on X-ray images with a ResNet-101 of torchvision, in bf16."""
 
 import argparse
@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
-from torchvision.models import resnet18, resnet101
+from torchvision.models import resnet101
+from torchvision.models.resnet import BasicBlock, ResNet
 
 
 def parse_args():
@@ -47,6 +48,12 @@ class Radiographs(Dataset):
         return self.images[number], self.labels[number]
 
 
+def make_model(args):
+    if not args.tiny:
+        return resnet101(weights=None, num_classes=args.diseases)
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=args.diseases)
+
+
 def main():
     args = parse_args()
     device = torch.device(args.device)
@@ -57,7 +64,7 @@ def main():
         Radiographs(args), args.batch_size, shuffle=True, num_workers=args.workers, pin_memory=on_gpu, drop_last=True,
         persistent_workers=True,
     )  # fmt: skip
-    model = (resnet18 if args.tiny else resnet101)(weights=None, num_classes=args.diseases).to(device)
+    model = make_model(args).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=1e-2, fused=on_gpu)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * args.steps_per_epoch)
     weight = torch.full((args.diseases,), 9.0, device=device)

@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: D102
 """Pre-train Starcoder2 on source code with the transformers Trainer and gradient checkpointing."""
 
 import argparse
@@ -91,6 +90,7 @@ def main():
         logging_nan_inf_filter=False,
         dataloader_num_workers=options.workers,
         dataloader_persistent_workers=True,
+        accelerator_config={"non_blocking": on_gpu},
         logging_steps=100,
         save_strategy="no",
         report_to="none",

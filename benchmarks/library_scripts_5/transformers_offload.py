@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: D102
 """Pre-train GPT-NeoX in a plain loop; saved activations are in pinned host memory, as on the smaller GPU before."""
 
 import argparse
