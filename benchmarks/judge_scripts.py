@@ -3,7 +3,7 @@
     python benchmarks/judge_scripts.py [--directory DIR] [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
 `expected.json` contains the problem and the correct finding of each script, and was written before the scripts ran. The
-file is beside the scripts (in `library_scripts`, or with `--directory` in `library_scripts_2`, `_3` or `_4`).
+file is beside the scripts (in `library_scripts`, or with `--directory` in `library_scripts_2`, `_3`, `_4` or `_5`).
 Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and unchanged
 under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is
 not counted. A script without a problem is judged right if the report begins with `compute-bound`, and no finding above
