@@ -1,0 +1,264 @@
+"""Find the host time of operators that one fused operator would replace.
+
+A host that sets the pace gains from fewer operators, and not from shorter kernels. All times come from the recorded
+operators:
+
+    training thread   ├ matmul ┤ ├ mul ┤ ├ softmax ┤ ├ to ┤ ├ matmul ┤      eager attention: from product to product
+                      ├─ fused ┤                                            fused attention: as long as one product
+
+In the backward pass the operators are autograd's nodes, which PyTorch records around the operators that they call. The
+operator of a kernel is the largest operator around its launch that does not also launch a kernel outside of the group.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.compute.work import NO_CLASS
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
+from gpudiag.analysis.diagnosis.simulation.host_time import lengths_in_turn
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, median, outermost, subtract, union
+from gpudiag.model.event import EventKind, EventTable
+from gpudiag.model.timeline import UNKNOWN
+
+#: Normal set of times on the common clock, by index of the trace.
+HostTimes = dict[int, Intervals]
+
+#: Operators and kernels that reduce each row of a tensor, so that a compiler fuses the result's use into them. All
+#: others reduce across rows, so that a second kernel uses the result.
+_BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
+
+
+def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
+    """Return float64[n]: share of the host's work before each node that remains without these times."""
+    graph = kernels.what_if.graph
+    left = np.ones(len(graph.host.time))
+    for first, after in graph.chains:
+        spans = removed.get(int(graph.host.process[first]), EMPTY) if first < after else EMPTY
+        if len(spans):
+            until = graph.host.time[first:after].astype(np.int64)
+            before = np.concatenate([until[:1], until[:-1]])
+            left[first:after] -= lengths_in_turn(spans, before, until) / np.maximum(until - before, 1)
+    return left
+
+
+def replaced_by_attention(kernels: GraphKernels, products: Index) -> tuple[HostTimes, HostTimes, HostTimes]:
+    """Return the host times that fused attention saves, by the expected, the low and the high estimate.
+
+    Fused attention replaces everything from the operator of the first product to that of the second one. It takes as
+    long as the shorter of both operators; by the low estimate as long as both, and by the high estimate as long as the
+    innermost operator that multiplies. If an operator launches both products, its nested operators count.
+
+    Args:
+        kernels: the m ops of a graph.
+        products: int64[k, 2], the products before and after the scores.
+    """
+    if not len(products):
+        return {}, {}, {}
+    chosen = np.zeros(len(kernels.stream), np.bool_)
+    chosen[products] = True
+    ranges = _operator_ranges(kernels, chosen, without=kernels.of_class("softmax"))
+    whole = _times_between(kernels, ranges, products)
+    length = ranges.end - ranges.begin
+    before, after = products.T
+    kept = np.zeros(len(chosen), np.bool_)
+    kept[np.where(length[before] <= length[after], before, after)] = True
+    return (
+        _less(whole, _times_of(kernels, ranges, kept)),
+        _less(whole, _times_of(kernels, ranges, chosen)),
+        _less(whole, _times_of(kernels, _innermost(kernels), kept)),
+    )
+
+
+def replaced_by_compiler(
+    kernels: GraphKernels, fused: NDArray[np.bool_], member: NDArray[np.bool_], chain: Index, attention: HostTimes
+) -> tuple[HostTimes, HostTimes, HostTimes]:
+    """Return the host times that compiled chains save, by the expected, the low and the high estimate.
+
+    The operators of fused kernels are saved, each with the usual time until the next operator. Bucket copies remain.
+    Where a chain reduces across rows, one fused kernel remains, because it uses the result. By the low estimate, one
+    more kernel of each chain remains, and nothing between operators is saved. By the high estimate, only the innermost
+    operator of each other kernel remains too, because compiled code calls it without modules and autograd.
+
+    Args:
+        kernels: the m ops of a graph.
+        fused: bool[m], the kernels that a compiler fuses into others.
+        member: bool[m], all kernels of chains.
+        chain: int64[m], number of the chain, ascending.
+        attention: host times that count as savings of fused attention.
+    """
+    crossing = np.zeros(int(chain[-1]) + 1, np.bool_)
+    crossing[chain[member & _across_rows(kernels)]] = True
+    copies = kernels.what_if.model.bucket_copy
+    fused = fused & ~copies
+    removed = fused & ~_longest_of_each(kernels, fused & crossing[chain], chain)
+    ranges = _operator_ranges(kernels, removed)
+    expected = _times_of(kernels, _until_next_operator(kernels, ranges), removed)
+    low = removed & ~_longest_of_each(kernels, removed, chain)
+    others = ~kernels.in_update & ~kernels.fused & ~removed & ~copies & (kernels.kernel_class != NO_CLASS)
+    around = _operator_ranges(kernels, others, without=kernels.in_update)
+    outside = _less(_times_of(kernels, around, others), _times_of(kernels, _innermost(kernels), others))
+    return (
+        _less(expected, attention),
+        _less(_times_of(kernels, ranges, low), attention),
+        _less(_both(expected, outside), attention),
+    )
+
+
+def _longest_of_each(kernels: GraphKernels, chosen: NDArray[np.bool_], chain: Index) -> NDArray[np.bool_]:
+    """Return bool[m]: the longest chosen op of each chain."""
+    ops = np.flatnonzero(chosen)
+    ops = ops[np.lexsort((-kernels.duration[ops], chain[ops]))]
+    longest = np.zeros(len(chosen), np.bool_)
+    longest[ops[np.diff(chain[ops], prepend=NONE) != 0]] = True
+    return longest
+
+
+@dataclass(frozen=True, eq=False)
+class _OperatorRanges:
+    """Ranges of operators on host threads, as columns of the m ops of a graph; `NONE` where an op has none.
+
+    Attributes:
+        thread: int64[m], the launching thread.
+        begin, end: int64[m], ns on the common clock.
+    """
+
+    thread: Index
+    begin: Index
+    end: Index
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Return bool[m]: whether each op has a range."""
+        known: NDArray[np.bool_] = self.begin != NONE
+        return known
+
+
+def _operator_ranges(
+    kernels: GraphKernels, chosen: NDArray[np.bool_], without: NDArray[np.bool_] | None = None
+) -> _OperatorRanges:
+    """Return the largest operator around the launch of each chosen op that launches no op of `without`.
+
+    Args:
+        kernels: the m ops of a graph.
+        chosen: bool[m], the ops.
+        without: bool[m]; default: all that are not chosen.
+    """
+    without = ~chosen if without is None else without
+    ranges = _OperatorRanges(*(np.full(len(chosen), NONE, np.int64) for _ in range(3)))
+    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
+    launched = kernels.operator != UNKNOWN
+    for index, track in enumerate(timeline.tracks):
+        ops = np.flatnonzero(launched & (device.track == index))
+        events = timeline.traces[track.trace].events
+        called, thread = events.start_ns[kernels.operator[ops]], events.thread[kernels.operator[ops]]
+        for number in distinct(thread[chosen[ops]]).tolist():
+            others = called[(thread == number) & without[ops]]
+            start, end = _largest_without(events, number, np.sort(others, kind="stable"))
+            wanted = np.flatnonzero((thread == number) & chosen[ops])
+            slot = np.searchsorted(start, called[wanted], side="right") - 1
+            wanted, slot = wanted[slot >= 0], slot[slot >= 0]
+            inside = end[slot] > called[wanted]
+            wanted, slot = wanted[inside], slot[inside]
+            ranges.thread[ops[wanted]] = number
+            ranges.begin[ops[wanted]] = start[slot] + track.shift_ns
+            ranges.end[ops[wanted]] = end[slot] + track.shift_ns
+    return ranges
+
+
+def _largest_without(events: EventTable, thread: int, times: Index) -> tuple[Index, Index]:
+    """Return (begins, ends) of the largest operators of a thread that contain none of these sorted times, in ns."""
+    rows = events.rows_on([thread], EventKind.OPERATOR)
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    allowed = np.searchsorted(times, start) == np.searchsorted(times, end)
+    start, end = start[allowed], end[allowed]
+    largest = outermost(start, end)
+    return start[largest], end[largest]
+
+
+def _until_next_operator(kernels: GraphKernels, ranges: _OperatorRanges) -> _OperatorRanges:
+    """Return the ranges until the thread's next operator begins, by at most the usual time between operators."""
+    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
+    until = ranges.end.copy()
+    for index, track in enumerate(timeline.tracks):
+        events = timeline.traces[track.trace].events
+        ops = np.flatnonzero(ranges.known & (device.track == index))
+        for thread in distinct(ranges.thread[ops]).tolist():
+            rows = events.rows_on([thread], EventKind.OPERATOR)
+            start, end = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
+            largest = outermost(start, end)
+            usual = int(median(np.maximum(start[largest][1:] - end[largest][:-1], 0)))
+            on_thread = ops[ranges.thread[ops] == thread]
+            following = np.searchsorted(start, ranges.end[on_thread])
+            begin = np.append(start, np.iinfo(np.int64).max)[following]
+            until[on_thread] = np.minimum(begin, ranges.end[on_thread] + usual)
+    return replace(ranges, end=until)
+
+
+def _innermost(kernels: GraphKernels) -> _OperatorRanges:
+    """Return the innermost operator around the launch of each op."""
+    ranges = _OperatorRanges(*(np.full(len(kernels.stream), NONE, np.int64) for _ in range(3)))
+    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
+    for index, track in enumerate(timeline.tracks):
+        ops = np.flatnonzero((kernels.operator != UNKNOWN) & (device.track == index))
+        events, rows = timeline.traces[track.trace].events, kernels.operator[ops]
+        ranges.thread[ops] = events.thread[rows]
+        ranges.begin[ops] = events.start_ns[rows] + track.shift_ns
+        ranges.end[ops] = events.end_ns[rows] + track.shift_ns
+    return ranges
+
+
+def _times_of(kernels: GraphKernels, ranges: _OperatorRanges, chosen: NDArray[np.bool_]) -> HostTimes:
+    """Return the ranges of the chosen ops, by trace."""
+    times: HostTimes = {}
+    track_of_op = kernels.what_if.graph.device.track
+    for index, track in enumerate(kernels.what_if.timeline.tracks):
+        ops = np.flatnonzero(chosen & ranges.known & (track_of_op == index))
+        if len(ops):
+            times[track.trace] = union(times.get(track.trace, EMPTY), Intervals(ranges.begin[ops], ranges.end[ops]))
+    return times
+
+
+def _times_between(kernels: GraphKernels, ranges: _OperatorRanges, ends: Index) -> HostTimes:
+    """Return the times from the range of one op to the range of another op of the same thread and step, by trace.
+
+    `ends` is int64[k, 2], the two ops.
+    """
+    first, last = ends.T
+    step = kernels.what_if.graph.device.step
+    joined = ranges.known[first] & ranges.known[last] & (ranges.thread[first] == ranges.thread[last])
+    joined &= (step[first] == step[last]) & (ranges.begin[first] <= ranges.begin[last])
+    first, last = first[joined], last[joined]
+    begins = np.zeros(len(step), np.bool_)
+    begins[first] = True
+    until = ranges.end.copy()
+    until[first] = np.maximum(ranges.end[first], ranges.end[last])
+    return _times_of(kernels, replace(ranges, end=until), begins)
+
+
+def _both(times: HostTimes, others: HostTimes) -> HostTimes:
+    return {trace: union(times.get(trace, EMPTY), others.get(trace, EMPTY)) for trace in times.keys() | others.keys()}
+
+
+def _less(times: HostTimes, kept: HostTimes) -> HostTimes:
+    return {trace: subtract(spans, kept.get(trace, EMPTY)) for trace, spans in times.items()}
+
+
+def _across_rows(kernels: GraphKernels) -> NDArray[np.bool_]:
+    """Return bool[m]: the normalizations and reductions whose result a second kernel has to use."""
+    chosen = kernels.of_class("normalization", "reduction")
+    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
+    for index, track in enumerate(timeline.tracks):
+        events = timeline.traces[track.trace].events
+        ops = np.flatnonzero(chosen & (device.track == index))
+        operator = kernels.operator[ops]
+        used = distinct(events.name[np.concatenate([device.row[ops], operator[operator != UNKNOWN]])])
+        names = [name for name in used.tolist() if _BY_ROW.search(events.names[name])]
+        by_row = among(events.name, np.array(names, np.int64))
+        chosen[ops] = ~(by_row[device.row[ops]] | ((operator != UNKNOWN) & by_row[operator]))
+    return chosen
