@@ -63,7 +63,7 @@ class Shortening:
     Attributes:
         remaining: float64[m], share of the op's duration that remains.
         gap: float64[m], share of the gap before the op that remains.
-        host: float64[n], share of host work that remains before each node.
+        host: float64[n], share of host work, except in slow calls, that remains before each node.
     """
 
     remaining: Times
@@ -139,5 +139,5 @@ def removed_host_ms(shortening: Shortening, kernels: GraphKernels) -> float:
     if shortening.host is None:
         return 0.0
     graph = kernels.what_if.graph
-    removed = kernels.what_if.corrected.busy * (1 - shortening.host)
+    removed = np.maximum(kernels.what_if.corrected.busy - graph.host.slow, 0.0) * (1 - shortening.host)
     return float(np.bincount(graph.host.process, weights=removed).max(initial=0.0)) / graph.steps / 1e6

@@ -35,16 +35,18 @@ _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE
 
 
 def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
-    """Return float64[n]: share of the host's work before each node that remains without these times."""
-    graph = kernels.what_if.graph
-    left = np.ones(len(graph.host.time))
-    for first, after in graph.chains:
-        spans = removed.get(int(graph.host.process[first]), EMPTY) if first < after else EMPTY
+    """Return float64[n]: share of the work before each host node, except in slow calls, that remains without `removed`.
+
+    A slow call is no operator of these kernels.
+    """
+    host, chains = kernels.what_if.graph.host, kernels.what_if.graph.chains
+    without = np.zeros(len(host.time))
+    for first, after in chains:
+        spans = removed.get(int(host.process[first]), EMPTY) if first < after else EMPTY
         if len(spans):
-            until = graph.host.time[first:after].astype(np.int64)
-            before = np.concatenate([until[:1], until[:-1]])
-            left[first:after] -= lengths_in_turn(spans, before, until) / np.maximum(until - before, 1)
-    return left
+            until = host.time[first:after].astype(np.int64)
+            without[first:after] = lengths_in_turn(spans, np.concatenate([until[:1], until[:-1]]), until)
+    return 1 - np.fmin(without / np.maximum(host.busy - host.slow, 1.0), 1.0)
 
 
 def replaced_by_attention(kernels: GraphKernels, products: Index) -> tuple[HostTimes, HostTimes, HostTimes]:
