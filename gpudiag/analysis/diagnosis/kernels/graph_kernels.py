@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +15,26 @@ from gpudiag.analysis.compute.work import CLASS_CODES, NO_CLASS, ComputeWork
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import Intervals, distinct, groups
+from gpudiag.model.event import EventKind
 from gpudiag.model.timeline import UNKNOWN
+
+
+class LaunchingThread(msgspec.Struct, frozen=True, kw_only=True):
+    """A host thread that launches ops of a graph; times in ns on the common clock.
+
+    Attributes:
+        trace: index of the process's trace.
+        ops: int64[k], the ops that its operators launched.
+        called, ended: int64[k], begin and end of the innermost operator around the launch of each of these ops.
+        operators: the thread's operators by start, the longer first; they nest.
+    """
+
+    trace: int
+    ops: Index
+    called: Index
+    ended: Index
+    operators: Intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +60,30 @@ class GraphKernels:
         wanted[[CLASS_CODES[name] for name in classes]] = True
         return wanted[self.kernel_class]
 
+    @cached_property
+    def threads(self) -> tuple[LaunchingThread, ...]:
+        """Return the launching threads of each device track."""
+        threads = []
+        track_of_op, timeline = self.what_if.graph.device.track, self.what_if.timeline
+        for index, track in enumerate(timeline.tracks):
+            ops = np.flatnonzero((self.operator != UNKNOWN) & (track_of_op == index))
+            events, rows = timeline.traces[track.trace].events, self.operator[ops]
+            operators = np.flatnonzero(events.kind == EventKind.OPERATOR)
+            for thread, on_thread in groups(events.thread[rows]):
+                nested = operators[events.thread[operators] == thread]
+                threads.append(
+                    LaunchingThread(
+                        trace=track.trace,
+                        ops=ops[on_thread],
+                        called=events.start_ns[rows[on_thread]] + track.shift_ns,
+                        ended=events.end_ns[rows[on_thread]] + track.shift_ns,
+                        operators=Intervals(
+                            events.start_ns[nested] + track.shift_ns, events.end_ns[nested] + track.shift_ns
+                        ),
+                    )
+                )
+        return tuple(threads)
+
     @property
     def duration(self) -> Times:
         """Return float64[m], ns: recorded durations."""
@@ -53,7 +98,7 @@ class GraphKernels:
     def per_step(self, chosen: NDArray[np.bool_]) -> float:
         """Return the number of chosen ops per step and track."""
         graph = self.what_if.graph
-        return float(chosen.sum()) / graph.steps / max(len(np.unique(graph.device.track)), 1)
+        return float(chosen.sum()) / graph.steps / max(len(distinct(graph.device.track)), 1)
 
 
 @dataclass(frozen=True, eq=False)

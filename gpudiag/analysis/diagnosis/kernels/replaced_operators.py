@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_time import lengths_in_turn
 from gpudiag.intervals import EMPTY, Intervals, among, distinct, median, outermost, subtract, union
-from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN
 
 #: Normal set of times on the common clock, by index of the trace.
@@ -126,13 +126,13 @@ class _OperatorRanges:
     """Ranges of operators on host threads, as columns of the m ops of a graph; `NONE` where an op has none.
 
     Attributes:
-        thread: int64[m], the launching thread.
         begin, end: int64[m], ns on the common clock.
+        thread: int64[m], index of the launching thread in `LaunchingThread`s.
     """
 
-    thread: Index
     begin: Index
     end: Index
+    thread: Index
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -153,76 +153,56 @@ def _operator_ranges(
     """
     without = ~chosen if without is None else without
     ranges = _OperatorRanges(*(np.full(len(chosen), NONE, np.int64) for _ in range(3)))
-    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
-    launched = kernels.operator != UNKNOWN
-    for index, track in enumerate(timeline.tracks):
-        ops = np.flatnonzero(launched & (device.track == index))
-        events = timeline.traces[track.trace].events
-        called, thread = events.start_ns[kernels.operator[ops]], events.thread[kernels.operator[ops]]
-        for number in distinct(thread[chosen[ops]]).tolist():
-            others = called[(thread == number) & without[ops]]
-            start, end = _largest_without(events, number, np.sort(others, kind="stable"))
-            wanted = np.flatnonzero((thread == number) & chosen[ops])
-            slot = np.searchsorted(start, called[wanted], side="right") - 1
-            wanted, slot = wanted[slot >= 0], slot[slot >= 0]
-            inside = end[slot] > called[wanted]
-            wanted, slot = wanted[inside], slot[inside]
-            ranges.thread[ops[wanted]] = number
-            ranges.begin[ops[wanted]] = start[slot] + track.shift_ns
-            ranges.end[ops[wanted]] = end[slot] + track.shift_ns
+    for index, thread in enumerate(kernels.threads):
+        avoided = thread.called[without[thread.ops]]
+        start, end = thread.operators.start, thread.operators.end
+        if len(avoided):
+            avoided = np.sort(avoided, kind="stable")
+            allowed = np.searchsorted(avoided, start) == np.searchsorted(avoided, end)
+            start, end = start[allowed], end[allowed]
+        wanted = np.flatnonzero(chosen[thread.ops])
+        if not len(start) or not len(wanted):
+            continue
+        largest = outermost(start, end)
+        start, end = start[largest], end[largest]
+        slot = np.searchsorted(start, thread.called[wanted], side="right") - 1
+        inside = (slot >= 0) & (end[slot] > thread.called[wanted])
+        ops, slot = thread.ops[wanted[inside]], slot[inside]
+        ranges.begin[ops], ranges.end[ops], ranges.thread[ops] = start[slot], end[slot], index
     return ranges
-
-
-def _largest_without(events: EventTable, thread: int, times: Index) -> tuple[Index, Index]:
-    """Return (begins, ends) of the largest operators of a thread that contain none of these sorted times, in ns."""
-    rows = events.rows_on([thread], EventKind.OPERATOR)
-    start, end = events.start_ns[rows], events.end_ns[rows]
-    allowed = np.searchsorted(times, start) == np.searchsorted(times, end)
-    start, end = start[allowed], end[allowed]
-    largest = outermost(start, end)
-    return start[largest], end[largest]
 
 
 def _until_next_operator(kernels: GraphKernels, ranges: _OperatorRanges) -> _OperatorRanges:
     """Return the ranges until the thread's next operator begins, by at most the usual time between operators."""
-    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
     until = ranges.end.copy()
-    for index, track in enumerate(timeline.tracks):
-        events = timeline.traces[track.trace].events
-        ops = np.flatnonzero(ranges.known & (device.track == index))
-        for thread in distinct(ranges.thread[ops]).tolist():
-            rows = events.rows_on([thread], EventKind.OPERATOR)
-            start, end = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
+    for index, thread in enumerate(kernels.threads):
+        ops = np.flatnonzero(ranges.thread == index)
+        if len(ops):
+            start, end = thread.operators.start, thread.operators.end
             largest = outermost(start, end)
             usual = int(median(np.maximum(start[largest][1:] - end[largest][:-1], 0)))
-            on_thread = ops[ranges.thread[ops] == thread]
-            following = np.searchsorted(start, ranges.end[on_thread])
-            begin = np.append(start, np.iinfo(np.int64).max)[following]
-            until[on_thread] = np.minimum(begin, ranges.end[on_thread] + usual)
+            begin = np.append(start, np.iinfo(np.int64).max)[np.searchsorted(start, ranges.end[ops])]
+            until[ops] = np.minimum(begin, ranges.end[ops] + usual)
     return replace(ranges, end=until)
 
 
 def _innermost(kernels: GraphKernels) -> _OperatorRanges:
     """Return the innermost operator around the launch of each op."""
     ranges = _OperatorRanges(*(np.full(len(kernels.stream), NONE, np.int64) for _ in range(3)))
-    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
-    for index, track in enumerate(timeline.tracks):
-        ops = np.flatnonzero((kernels.operator != UNKNOWN) & (device.track == index))
-        events, rows = timeline.traces[track.trace].events, kernels.operator[ops]
-        ranges.thread[ops] = events.thread[rows]
-        ranges.begin[ops] = events.start_ns[rows] + track.shift_ns
-        ranges.end[ops] = events.end_ns[rows] + track.shift_ns
+    for index, thread in enumerate(kernels.threads):
+        ranges.begin[thread.ops], ranges.end[thread.ops], ranges.thread[thread.ops] = thread.called, thread.ended, index
     return ranges
 
 
 def _times_of(kernels: GraphKernels, ranges: _OperatorRanges, chosen: NDArray[np.bool_]) -> HostTimes:
     """Return the ranges of the chosen ops, by trace."""
     times: HostTimes = {}
-    track_of_op = kernels.what_if.graph.device.track
-    for index, track in enumerate(kernels.what_if.timeline.tracks):
-        ops = np.flatnonzero(chosen & ranges.known & (track_of_op == index))
+    for thread in kernels.threads:
+        ops = thread.ops[chosen[thread.ops]]
+        ops = ops[ranges.begin[ops] != NONE]
         if len(ops):
-            times[track.trace] = union(times.get(track.trace, EMPTY), Intervals(ranges.begin[ops], ranges.end[ops]))
+            spans = Intervals(ranges.begin[ops], ranges.end[ops])
+            times[thread.trace] = union(times.get(thread.trace, EMPTY), spans)
     return times
 
 
@@ -254,13 +234,18 @@ def _less(times: HostTimes, kept: HostTimes) -> HostTimes:
 def _across_rows(kernels: GraphKernels) -> NDArray[np.bool_]:
     """Return bool[m]: the normalizations and reductions whose result a second kernel has to use."""
     chosen = kernels.of_class("normalization", "reduction")
-    timeline, device = kernels.what_if.timeline, kernels.what_if.graph.device
-    for index, track in enumerate(timeline.tracks):
-        events = timeline.traces[track.trace].events
+    device = kernels.what_if.graph.device
+    for index, track in enumerate(kernels.what_if.timeline.tracks):
+        events = kernels.what_if.timeline.traces[track.trace].events
         ops = np.flatnonzero(chosen & (device.track == index))
-        operator = kernels.operator[ops]
-        used = distinct(events.name[np.concatenate([device.row[ops], operator[operator != UNKNOWN]])])
-        names = [name for name in used.tolist() if _BY_ROW.search(events.names[name])]
-        by_row = among(events.name, np.array(names, np.int64))
-        chosen[ops] = ~(by_row[device.row[ops]] | ((operator != UNKNOWN) & by_row[operator]))
+        known = kernels.operator[ops] != UNKNOWN
+        for rows, of in ((device.row[ops], ops), (kernels.operator[ops][known], ops[known])):
+            names = events.name[rows]
+            by_row = [name for name in distinct(names).tolist() if _reduces_rows(events.names[name])]
+            chosen[of[among(names, np.array(by_row, np.int64))]] = False
     return chosen
+
+
+@lru_cache(maxsize=4096)
+def _reduces_rows(name: str) -> bool:
+    return _BY_ROW.search(name) is not None
