@@ -128,9 +128,7 @@ class SlowCompute:
         now_ms = what_if.now_ms
         # A scenario saves at most the time that it removes, so small removals need no simulation.
         candidates = [
-            slow
-            for slow in slow_kernels(case, kernels)
-            if is_reported(removed_ms(slow.expected, kernels) + removed_host_ms(slow.expected, kernels), now_ms)
+            slow for slow in slow_kernels(case, kernels) if is_reported(_removed_ms(slow.expected, kernels), now_ms)
         ]
         corrected = what_if.corrected
         expected = what_if.savings_ms([slow.expected(what_if, corrected) for slow in candidates])
@@ -193,11 +191,20 @@ def _compiled_ms(compiled: Sequence[SlowKernels], kernels: GraphKernels) -> floa
 
 
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate of the savings, in ms: simulated if host work is removed, else `saved_ms` scaled."""
+    """Return the low estimate of the savings, in ms.
+
+    It is simulated if host work is removed, and else `saved_ms` scaled. The savings of compilers are always scaled,
+    because they are reported for most jobs and a simulation takes 1 % of the analysis.
+    """
     expected, low, _ = slow.estimates
-    if not removed_host_ms(expected, kernels):
-        return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)
-    return min(_simulated_ms(low, kernels), saved_ms)
+    if removed_host_ms(expected, kernels) and slow.name not in BY_A_COMPILER:
+        return min(_simulated_ms(low, kernels), saved_ms)
+    return saved_ms * min(_removed_ms(low, kernels) / _removed_ms(expected, kernels), 1.0)
+
+
+def _removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
+    """Return the removed time of devices and hosts, in ms per step, which limits the savings."""
+    return removed_ms(shortening, kernels) + removed_host_ms(shortening, kernels)
 
 
 def _high_ms(slow: SlowKernels, kernels: GraphKernels) -> float:
