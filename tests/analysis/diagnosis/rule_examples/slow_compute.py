@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, Piece, kernels, named
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -44,12 +42,6 @@ FIRES: tuple[tuple[str, Job], ...] = (
         Job(ranks=1, step=tuple(named(1, name, operator="aten::cudnn_convolution") for name in (CONVERT, TF32)) * 8),
     ),
     ("eager attention", Job(ranks=1, step=attention() * 4)),
-    (
-        "eager attention of a host that sets the pace: fused attention replaces operators",
-        Job(
-            ranks=1, step=tuple(msgspec.structs.replace(piece, ns=1_000, launch_ns=80_000) for piece in attention()) * 9
-        ),
-    ),
     (
         "an update of 20 foreach kernels",
         Job(ranks=1, step=(product(20), named(6, FOREACH, in_update=True)), device_name=H100),
