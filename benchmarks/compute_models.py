@@ -4,8 +4,9 @@
 
 The unchanged functions have habits that cost time on a GPU: matrix products in full fp32 (with PyTorch's defaults,
 convolutions and cuDNN's LSTM compute in tf32), images in contiguous format, attention that writes its scores to memory,
-and an optimizer without fusion. Each function has one argument for each change that it implements. ResNet-50 and ViT
-compute in bf16 under autocast. All models have random weights and train on one batch, which stays on the device.
+and an optimizer without fusion. Each function has one argument for each change that it implements. ResNet-50, ViT,
+Llama and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on
+the device.
 `judge_changes.py` compares predicted with measured savings of these changes.
 
 `TINY=1` in the environment makes models and batches small enough for a CPU.
@@ -21,6 +22,7 @@ from itertools import pairwise, repeat
 from typing import Any, TypeVar
 
 import torch
+from compute_layers import ConvNeXt, Mixer, Translator, WaveNet
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -321,3 +323,63 @@ def densenet(*, channels_last: bool = False, fused: bool = False, compile: bool 
 def mobilenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
     """Train MobileNetV2 in fp32 on 192 images."""
     _of_torchvision("mobilenet_v2", 192, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def llama(*, fused: bool = False, sdpa: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train transformers' Llama of 12 layers in bf16 on 8 sequences of 1024 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  # see `prepare_gpt2`
+
+    config = LlamaConfig(
+        vocab_size=size(16_000, 500),
+        hidden_size=size(1024, 64),
+        intermediate_size=size(2816, 128),
+        num_hidden_layers=size(12, 2),
+        num_attention_heads=size(16, 2),
+        attn_implementation="sdpa" if sdpa else "eager",
+        use_cache=False,
+    )
+    inputs = torch.randint(0, config.vocab_size, size((8, 1024), (2, 32)))
+    model = LlamaForCausalLM(config)
+    model.loss_type = "ForCausalLM"  # see `prepare_gpt2`
+    train(prepare(model, inputs, inputs, _adamw(fused=fused), loss=_library_loss, bf16=True, compiled=compile))
+
+
+def mixer(*, tf32: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train an MLP-Mixer of 8 blocks of width 512 in fp32 on 128 images of 224 x 224."""
+    edge = size(224, 32)
+    inputs, targets = _images(size(128, 2), edge, 1000)
+    model = Mixer((edge // 16) ** 2, size(512, 32), size(8, 2), 1000)
+    train(prepare(model, inputs, targets, _adamw(fused=fused), tf32=tf32, compiled=compile))
+
+
+def convnext(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train a ConvNeXt-T in bf16 on 64 images of 224 x 224."""
+    inputs, targets = _images(size(64, 2), size(224, 64), 1000)
+    model = ConvNeXt(size(96, 8), size((3, 3, 9, 3), (1, 1, 1, 1)), 1000)
+    changed = partial(prepare, channels_last=channels_last, compiled=compile)
+    train(changed(model, inputs, targets, _adamw(fused=fused), bf16=True))
+
+
+def wavenet(*, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train a WaveNet of 20 layers in fp32 on 8 sounds of 8192 samples, with a kernel per parameter and operation.
+
+    The update is neither fused nor `foreach`.
+    """
+    levels, width = size((256, 128), (16, 8))
+    inputs = torch.randint(0, levels, size((8, 8192), (2, 64)))
+    optimizer = _adamw(fused=fused, foreach=False)
+    train(prepare(WaveNet(levels, width, size(20, 3)), inputs, inputs.roll(-1, 1), optimizer, compiled=compile))
+
+
+def translator(
+    *,
+    tf32: bool = False,
+    fused: bool = False,
+    sdpa: bool = False,
+    compile: bool = False,  # noqa: A002
+) -> None:
+    """Train an encoder and decoder of 6 layers each in fp32 on 32 sentences of 128 words."""
+    words, width = size((10_000, 512), (200, 32))
+    inputs = torch.randint(0, words, size((32, 128), (2, 16)))
+    model = Translator(words, width, size(8, 2), size(6, 1), sdpa=sdpa)
+    train(prepare(model, inputs, inputs, _adamw(fused=fused), tf32=tf32, compiled=compile))

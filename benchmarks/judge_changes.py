@@ -45,6 +45,11 @@ CHANGES = {
     "bert": "tf32,fused,sdpa,compile",
     "densenet": "channels-last,fused,compile",
     "mobilenet": "channels-last,fused,compile",
+    "llama": "fused,sdpa,compile",
+    "mixer": "tf32,fused,compile",
+    "convnext": "channels-last,fused,compile",
+    "wavenet": "fused,compile",
+    "translator": "tf32,fused,sdpa,compile",
 }
 #: Savings in percent of the step that a prediction must not miss, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0

@@ -9,153 +9,30 @@ would replace the recorded ones take. The estimates follow from the device's pea
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
 * A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does this once.
+* Fused attention and a compiled chain also replace the operators of the host, as `replaced_operators` describes.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.compute.kernel_class import KernelClass
-from gpudiag.analysis.compute.work import CLASS_CODES, LAUNCH_SIZED_NS, NO_CLASS, ComputeWork
+from gpudiag.analysis.compute.work import LAUNCH_SIZED_NS, NO_CLASS
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, QUEUED_NS
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Scenario, Times
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, Shortening, launch_share
+from gpudiag.analysis.diagnosis.kernels.replaced_operators import (
+    HostTimes,
+    host_left,
+    replaced_by_attention,
+    replaced_by_compiler,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index
 from gpudiag.model.compute_rates import peak_tflops
-from gpudiag.model.timeline import UNKNOWN
-
-
-@dataclass(frozen=True, eq=False)
-class GraphKernels:
-    """Columns of the m ops of a graph, as in `TrackKernels`.
-
-    Attributes:
-        stream: int64[m], index into the graph's streams; ops of one stream are consecutive and in order.
-    """
-
-    what_if: WhatIf
-    kernel_class: NDArray[np.uint8]
-    operator: Index
-    in_update: NDArray[np.bool_]
-    matrix: NDArray[np.int8]
-    fused: NDArray[np.bool_]
-    batched: NDArray[np.bool_]
-    stream: Index
-
-    def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
-        """Return bool[m]: the ops of these classes."""
-        wanted = np.zeros(NO_CLASS + 1, np.bool_)
-        wanted[[CLASS_CODES[name] for name in classes]] = True
-        return wanted[self.kernel_class]
-
-    @property
-    def duration(self) -> Times:
-        """Return float64[m], ns: recorded durations."""
-        device = self.what_if.graph.device
-        return device.end - device.start
-
-    def ms_per_step(self, values_ns: Times) -> float:
-        """Return the sum of float64[m] in ms per step, the maximum over device tracks."""
-        graph = self.what_if.graph
-        return float(np.bincount(graph.device.track, weights=values_ns).max(initial=0.0)) / graph.steps / 1e6
-
-    def per_step(self, chosen: NDArray[np.bool_]) -> float:
-        """Return the number of chosen ops per step and track."""
-        graph = self.what_if.graph
-        return float(chosen.sum()) / graph.steps / max(len(np.unique(graph.device.track)), 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Shortening:
-    """Shares of durations, gaps and host work that remain if a cause is removed.
-
-    Attributes:
-        remaining: float64[m], share of the op's duration that remains.
-        gap: float64[m], share of the gap before the op that remains.
-        host: float64[n], share of host work that remains before each node.
-    """
-
-    remaining: Times
-    gap: Times | None = None
-    host: Times | None = None
-
-    def __call__(self, what_if: WhatIf, scenario: Scenario) -> Scenario:
-        """Return the scenario without the cause."""
-        shorter = replace(scenario, duration=scenario.duration * self.remaining)
-        if self.gap is not None:
-            shorter = replace(shorter, gap=np.where(scenario.gap > 0, scenario.gap * self.gap, scenario.gap))
-        if self.host is not None:
-            # A slow call is no launch, and other findings report it.
-            slow = np.fmin(what_if.graph.host.slow, scenario.busy)
-            kept = np.fmin(scenario.busy, what_if.model.communication.busy)
-            shorter = replace(shorter, busy=np.maximum(slow + (scenario.busy - slow) * self.host, kept))
-        return shorter
-
-
-def graph_kernels(case: Case, what_if: WhatIf) -> GraphKernels | None:
-    """Return the classes of the graph's ops; None if the kernels were not classified, or on CPUs."""
-    if case.work is None or not case.tracks or case.tracks[0].is_cpu:
-        return None
-    device = what_if.graph.device
-    columns = _columns(case.work, device.track, device.row)
-    stream = np.zeros(len(device.row), np.int64)
-    for index, (first, after) in enumerate(what_if.graph.streams):
-        stream[first:after] = index
-    return GraphKernels(what_if=what_if, stream=stream, **columns)
-
-
-def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[Any]]:
-    """Return the columns of `TrackKernels` for ops given by track and event row; placeholders where unclassified."""
-    columns: dict[str, NDArray[Any]] = {
-        "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
-        "operator": np.full(len(row), UNKNOWN, np.int64),
-        "in_update": np.zeros(len(row), np.bool_),
-        "matrix": np.full(len(row), UNKNOWN, np.int8),
-        "fused": np.zeros(len(row), np.bool_),
-        "batched": np.zeros(len(row), np.bool_),
-    }
-    for index, table in enumerate(work.tracks):
-        ops = np.flatnonzero(track == index)
-        if not len(ops) or not len(table.row):
-            continue
-        order = np.argsort(table.row, kind="stable")
-        position = order[np.minimum(np.searchsorted(table.row[order], row[ops]), len(order) - 1)]
-        known = table.row[position] == row[ops]
-        for name, column in columns.items():
-            column[ops[known]] = getattr(table, name)[position[known]]
-    return columns
-
-
-def launch_share(kernels: GraphKernels, chosen: NDArray[np.bool_], remaining: float) -> Times:
-    """Return float64[n]: share of host work that remains if the launches of these ops shrink to `remaining`."""
-    host, device = kernels.what_if.graph.host, kernels.what_if.graph.device
-    share = np.ones(len(host.busy))
-    launches = device.launch[chosen]
-    share[launches[launches != NONE]] = remaining
-    return share
-
-
-def removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
-    """Return the removed time of ops and of the gaps before them, in ms per step, the maximum over device tracks."""
-    removed = kernels.duration * (1 - shortening.remaining)
-    if shortening.gap is not None:
-        removed += np.maximum(kernels.what_if.corrected.gap, 0.0) * (1 - shortening.gap)
-    return kernels.ms_per_step(removed)
-
-
-def removed_host_ms(shortening: Shortening, kernels: GraphKernels) -> float:
-    """Return the removed host work, in ms per step, the maximum over processes."""
-    if shortening.host is None:
-        return 0.0
-    graph = kernels.what_if.graph
-    removed = kernels.what_if.corrected.busy * (1 - shortening.host)
-    return float(np.bincount(graph.host.process, weights=removed).max(initial=0.0)) / graph.steps / 1e6
-
 
 CauseName = Literal[
     "fp32-matmul",
@@ -221,12 +98,13 @@ def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
     if not len(kernels.stream):
         return []
     scores, products = attention_ops(kernels)
+    operators = replaced_by_attention(kernels, products)
     candidates = [
         fp32_products(case, kernels),
         conversions(kernels),
-        eager_attention(kernels, scores, products),
+        eager_attention(kernels, scores, products, operators),
         unfused_update(kernels),
-        elementwise_chains(kernels, scores),
+        elementwise_chains(kernels, scores, operators[0]),
         launch_sized(kernels),
     ]
     return [slow for slow in candidates if slow is not None]
@@ -274,13 +152,14 @@ def conversions(kernels: GraphKernels) -> SlowKernels | None:
     return SlowKernels("layout-conversion", ops, tuple(scenarios))
 
 
-def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (bool[m] kernels of scores, bool[m] the products before and after them) of eager attention.
+def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
+    """Return the kernels of scores, bool[m], and the products before and after them, int64[k, 2], of eager attention.
 
     Eager attention, and its backward pass likewise, multiplies batches of matrices, applies softmax and other
     operations to the scores, and multiplies again.
     """
-    scores, products = (np.zeros(len(kernels.stream), np.bool_) for _ in range(2))
+    scores = np.zeros(len(kernels.stream), np.bool_)
+    products: dict[tuple[int, int], None] = {}
     batched = kernels.of_class("matmul") & kernels.batched
     on_scores = kernels.of_class("elementwise", "random", "softmax", "copy-kernel", "reduction") & ~kernels.in_update
     for softmax in np.flatnonzero(kernels.of_class("softmax")).tolist():
@@ -288,8 +167,8 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.
         after = _reach(softmax, 1, kernels, on_scores)
         if before is not None and after is not None and batched[before] and batched[after]:
             scores[before + 1 : after] = True
-            products[[before, after]] = True
-    return scores, products
+            products[before, after] = None
+    return scores, np.array(list(products), np.int64).reshape(-1, 2)
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
@@ -304,20 +183,20 @@ def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[
 
 
 def eager_attention(
-    kernels: GraphKernels, scores: NDArray[np.bool_], products: NDArray[np.bool_]
+    kernels: GraphKernels, scores: NDArray[np.bool_], products: Index, operators: tuple[HostTimes, ...]
 ) -> SlowKernels | None:
-    """Return the score kernels of unfused attention."""
+    """Return the score kernels of unfused attention; the arguments are those of `attention_ops`."""
     if not scores.any():
         return None
-    scenarios = [
-        Shortening(
-            np.where(scores, on_scores, np.where(products, on_products, 1.0)),
-            gap=np.where(scores, on_scores, 1.0),
-            host=launch_share(kernels, scores, on_scores),
-        )
-        for on_scores, on_products in zip(_SCORES_LEFT, _PRODUCTS_LEFT, strict=True)
-    ]
-    evidence: dict[str, object] = {"products_ms_per_step": kernels.ms_per_step(kernels.duration * products)}
+    multiplies = np.zeros(len(scores), np.bool_)
+    multiplies[products] = True
+    scenarios = []
+    for on_scores, on_products, removed in zip(_SCORES_LEFT, _PRODUCTS_LEFT, operators, strict=True):
+        left = on_scores + (1 - on_scores) * host_left(kernels, removed)
+        remaining = np.where(scores, on_scores, np.where(multiplies, on_products, 1.0))
+        host = np.fmin(launch_share(kernels, scores, on_scores), left)
+        scenarios.append(Shortening(remaining, gap=np.where(scores, on_scores, 1.0), host=host))
+    evidence: dict[str, object] = {"products_ms_per_step": kernels.ms_per_step(kernels.duration * multiplies)}
     return SlowKernels("eager-attention", scores, tuple(scenarios), evidence)
 
 
@@ -338,11 +217,11 @@ def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
     return SlowKernels("unfused-optimizer", ops, tuple(scenarios))
 
 
-def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> SlowKernels | None:
+def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attention: HostTimes) -> SlowKernels | None:
     """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor.
 
     In a chain of simple kernels, all but the longest are fused. In a chain with a reduction or normalization, all
-    simple kernels are fused.
+    simple kernels are fused. Host times of eager attention, `attention`, are left to that cause.
     """
     eager = ~kernels.in_update & ~kernels.fused & ~scores
     simple = kernels.of_class("elementwise", "random", "copy-kernel") & eager
@@ -354,7 +233,14 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> Slow
     candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))
     ops = simple.copy()
     ops[candidates[np.unique(chain[candidates], return_index=True)[1]]] = False
-    return SlowKernels("unfused-elementwise", ops, _shares(ops, _FUSED_LEFT)) if ops.any() else None
+    if not ops.any():
+        return None
+    operators = replaced_by_compiler(kernels, ops, member, chain, attention)
+    scenarios = [
+        replace(shorter, host=host_left(kernels, removed))
+        for shorter, removed in zip(_shares(ops, _FUSED_LEFT), operators, strict=True)
+    ]
+    return SlowKernels("unfused-elementwise", ops, tuple(scenarios))
 
 
 def launch_sized(kernels: GraphKernels) -> SlowKernels | None:

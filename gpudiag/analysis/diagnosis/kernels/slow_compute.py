@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -12,15 +12,13 @@ import numpy as np
 from gpudiag.analysis.compute.launchers import modules_of
 from gpudiag.analysis.diagnosis.calibration import ESTIMATED_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.causes import (
-    CauseName,
+from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, slow_kernels
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import (
     GraphKernels,
     Shortening,
-    SlowKernels,
     graph_kernels,
     removed_host_ms,
     removed_ms,
-    slow_kernels,
 )
 from gpudiag.analysis.diagnosis.rules.rule import (
     Advice,
@@ -41,6 +39,10 @@ _MOST_MODULES = 3
 #: Causes that a compiler removes from nearly every eager program. These causes are `info` at any size, because they are
 #: no fault of the program.
 BY_A_COMPILER: frozenset[CauseName] = frozenset({"unfused-elementwise", "small-kernels"})
+
+#: Causes that a compiler removes. It also chooses the layout of convolutions, and fuses the operations on attention
+#: scores. The evidence of these causes states their savings together.
+COMPILED: tuple[CauseName, ...] = ("unfused-elementwise", "layout-conversion", "eager-attention")
 
 _WORDS: dict[CauseName, str] = {
     "fp32-matmul": "matrix products in fp32 run without tensor cores",
@@ -109,8 +111,10 @@ class SlowCompute:
     update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
     `small-kernels` (gaps between launch-sized kernels). Savings are estimated from the peaks of the device and the time
     of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
-    save nothing if the host sets the pace. Savings below 2 % of the step are not reported. The causes that a compiler
-    removes (`unfused-elementwise`, `small-kernels`) are `info` at any size, because most eager programs have them.
+    save nothing if the host sets the pace. Such a host saves the time of the operators that fused attention, a compiler
+    or a fused optimizer replaces. `savings_ms_compiled` is what all causes that a compiler removes save together.
+    Savings below 2 % of the step are not reported. The causes that a compiler removes (`unfused-elementwise`,
+    `small-kernels`) are `info` at any size, because most eager programs have them.
     """
 
     code: ClassVar[str] = "slow-compute"
@@ -124,15 +128,19 @@ class SlowCompute:
         now_ms = what_if.now_ms
         # A scenario saves at most the time that it removes, so small removals need no simulation.
         candidates = [
-            slow
-            for slow in slow_kernels(case, kernels)
-            if is_reported(removed_ms(slow.expected, kernels) + removed_host_ms(slow.expected, kernels), now_ms)
+            slow for slow in slow_kernels(case, kernels) if is_reported(_removed_ms(slow.expected, kernels), now_ms)
         ]
         corrected = what_if.corrected
         expected = what_if.savings_ms([slow.expected(what_if, corrected) for slow in candidates])
-        for slow, saved_ms in zip(candidates, expected, strict=True):
-            if not is_reported(saved_ms, now_ms):
-                continue
+        reported = [
+            (slow, saved_ms)
+            for slow, saved_ms in zip(candidates, expected, strict=True)
+            if is_reported(saved_ms, now_ms)
+        ]
+        together = _compiled_ms([slow for slow, _ in reported if slow.name in COMPILED], kernels)
+        for slow, saved_ms in reported:
+            if together is not None and slow.name in COMPILED:
+                slow.evidence["savings_ms_compiled"] = together
             savings = _Savings(saved_ms, _low_ms(slow, kernels, saved_ms), max(_high_ms(slow, kernels), saved_ms))
             describe = partial(self._describe, case, kernels, slow, savings)
             yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
@@ -168,12 +176,35 @@ class SlowCompute:
         )
 
 
+def _compiled_ms(compiled: Sequence[SlowKernels], kernels: GraphKernels) -> float | None:
+    """Return the savings of several causes together, in ms; None for fewer than two.
+
+    They are less than the sum if the host sets the pace until one cause is removed.
+    """
+    if len(compiled) < 2:
+        return None
+    what_if = kernels.what_if
+    scenario = what_if.corrected
+    for slow in compiled:
+        scenario = slow.expected(what_if, scenario)
+    return what_if.saving_ms(scenario)
+
+
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate of the savings, in ms: simulated if host work is removed, else `saved_ms` scaled."""
+    """Return the low estimate of the savings, in ms.
+
+    It is simulated if host work is removed, and else `saved_ms` scaled. The savings of compilers are always scaled,
+    because they are reported for most jobs and a simulation takes 1 % of the analysis.
+    """
     expected, low, _ = slow.estimates
-    if low.host is None:
-        return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)
-    return min(_simulated_ms(low, kernels), saved_ms)
+    if removed_host_ms(expected, kernels) and slow.name not in BY_A_COMPILER:
+        return min(_simulated_ms(low, kernels), saved_ms)
+    return saved_ms * min(_removed_ms(low, kernels) / _removed_ms(expected, kernels), 1.0)
+
+
+def _removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
+    """Return the removed time of devices and hosts, in ms per step, which limits the savings."""
+    return removed_ms(shortening, kernels) + removed_host_ms(shortening, kernels)
 
 
 def _high_ms(slow: SlowKernels, kernels: GraphKernels) -> float:

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.analysis.diagnosis.kernels.causes import CauseName
+from gpudiag.analysis.diagnosis.kernels.slow_compute import COMPILED
 from gpudiag.model.analysis import Finding
 from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries
 from gpudiag.model.job import Change, TriedChange, TryVerdict
 from gpudiag.statistics import student_t
 
-#: Change → the causes of `slow-compute` that it removes, the main one first. A compiler also chooses the layout of
-#: convolutions, and fuses the operations on attention scores.
+#: Change → the causes of `slow-compute` that it removes, the main one first.
 _CAUSES: dict[Change, tuple[CauseName, ...]] = {
     "tf32": ("fp32-matmul",),
     "channels-last": ("layout-conversion",),
     "fused": ("unfused-optimizer",),
     "sdpa": ("eager-attention",),
-    "compile": ("unfused-elementwise", "layout-conversion", "eager-attention"),
+    "compile": COMPILED,
 }
 
 
@@ -54,17 +54,23 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
 
 
 def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
-    """Return the change with the savings that the findings about its causes predict together."""
-    savings = [
-        interval
+    """Return the change with the savings that the findings about its causes predict together.
+
+    The sum is limited to what all causes that a compiler removes save together, and its interval is scaled alike.
+    """
+    removed = [
+        finding
         for finding in findings
         if finding.code == "slow-compute" and finding.cause in _CAUSES[change]
         if change != "tf32" or finding.evidence.get("precision", change) == change
-        if (interval := _savings(finding)) is not None
     ]
+    savings = [interval for finding in removed if (interval := _savings(finding)) is not None]
     if not savings:
         return TriedChange(change=change, verdict="failed")
     saves, low, high = (sum(values) for values in zip(*savings, strict=True))
+    together = removed[0].evidence.get("savings_ms_compiled")
+    if change == "compile" and isinstance(together, float) and 0 < together < saves:
+        saves, low, high = (value * together / saves for value in (saves, low, high))
     return TriedChange(
         change=change, predicted_ms=saves, predicted_low_ms=low, predicted_high_ms=high, verdict="failed"
     )
