@@ -44,7 +44,7 @@ class Attachment:
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
-        #: Held while a call in the main thread is scheduled.
+        #: Held from scheduling a call in the main thread until that call begins.
         self._in_main = threading.Lock()
         #: Number of autograd nodes that each thread had created at its last call. An increase means a forward pass.
         self._nodes: dict[int, int] = {}
@@ -60,7 +60,7 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # while a CUDA graph is captured nothing is computed, so this call is no training step
+            return  # while a CUDA graph is captured, nothing is computed, so the call is not a training step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
@@ -125,10 +125,11 @@ class Attachment:
     def _count_quietly(self, *, direct: bool) -> None:
         """Replace the handler by one that only counts, until the step of the start barrier's next check.
 
-        The wait for the other ranks has no limit, so it must not slow the training. The counting handler does as little
-        as possible: it takes several times as long as in a tight loop, because the training evicts its data from the
-        caches. If the optimizer that ends a step is called several times in each step, only the call after a forward
-        pass ends the step. The counting handler can detect a forward pass only on the training thread.
+        The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
+        counting handler does as little as possible: training evicts its data from the processor's caches, which makes
+        it several times as slow as in a tight loop. If the optimizer that ends a step is called several times in each
+        step, only the call after a forward pass ends the step. The counting handler can detect a forward pass only on
+        the training thread.
 
         Args:
             direct: the optimizer steps on the training thread itself.
@@ -163,7 +164,7 @@ class Attachment:
         self._entered.handler = count
 
     def _begin(self) -> None:
-        """Open the session if the common first step of all ranks is reached."""
+        """Open the session if this rank has reached the common first step."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
@@ -172,7 +173,7 @@ class Attachment:
             self._open(position, start)
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
-        """Create the start barrier; return None if another process of this rank is measured."""
+        """Create the start barrier; return None if another process of the same rank is already measured."""
         report = self._entered.report
         report.set_position(position.rank, position.world_size)
         if not claim(Path(self._entered.settings.run_dir), position.rank):

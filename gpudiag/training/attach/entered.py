@@ -1,8 +1,8 @@
-"""Hook all optimizers and profilers, in every process of the command that has imported PyTorch.
+"""Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module and the standard library. The hook stays for the life of the
-process, because an optimizer may iterate over its hooks at the moment of a removal. Once everything is measured, the
-hook does nothing (0.1 us per step). A failure in this module ends the measurement, but not the command.
+A process that never trains imports only this module and the standard library. The hook is never removed, because an
+optimizer may be iterating over its hooks at that moment. Once everything is measured, the hook does nothing (0.1 us per
+step). A failure in this module ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: Minimum share of the time in which the main thread of a training process computes. A launcher waits for other
-#: processes, and polling ten times a second takes a tenth of this share.
+#: Minimum share of the time in which the main thread of a training process computes. A launcher only waits for other
+#: processes: polling ten times a second takes a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -54,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Import all other modules at the first step of an optimizer."""
+        """Handle the first step of an optimizer: import the other modules, and let an `Attachment` handle all steps."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -165,7 +165,7 @@ def _report_end() -> None:
 
 
 def _forked() -> None:
-    """Reset the state in a forked process, because it may train and must not continue its parent's measurement."""
+    """Reset the state in a forked process. A child may train, but must not continue its parent's measurement."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
         _entered = EnteredProcess(_entered.settings)
@@ -181,7 +181,7 @@ def _watch_profilers() -> None:
 
 
 def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a profiler's `__init__` that first ends gpudiag's own profiler, unless gpudiag calls it."""
+    """Wrap a profiler's `__init__`: first end gpudiag's own profiler, unless gpudiag is the caller."""
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> None:
@@ -198,7 +198,7 @@ def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _watch_for_loops(entered: EnteredProcess) -> None:
-    """Start the watch thread, without `threading`, because some programs count the threads of that module."""
+    """Start the watch thread, without `threading`, because some programs count that module's threads."""
     import _thread
 
     with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -206,7 +206,7 @@ def _watch_for_loops(entered: EnteredProcess) -> None:
 
 
 def _watching(entered: EnteredProcess) -> None:
-    """Record for a fixed time if the main thread computes and no optimizer steps."""
+    """Run the watch thread: record for a fixed time if the main thread computes and no optimizer steps."""
     patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()

@@ -73,7 +73,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass runs the interrupted code. The code of `backward` itself does not count."""
+    """Return whether a backward pass runs the interrupted code, which is not the code of `backward` itself."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back

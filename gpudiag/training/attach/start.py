@@ -1,4 +1,4 @@
-"""Run a command, let gpudiag enter its training processes, and combine their records."""
+"""Run a command with gpudiag loaded into its training processes, and combine the records of its ranks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
     )
     status = "complete" if error is None else "failed"
     run = record.final_run(run_dir, default, ranks=ranks, status=status, error=error)
-    # Ranks that are measured separately only know their own records.
+    # A rank that is measured separately writes a world size that covers only itself.
     return msgspec.structs.replace(run, world_size=max(world_size, run.world_size))
 
 

@@ -28,7 +28,7 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
     """Return the most likely cause as an error.
 
-    A process that a signal ended cannot report its end, and its peers then report broken connections. Therefore a
+    A process that a signal ended cannot report its end, and the other ranks then report broken connections. Therefore a
     signal has precedence over the first reported failure. If there is neither a signal nor a reported failure, the
     error quotes the last line of `log`, torchrun's output.
     """

@@ -57,5 +57,5 @@ class Listener:
                 self.failures.append(message)
 
     def silent_s(self) -> float:
-        """Return the seconds since the last message of any rank that differed from the rank's message before."""
+        """Return the seconds since any rank last sent a message that differed from its previous one."""
         return time.monotonic() - self._news_s

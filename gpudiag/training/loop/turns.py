@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns. Each loop runs in its own thread, and waits in its session."""
+"""Let several training loops of one process take turns. Each loop has its own thread, and waits in its session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobTurns:
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: returns a function that restores the current settings of the process. Each job has its own settings.
+        save: saves the process's current settings, which differ between jobs; returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:

@@ -95,7 +95,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes the files of the whole run. Then every rank must call this before the
+        With `clear_run`, rank 0 also removes the files of the whole run. Then every rank must call `open` before the
         first step.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -127,7 +127,7 @@ class RankMeasurement:
             device: the device of the training; None for the framework's current device.
             model: the model, if it is known.
             loaders: times the workers that produce batches.
-            agreement: creates the ranks' agreement from the position, the store and `run_id`.
+            agreement: creates the agreement between ranks from the position, the store and `run_id`.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -306,8 +306,8 @@ def runs_ahead(timed: UnprofiledSteps | None) -> bool:
     """Return whether the host mostly finishes a step's work long before the device, so that it can also record shapes.
 
     Recording shapes costs host time. Measured (H100): at most 2 % of a recorded step where the device is the limit, and
-    41 % of a step of ResNet-50 where the host is the limit. If the device is still busy for half of the host's time,
-    that much more host time does not make the step longer.
+    41 % of a step of ResNet-50 where the host is the limit. If the device works on for half the host's time after the
+    host has finished, that much more host time does no harm.
     """
     if timed is None or not timed.lead_ms or not timed.host_ms:
         return False

@@ -4,8 +4,8 @@ The step times have converged when two conditions hold for the last two blocks o
 within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks. These criteria suit
 steps of 2 ms and of 5 s.
 
-Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is ignored, because it includes compilation,
-autotuning and allocation. The blocks' medians are 32.5 and 30. They differ by 8 %, of which the scatter explains only
+Worked example. Steps (ms): 900 | 36 35 34 34 | 30 29 31 30. The first step is ignored, because it includes compilation,
+autotuning and allocation. The blocks' medians are 34.5 and 30. They differ by 15 %, of which the scatter explains only
 4 %, so the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Their medians are
 30 and 30 and there is no trend, so they have converged.
 """

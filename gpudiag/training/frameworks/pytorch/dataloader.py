@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
-The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
-two ranks are equally slow, the workers of one rank are later by chance. This rank waits for nearly the whole time that
-a batch takes. The other rank's batches are ready by then, so the other rank does not wait. Only times measured in the
-workers show that both loaders are equally slow.
+The training thread's wait for a batch shows how late the batch is, but not how long the batch took to make. If the
+workers of two ranks are equally slow, the workers of one rank are later by chance. This rank waits for input, and the
+other rank waits for it in a collective. Meanwhile the other rank's batches become ready, so it never waits for input.
+Only times measured in the workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Spawned workers share no memory, so their times are unknown.
@@ -51,7 +51,7 @@ class _WorkerTable:
 
 #: The table of the process that starts workers. Forked workers inherit it.
 _table: _WorkerTable | None = None
-#: PyTorch's classes have been changed.
+#: True if PyTorch's classes have been changed.
 _watched = False
 #: Directory of line logs; "" if no lines are timed. Forked workers inherit it.
 _lines_dir = ""
@@ -159,7 +159,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
-        if get_worker_info() is None:  # this process is no worker: it makes its batches itself
+        if get_worker_info() is None:  # the training process makes its batches itself
             return fetch(fetcher, wanted)
         if lines.wanted():
             lines.begin_batch()

@@ -1,9 +1,9 @@
 """Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. It runs Python's
-decompositions instead of the dispatcher's if no gradient is needed. It counts recomputation by checkpointing as work of
-the model. It does not know attention on CPUs. It counts the backward of a grouped convolution once per group. The mode
-in this module runs the program's operators unchanged, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. It replaces operators
+by Python decompositions if no gradient is needed. It counts recomputation by checkpointing as work of the model. It has
+no formula for attention on CPUs. It counts the backward of a grouped convolution once per group. The mode in this
+module runs the program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count the operations of this thread and of its backward while the context is open.
+    """Count the floating-point operations of this thread and its backward passes while the context is open.
 
-    Nothing is counted if the program uses torch.compile, because the counter might make it compile anew.
+    Nothing is counted if the program uses torch.compile, because the counter might cause a recompilation.
 
     Attributes:
         result: the count, or the reason why there is none. None until the context closes after a complete step.
@@ -148,15 +148,15 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return "tf32" if known == "fp32" and first.device.type == "cuda" and self._tf32[kind] else known
 
     def result(self) -> StepFlops:
-        """Return the operations of the whole step."""
+        """Return the operations of the whole step, or the reason why they are unknown."""
         total = self._forward.copy()
         for work in self._backward.values():
             total += work
         again = 0
         for (task, in_function), work in self._recomputed.items():
             # If a backward pass is itself differentiated (create_graph), gradients are enabled in all its operations.
-            # In other backward passes they are enabled only where a checkpoint recomputes forward. Then the pass also
-            # has operations with gradients disabled, or the recomputation runs in a custom autograd function.
+            # In other backward passes gradients are enabled only where a checkpoint recomputes forward. Then the pass
+            # also has operations with gradients disabled, or the recomputation runs in a custom autograd function.
             if in_function or task in self._backward:
                 again += work.total()
             else:
@@ -189,7 +189,7 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # The first step is over, so the whole program has been compiled by now, including the loss and the optimizer.
+    # One step has run before, so all parts of the program that get compiled are compiled, including the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():

@@ -74,7 +74,7 @@ class ProfiledWindow:
         self._profiler.step()
 
     def stop(self) -> None:
-        """End the recording; if it was cut short, save the steps so far."""
+        """End the recording. If the loop ended early, save the steps recorded so far."""
         self._collections.stop()
         if self._modules is not None:
             self._modules.stop()
@@ -119,7 +119,7 @@ def profiler_runs() -> bool:
 
 
 def _synchronization_events() -> Any:
-    """Return the configuration that records CUDA synchronizations; None if this PyTorch has none."""
+    """Return a configuration that records CUDA synchronizations; None if this PyTorch has no such option."""
     from torch._C import _profiler
 
     make: Any = _profiler._ExperimentalConfig  # noqa: SLF001

@@ -1,11 +1,11 @@
-"""Run torchrun for several nodes, with stores that listen on one address only, and signed state.
+"""Run torchrun for several nodes. Its stores listen on one address only, and their state is signed.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
 PyTorch's stores listen on every interface, whatever address they get, and have no authentication. torchrun unpickles
-the value of a key with a known name, so another host could run code here. This program binds the socket of a serving
-store to its host's address. It signs the pickled value (HMAC) with the secret that the nodes share. The file runs as a
-script, with an interpreter that need not have gpudiag.
+the value of a key with a known name, so another host could run code here. This program binds a serving store's socket
+to the address of its `host_name`. It signs the pickled value (HMAC) with the secret that the nodes share. The file runs
+as a script, and its interpreter need not have gpudiag.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stores_on_their_hosts() -> None:
         return
 
     class TCPStore(plain):  # type: ignore[misc]
-        """PyTorch's store, but serving on a socket that gpudiag has bound."""
+        """PyTorch's store, which serves on a socket that gpudiag has bound."""
 
         on_its_host = True
 
