@@ -192,6 +192,7 @@ def _peer_ceiling(machine: _Machine, a: int, b: int, copy: PeerCopy) -> PathCeil
 
 
 def _host_memory(document: HostMemoryResult) -> list[Bandwidth]:
+    """Return the bandwidths of host memory between NUMA nodes."""
     bound = ceilings.host_memory()
     return [
         _bandwidth(
@@ -222,6 +223,7 @@ def _bandwidth(copy: MeasuredCopy, bound: PathCeiling, **path: Any) -> Bandwidth
 
 
 def _collectives(document: CollectivesResult) -> list[Collective]:
+    """Return the collectives with their algorithm and bus bandwidths."""
     collectives = []
     for measured in document.collectives:
         algbw = measured.bytes / measured.time_us / 1e3  # bytes per µs are 1e6 bytes/s

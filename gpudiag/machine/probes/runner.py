@@ -220,6 +220,7 @@ class RunningProbe:
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
     def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
+        """Return an outcome with the durations so far."""
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
@@ -239,6 +240,7 @@ class RunningProbe:
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
+        """Collect standard output in a thread. End a program that prints too much."""
         stream = self._process.stdout
         if stream is None:
             return

@@ -128,8 +128,8 @@ class Attachment:
         The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
         counting handler does as little as possible: training evicts its data from the processor's caches, which makes
         it several times as slow as in a tight loop. If the optimizer that ends a step is called several times in each
-        step, only the call after a forward pass ends the step. The counting handler can detect a forward pass only on
-        the training thread.
+        step, only the call after a forward pass ends the step. Forward passes can be detected only on the training
+        thread.
 
         Args:
             direct: the optimizer steps on the training thread itself.

@@ -16,8 +16,7 @@ this number before it reaches that step. Ranks that synchronize in every step ar
 Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks the store
 again only when the steps since its last check have taken `_RATIO` times as long as a check. So the checks take at most
 1/`_RATIO` of the training time. The step that rank 0 posts must come after the next check of every rank. Therefore each
-rank posts the number of steps between its checks. A rank may increase this number after posting the new one, and never
-reduces it.
+rank posts the number of steps between its checks. A rank posts a larger number before using it.
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
 posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it

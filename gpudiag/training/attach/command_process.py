@@ -2,8 +2,7 @@
 
 The settings are in one environment variable. The reports are files in gpudiag's private directory. They explain why a
 command could not be measured, even if the run directory cannot be written. A process writes its report after importing
-PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module imports only modules
-that load quickly.
+PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module loads quickly.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ class ProcessReport:
     Attributes:
         pid, rank, world_size: process number, and cluster position as far as it is known.
         stage: progress of the measurement: PyTorch imported, optimizers step, waiting for the other ranks, measuring,
-            everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag failed in
-            this process.
+            everything measured; `not-first`: another process of the rank is measured; `failed`: gpudiag failed here.
         calls: number of optimizer steps so far.
         helper: the process is a launcher or a DataLoader worker.
         numbered: a launcher set the environment variable RANK.

@@ -39,8 +39,7 @@ def in_main_thread(function: Callable[[], object]) -> bool:
     """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
 
     If the function raises a subclass of Exception, the exception is ignored. Other exceptions, for example SystemExit,
-    are raised in the main thread. If the interpreter's short queue of pending calls is full, return False, and the
-    function is not called.
+    are raised in the main thread. If the interpreter's queue of pending calls is full, return False without a call.
     """
     _waiting.append(function)
     if _add():

@@ -5,8 +5,8 @@
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
 torchrun, this program serves no key-value store, because other users of the host could reach it. If there are several
 TensorFlow processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. If ranks fail,
-the program prints them in torchrun's format and exits with code 1. It prints only ranks that failed by themselves, not
-ranks that it ended after the first failure.
+the program prints them in torchrun's format and exits with code 1. It does not print ranks that it ended after the
+first failure.
 
 The program runs as a file, and imports only the standard library.
 """
@@ -94,6 +94,7 @@ def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
+    """Return TF_CONFIG and one GPU for this rank; nothing for a job of one process."""
     if len(addresses) == 1:
         return {}
     task = {"type": "worker", "index": rank}

@@ -43,8 +43,8 @@ _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: bool = True) -> RunRecord:
     """Run the plan to its end.
 
-    The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file contains the
-    ranks' measurements, whatever the status is.
+    The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file always
+    contains the ranks' measurements.
 
     Args:
         plan: the launch.

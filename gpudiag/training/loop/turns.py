@@ -85,6 +85,7 @@ class JobTurns:
             raise TurnsOver
 
     def _run(self) -> None:
+        """Train in the job's thread. Keep an error for `block`."""
         _local.turns = self
         self._go.acquire()
         try:

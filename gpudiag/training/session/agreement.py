@@ -150,8 +150,8 @@ class SplittableAgreement(Agreement):
 
     Ranks that synchronize in every step are at most one step apart. They wait for a decision no longer than they would
     otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too long
-    splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most one
-    long wait.
+    splits from the others: it posts the split, and from then on every rank decides alone. So a job waits long at most
+    once.
 
     Attributes:
         split: this rank decides alone.
@@ -172,8 +172,7 @@ class SplittableAgreement(Agreement):
             if not decision.ended:
                 return decision
             self.decide_alone()
-        # On rank 0, `judge` expects the times of all ranks. After a split, rank 0's own times replace those of the
-        # others.
+        # On rank 0, `judge` expects the times of all ranks. After a split, pass rank 0's times for each rank.
         copies = self._position.world_size if self._position.rank == 0 and self._store is not None else 1
         return judge([step_ms] * copies)
 

@@ -151,8 +151,7 @@ class StepClock:
         instant: records a mark on the device's clock, and returns it.
         between_ms: returns the milliseconds between two marks.
         synchronize: waits until every mark is complete.
-        anchor: records a mark, waits for it, and returns it with its time on the host's clock. None if `instant`
-            records marks on the host's clock.
+        anchor: records a mark, waits for it, and returns it with its host time; None if all marks are host times.
         happened: returns whether the device has reached a mark.
     """
 
@@ -285,8 +284,7 @@ class SchedulingWatch:
     """Read Linux's scheduling counters of the training threads before and after series of steps.
 
     The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The differences
-    are scaled to one unprofiled step, because excluded steps (at the end of an epoch) also lie between the two
-    readings.
+    are scaled to one unprofiled step, because excluded steps also lie between the two readings.
 
     Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms.
     In each step the threads wait 50 / 1000 * 20 = 1 ms.

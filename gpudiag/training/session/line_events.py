@@ -39,8 +39,7 @@ _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum events of the training thread in one step, and of each other thread in one section. Functions that contain
-#: the training loop may cause twice as many events, because without their events the other events would be attributed
-#: to wrong lines.
+#: the training loop may cause twice as many, because otherwise other events would be attributed to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of `calibrate`'s measurement, and calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40

@@ -95,8 +95,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes the files of the whole run. Then every rank must call `open` before the
-        first step.
+        With `clear_run`, rank 0 also removes the run's files, so every rank must call `open` before the first step.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)

@@ -192,6 +192,7 @@ class Phases:
         )
 
     def _warm_up(self) -> Generator[None, None, PhaseDecision]:
+        """Run warm-up steps, and return rank 0's decision that ends them."""
         self._began_s = time.perf_counter()
         self._clock.restart()
         warmup = self._settings.warmup
@@ -256,6 +257,7 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
+        """Time `steps` unprofiled steps, and further blocks of steps until the timing target is met."""
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps

@@ -18,8 +18,7 @@ class Window(Protocol):
 
     Attributes:
         saved: the trace has been written.
-        device_activity: the trace contains device activity; None before the trace is saved, and for training on the
-            CPU.
+        device_activity: the trace contains device activity; None before it is saved, and for training on the CPU.
         unmarked: reason why no modules are marked in the trace; "" if modules are marked or no marks were requested.
     """
 

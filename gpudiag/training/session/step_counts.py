@@ -1,8 +1,7 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
 The step times have converged when two conditions hold for the last two blocks of steps. First, their medians agree
-within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks. These criteria suit
-steps of 2 ms and of 5 s.
+within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks.
 
 Worked example. Steps (ms): 900 | 36 35 34 34 | 30 29 31 30. The first step is ignored, because it includes compilation,
 autotuning and allocation. The blocks' medians are 34.5 and 30. They differ by 15 %, of which the scatter explains only

@@ -54,7 +54,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero kept gradients; without any, do what every optimizer does."""
+        """Zero the gradients in `kept`; if `kept` is empty, do what every optimizer does."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:

@@ -67,7 +67,7 @@ class PytorchStrategy(Strategy):
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
         """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
 
-        They measure the transport without training. The default process group has this strategy's `backend`. All
+        The transport is measured without training. The default process group has this strategy's `backend`. All
         processes must call this method at the same time.
         """
         import torch.distributed as dist
@@ -85,7 +85,7 @@ class PytorchStrategy(Strategy):
         dist.init_process_group(backend, device_id=self.device if backend == "nccl" else None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model to train instead of `model`. Raises UsageError if its gradients cannot be communicated."""
+        """Return the model to train instead of `model`. Raises UsageError if this strategy cannot train it."""
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
@@ -143,7 +143,7 @@ class PytorchStrategy(Strategy):
     def check_gradients(self, model: nn.Module) -> None:
         """Raise UsageError if a trained parameter has no gradient after the first backward.
 
-        Otherwise the other ranks would wait in the next step for a parameter that forward does not use.
+        Otherwise ranks would wait in the next step for the gradient of a parameter that forward does not use.
         """
         if self._checked:
             return

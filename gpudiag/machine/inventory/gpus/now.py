@@ -42,6 +42,8 @@ def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuN
 
 
 def _read(session: NvmlSession, index: int, handle: Any) -> GpuNow:
+    """Return the current state of one GPU."""
+
     def ask(function: str, *arguments: Any) -> Any | None:
         return session.ask({}, function, function, handle, *arguments)
 

@@ -2,7 +2,7 @@
 
 This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. At first
 it imports only modules that the interpreter has already loaded. It removes its folder from `sys.path`, and runs the
-user's own `sitecustomize`.
+user's `sitecustomize`.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap a fetcher's `fetch`, so that a worker records each batch's time, and its lines if they are requested."""
     from torch.utils.data import get_worker_info
 
     lines = _WorkerLines()

@@ -118,6 +118,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return out
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add the FLOPs of one operator call, or note that the operator has no formula."""
         packet = getattr(func, "overloadpacket", func)  # some operators, such as flex_attention, have none
         formula = _FORMULAS.get(packet)
         if formula is None:
@@ -189,6 +190,7 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
+    """Return why the operations of a step cannot be counted; None if they can."""
     # One step has run before, so all parts of the program that get compiled are compiled, including the optimizer.
     if anything_compiled():
         return _COMPILED

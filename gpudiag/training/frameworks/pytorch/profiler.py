@@ -92,6 +92,7 @@ class ProfiledWindow:
             self.path.unlink()
 
     def _save(self, profiler: Any) -> None:
+        """Write the compressed trace, and note whether it contains device activity."""
         if not self._kept:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)

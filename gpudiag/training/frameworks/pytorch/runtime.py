@@ -84,8 +84,8 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
 
-    Work on another stream belongs to the step in which the current stream waits for it. It waits for the streams of DDP
-    and FSDP in every step.
+    Work on another stream belongs to the step in which the current stream waits for that work. DDP and FSDP make it
+    wait in every step.
     """
     import torch
 

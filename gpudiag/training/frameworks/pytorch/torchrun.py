@@ -95,7 +95,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
     Raises:
         RuntimeError: the address cannot be used, for example because another process listens there. PyTorch's store
-            raises the same error.
+            raises this error too.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -80,6 +80,7 @@ class TensorflowWindow:
             self.path.unlink()
 
     def _begin(self) -> None:
+        """Start TensorFlow's profiler. Raises RuntimeError if another profiler is recording."""
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101 # set by start
@@ -93,6 +94,7 @@ class TensorflowWindow:
         self._records = True
 
     def _end(self, *, save: bool) -> None:
+        """Stop TensorFlow's profiler, and keep its trace only with `save`."""
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101  # made by start

@@ -34,8 +34,7 @@ def batches(
     """Return endless batches of `batch_size` samples.
 
     Source `device` is one batch that stays on the device. `host` is a few batches in host memory, which the training
-    copies in each step. `loader` is a DataLoader with `workers` processes that collates single samples. Host memory is
-    pinned for a GPU.
+    copies in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
 
     Raises:
         ValueError: the source is `zmq`, which needs `batch_client.open_batches` to end its servers.
@@ -71,7 +70,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples. A batch that crosses their end continues at the beginning."""
+    """Make a DataLoader over the workload's samples. After the last sample, the first one follows."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,

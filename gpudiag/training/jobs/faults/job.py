@@ -41,8 +41,8 @@ from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KI
 
 #: Number of untimed steps after a switch. In these steps the host runs ahead again, and waits for stragglers begin.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps of a block with all work launched ahead. Such blocks have a third of the usual number,
-#: because the host waits for each step.
+#: Minimum number of steps of a block with all work launched ahead. They have a third of the usual steps, because the
+#: host waits for each step.
 _LEAST_AHEAD = 4
 #: Time for which the device is held while the host launches the next step, in step times.
 _HELD_STEPS = 2.0
@@ -78,8 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Sessions come first because they time steps too, and launches take longer once the profiler's library is
-        # loaded.
+        # Sessions come first, because they also time steps. Launches take longer once the profiler is loaded.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)

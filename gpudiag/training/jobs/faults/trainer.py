@@ -45,7 +45,7 @@ class Trainer(ABC):
 
     Attributes:
         time_all_first: on GPUs all faults are timed before the first fault is recorded. This is necessary if the
-            profiler stays loaded after its first use.
+            profiler stays loaded after its first use, and then slows all steps.
         holds: `hold` is implemented.
         device: the framework's device that the process trains on.
         place: position of this process in the cluster.
@@ -137,9 +137,9 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
 
-        Before each step the device is held idle for `hold_ms`, which does not count. All ranks begin at about the same
-        time. If a step has more launches than the launch queue holds (1,024), the others follow while the device
-        executes the step.
+        Before each step a waiting kernel holds the device for `hold_ms`, which is not timed. All ranks begin at about
+        the same time. If a step has more launches than the launch queue holds (1,024), the rest follow while the step
+        runs.
         """
         times = []
         for _ in range(steps):

@@ -44,8 +44,8 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: of the whole model.
-        sequence_group: processes with the other parts of the same sequences; None if it has whole sequences. Keys and
-            values of all parts are gathered.
+        sequence_group: processes that have parts of the same sequences, and gather keys and values; None for whole
+            sequences.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -58,7 +58,7 @@ class SplitAttention(nn.Module):
         self.projection = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, t, width] to the same shape; under tensor parallelism the linear layers return own heads."""
+        """Map float[n, t, width] to the same shape. Under tensor parallelism this process has some of the heads."""
         query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         if self._group is None:
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -122,10 +122,10 @@ class GptStage(nn.Module):
 
     Args:
         sizes: of the whole model.
-        stage, stages: number of this stage, and of all.
-        sequence_group: as for `SplitAttention`.
+        stage, stages: index of this stage, and number of stages.
+        sequence_group: see `SplitAttention`.
         expert_group: processes that share each layer's experts; None for layers without experts.
-        bf16: compute under autocast; what stages send to each other stays in fp32.
+        bf16: compute under autocast. Stages still send each other fp32 values.
     """
 
     def __init__(

@@ -83,6 +83,8 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
 def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
+    """Return the time per all-reduce of each size; if `_SECONDS` pass, larger sizes are omitted."""
+
     def all_reduce(values: torch.Tensor) -> None:
         # The concurrent all-reduces may use the same memory, because the values do not matter.
         for handle in [start(values, number) for number in range(_CONCURRENT)]:

@@ -2,8 +2,8 @@
 
 For each workload of the plan it measures a step without communication, the phases of this step, and the time at which
 each gradient is ready. It also measures all-reduces of the workload's buckets over each transport. From these times and
-the machine's facts it predicts each candidate. Then it times the best candidates in turns, so that drift of the machine
-affects all equally. Each candidate has a separate copy of the model.
+the machine's facts it predicts each candidate's step time. Then it times the best candidates in turns, so that drift of
+the machine affects all equally. Each candidate has a separate copy of the model.
 """
 
 from __future__ import annotations
@@ -50,21 +50,19 @@ _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up of a candidate ends if two consecutive step times differ by less than this share, or after this number of
-#: looks. A look is a measurement of the step time during warm-up.
+#: A look is a measurement of a candidate's step time during warm-up. Warm-up ends if two looks in a row differ by less
+#: than this share, or after this number of looks.
 _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate whose step time is longer than another's by this factor is slow. It has no turns. Instead, its last looks
 #: count as rounds, and it has at most this number of looks.
 _SLOW, _SLOW_LOOKS = 1.5, 3
 #: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
 _ALONE = 0.3
-#: Minimum number of rounds of `independent` and the first strategy, also if the time is over, because one round has no
-#: confidence interval.
+#: Minimum rounds of `independent` and the first strategy, even after the time: one round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them. On busy cores it took 6 s after 18 s, and 9 s after
-#: 19 s.
+#: Time to end the processes, as a share of the time to start them. On busy cores it took 6 of 18 s, and 9 of 19 s.
 _ENDING = 0.5
 
 
@@ -221,13 +219,13 @@ class _Benchmark:
         self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> dict[str, Candidate]:
-        """Return the transports of all candidates that can run, each with a candidate."""
+        """Return the transports of all candidates that can run, each with one candidate that uses it."""
         possible = [candidate for candidate in self.entry.candidates if candidate.label not in self.entry.cannot]
         return transports_of(possible, on_gpu=self.world.on_gpu, p2p=self.plan.p2p)
 
     def _sizes(self, gradients: Gradients) -> list[int]:
         buckets = [sum(gradients.sizes[i] for i in bucket) for bucket in ddp_buckets(gradients.sizes)]
-        # Half of the smallest size is that of the smallest bucket compressed to bf16.
+        # The smallest bucket has half its size if it is compressed to bf16.
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
@@ -240,6 +238,7 @@ class _Benchmark:
         self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
 
     def _set_up(self, subject: Subject, candidate: Candidate, kept_s: float) -> None:
+        """Make and warm up a trainer. Record its step time in ms, or the reason why it failed."""
         label = candidate.label
         trainer: StrategyTrainer | None = None
         try:
@@ -310,8 +309,7 @@ class _Benchmark:
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
         """Time rounds in which each candidate has its turn, in an order that rotates by one per round.
 
-        When the time is over, only the first two candidates (`independent` and the first strategy) continue to the
-        minimum number of rounds.
+        When the time is over, only `independent` and the first strategy continue, to the minimum number of rounds.
         """
         rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.trainers]

@@ -23,7 +23,7 @@ from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
 #: Number of steps whose phases are timed.
 _STEPS = 8
-#: Time for which a device is held before a step, in step times, so that it does not wait for the host in the step.
+#: Step times for which a device is held before each step, so that it does not wait for the host within the step.
 _HELD_STEPS = 1.5
 #: Maximum number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
@@ -119,7 +119,7 @@ class Subject:
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
-        # If the host cannot launch a whole step ahead, the phases include waits for the host.
+        # If the host cannot launch a whole step ahead, the phases include waits. Scale them to the step time.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,
@@ -140,7 +140,7 @@ class Subject:
 class StrategyTrainer:
     """Train a copy of the subject's model with one candidate.
 
-    All ranks must make the object together, also if only rank 0 trains.
+    All ranks must make the object together, even if only rank 0 trains.
     """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:

@@ -22,8 +22,8 @@ class World:
     """This process (with device `cuda` or `cpu`) and its process groups.
 
     Strategies communicate over the default process group, and a program has only one. During the turn of a strategy,
-    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over a separate
-    gloo group, for which no GPU waits.
+    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over a gloo group,
+    without GPUs.
     """
 
     def __init__(self, device: str) -> None:

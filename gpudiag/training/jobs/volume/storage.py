@@ -33,7 +33,8 @@ SCRATCH = "again.zarr"
 #: Maximum number of concurrent writes. More writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for one reader.
+#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for one block
+#: size.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -156,6 +157,7 @@ class Volume:
             yield self._arrived(*under_way.popleft())
 
     def _arrived(self, block: VolumeBlock, future: Any) -> tuple[VolumeBlock, Bytes]:
+        """Wait for a block's voxels, and mirror those outside the volume."""
         import numpy as np
 
         read: Bytes = future.result()

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 #: Minimum number of parameters of a shard. A smaller module is gathered together with its container.
 _LEAST_PARAMETERS = 100_000
-#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of the buffer that is
-#: scattered.
+#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of scattered ones.
 _PASSES = 4
 #: Host work in ms: per shard, for hooks that gather, free and scatter it; and per trained tensor, to launch the rest of
 #: a step. If the host is slower than the device, this work determines the step time. The values fit `mlp` on 4 H200s
 #: (17.1 ms) and ResNet-50 on 2 H200s (66.8 ms) of two hosts with PyTorch 2.11. Two other hosts took 0.78 and 1.2 times
-#: as long.
+#: this.
 _SHARD_MS, _LAUNCH_STEP_MS = 3.1, 0.14
 #: Minimum bytes of a tensor that counts as a shard if the shards are unknown.
 _SHARD_BYTES = 400_000
@@ -89,7 +88,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half of its bytes."""
+        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half as many bytes."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
@@ -153,8 +152,7 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     """Return how many ms longer a pass over shards takes because each shard must be gathered first.
 
     While a shard computes, the next shard is gathered, but no further shard. Afterwards the gradients of the computed
-    shard are scattered over the same links, behind other transfers. The arguments are in ms per shard, in the order of
-    the pass.
+    shard are scattered over the same links, when these are free. Arguments are ms per shard, in the pass's order.
 
     >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered while the first computes
     4.0

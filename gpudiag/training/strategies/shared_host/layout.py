@@ -13,7 +13,7 @@ PAGE = 4096
 #: Bytes per counter, so that no two counters share a cache line. x86 fetches lines in pairs.
 LINE = 128
 
-#: Entries of a rank's ring buffer: maximum number of chunks that it may submit before its peers have reduced them.
+#: Entries of a rank's ring buffer: maximum number of chunks that a rank may submit before all ranks reduce them.
 RING = 4096
 
 #: Bytes of an entry in the ring buffer, which describes a chunk: element count, kind, divisor, unused word.
@@ -47,8 +47,7 @@ class Layout:
     """The shared memory of one all-reduce: a control page and a ring buffer per rank, and the slots.
 
     Chunk k of every rank passes through slot k mod `slots`. Each rank has `slots` slots for its chunks, and all ranks
-    share `slots` slots for results. Therefore the memory does not grow with the model, and much of it stays in the
-    processor's cache.
+    share `slots` slots for results. So the memory does not grow with the model, and mostly stays in the cache.
 
     Attributes:
         world: number of ranks.

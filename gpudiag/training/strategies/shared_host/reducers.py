@@ -133,6 +133,7 @@ class TorchReducer:
         _join(self._threads)
 
     def _loop(self) -> None:
+        """Sum chunks that have arrived, and publish the count of chunks that all ranks have summed."""
         control, done, ready, idle = self._control, 0, 0, 0
         while not self._stopped:
             moved = False
@@ -208,6 +209,8 @@ def make_reducer(
 
 
 def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
+    """Start a thread that runs `loop` on these processors."""
+
     def run() -> None:
         if cpus:
             with contextlib.suppress(OSError):  # these processors may not be allowed any more

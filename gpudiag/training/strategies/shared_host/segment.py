@@ -1,4 +1,4 @@
-"""Share memory between the processes of one node, and pin it for their GPUs. It does not outlive the processes."""
+"""Share memory between the processes of one node, and pin it for their GPUs. It is freed when the processes end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
     Rank 0 creates the file, which has no name in any directory. The other ranks open it through `/proc/<pid>/fd`. The
-    kernel frees it when the last process has closed it or died. Other users cannot open it. Its size is not limited by
-    `/dev/shm`, which is small in containers.
+    kernel frees the file when the last process has closed it or died. Other users cannot open the file. Its size is not
+    limited by `/dev/shm`, which is small in containers.
 
     Args:
         size: size of the memory in bytes.
@@ -75,6 +75,7 @@ class Segment:
         return os.getpid(), self._file, os.fstat(self._file).st_ino
 
     def _open(self, pid: int, file: int, inode: int) -> None:
+        """Open rank 0's file. If that fails, set `_problem`."""
         try:
             self._file = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

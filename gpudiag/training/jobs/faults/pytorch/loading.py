@@ -24,7 +24,7 @@ _BATCHES = 2
 
 
 class _SlowStorage(Dataset[Batch]):
-    """A data set whose samples take `seconds` each to load."""
+    """A data set in which loading a sample takes `seconds`."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         self._pool, self._seconds = pool, seconds
@@ -60,7 +60,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Discard the prefetched batches and take further ones from the workers, or take batches from memory."""
+        """Take new batches from the workers and discard prefetched ones (on), or take batches from memory (off)."""
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual

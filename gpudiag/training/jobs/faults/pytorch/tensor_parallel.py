@@ -118,6 +118,7 @@ class TensorParallel(JobVariant):
         self.trainer.other_step = None
 
     def _step(self, _batch: Batch) -> None:
+        """Train the split layers on the fixed tokens for one step."""
         trainer = self.trainer
         network, happens = self._network, self._tensor_group.happens
         context = network.no_sync() if isinstance(network, DistributedDataParallel) and not happens else nullcontext()

@@ -32,7 +32,7 @@ class CommunicationHook:
     not communicate. `meeting`: like `alone`, but ranks wait for each other after backward.
 
     On a CPU the other bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
-    would take the core from backward, differently on each rank, and the fault would also be slow compute.
+    would take the core from backward, differently on each rank, so the fault would also slow compute.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class DdpTrainer(Trainer):
             for stragglers as communication.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
-        other_step: function that trains on a batch instead of DDP, or None.
+        other_step: function that trains on a batch in place of the DDP step, or None.
     """
 
     time_all_first: ClassVar[bool] = True
