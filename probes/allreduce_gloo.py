@@ -77,7 +77,7 @@ class Rank:
     def prepare(self, strategy: str) -> str | None:
         """Prepare a strategy; return the reason if it cannot be used on any rank.
 
-        A GPU's context is created here and not during loading, because that would disturb other measurements.
+        A GPU's context is created here, because creating it during loading would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
         self.base = self.host = self.torch.empty(0)
@@ -96,7 +96,7 @@ class Rank:
         if count <= self.base.numel():
             return
         count = max(count, _LEAST_COUNT)
-        # The values are computed from the position and the common seed, so that ranks need not send them.
+        # Values are computed from their position and the common seed, so ranks need not send them.
         mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
         self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
         self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
@@ -161,7 +161,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
     last_s = 0.0
     for done, size in enumerate(sizes):
         count = size // 4
-        # Verifying takes about two all-reduces, and measuring at least four. Their time is proportional to the size.
+        # Verifying takes about two all-reduces, and measuring at least four. The time grows in proportion to the size.
         growth = size / sizes[done - 1] if done else 1
         if rank.agree(float(time.perf_counter() - began + 6 * last_s * growth > seconds and done > 0)):
             probe.skip(
@@ -218,7 +218,7 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
         collectives += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
     if options.rank == 0:
         probe.finish(linger=False, collectives=collectives)
-    # Rank 0 exits without closing the group, so the others do not wait for it.
+    # Rank 0 exits without closing the group, so the other ranks do not close it either.
     os._exit(0)
 
 

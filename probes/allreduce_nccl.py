@@ -34,10 +34,9 @@ _ITERATIONS = 20
 _LARGEST_QUEUED = MIB
 #: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: Minimum number of all-reduces of a run. With fewer, the start of the first one matters (2 % at 128 MiB without peer
-#: access).
+#: Minimum number of all-reduces of a run. In shorter runs the first start matters (2 % at 128 MiB without peer access).
 _FEWEST = 4
-#: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
+#: Share of the free device memory for one buffer. Up to four programs with two buffers each load at once.
 _SHARE = 0.05
 #: NCCL's algorithm of each strategy; None lets NCCL choose.
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
@@ -122,7 +121,7 @@ class Bench:
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Verify an all-reduce, and measure it launched and, for small sizes, queued. Raises ProbeError."""
+        """Verify all-reduces of one size, and yield their launched time and, for small sizes, their queued time."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
         trial_s = step.launched_s(2)

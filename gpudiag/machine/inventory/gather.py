@@ -58,8 +58,8 @@ def gather_inventory(
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the
-        reason. Strings contain no control characters. PCIe generation and width are those of now, which may be lower
-        than under load, because an idle link reduces them (`under_load` is False).
+        reason. Strings contain no control characters. PCIe generation and width are current values, which may be lower
+            than under load, because an idle link reduces them. So `under_load` is False.
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}

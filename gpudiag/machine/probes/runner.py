@@ -63,7 +63,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a program or of one of its parts.
 
     Attributes:
-        document: the validated result if `status` is ok, or unavailable.
+        document: the validated result if `status` is `ok` or `unavailable`.
         reason: reason why there is no result.
         setup_s, measure_s: durations of loading and of measuring.
     """
@@ -131,7 +131,7 @@ class RunningProbe:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the program and everything that it started, and wait for that."""
+        """End the program and everything that it started, and wait until all have ended."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -236,7 +236,7 @@ class RunningProbe:
         )
 
     def _last(self) -> str:
-        """Return the last line of standard error that is no progress message, as the end of a sentence."""
+        """Return ": " and the last line of standard error that is not a progress message; "" without such a line."""
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
@@ -300,8 +300,8 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
     """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. When this function returns or raises, also after
-        Ctrl-C, every started process group has ended.
+        Outcomes in that order, one per program or per part of it. When this function returns or raises, even after
+            Ctrl-C, every started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -320,7 +320,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # the driver destroys contexts slowly: let it do so while the host is measured
+                _end_all(holding)  # the driver destroys their contexts slowly, while the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

@@ -53,8 +53,7 @@ def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
 class ExpertLayer(nn.Module):
     """Feed-forward layers, one per rank of the group, each for the tokens assigned to it.
 
-    Tokens are assigned in turn (hash layers, S. Roller et al., 2021). So all experts have equal work if `hot_share` is
-    0.
+    Tokens are assigned in turn (hash layers, S. Roller et al., 2021). All experts have equal work if `hot_share` is 0.
 
     Attributes:
         hot_share: share of the tokens that all go to the expert `hot`; the others are assigned in turn.

@@ -58,11 +58,11 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 _SLOW, _SLOW_LOOKS = 1.5, 3
 #: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
 _ALONE = 0.3
-#: Minimum rounds of `independent` and the first strategy, even after the time: one round has no confidence interval.
+#: Minimum rounds of `independent` and the first strategy if no time is left. One round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them. On busy cores it took 6 of 18 s, and 9 of 19 s.
+#: Time to end the processes, as a share of the time to start them (6 s after 18 s, 9 s after 19 s on busy cores).
 _ENDING = 0.5
 
 

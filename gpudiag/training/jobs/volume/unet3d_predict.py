@@ -216,7 +216,7 @@ class VolumePrediction:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
-        """Make the model in the job's precision and memory format. Return it also without torch.compile."""
+        """Return the predictor with the job's precision and memory format, and its model without torch.compile."""
         torch.manual_seed(0)
         workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
         channels_last = self._job.memory_format == "nhwc"
