@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: Time after which the gate opens by itself, because a call that queues a copy may block the host.
+#: The gate opens by itself after this time, because a call that queues a copy may block the host, which opens the gate.
 _GATE_LIMIT_NS = 500_000_000
 #: Size in bytes of a trial copy. Its time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB

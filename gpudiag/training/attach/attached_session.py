@@ -95,9 +95,9 @@ class AttachedSession:
         self._thread = 0
         #: Another thread has requested the end of the recording.
         self._recording_cancelled = False
-        #: Number of steps in which a loader ended.
+        #: Number of steps in which a DataLoader ran out of batches.
         self._epoch_ends = 0
-        #: A loader has ended in this step.
+        #: A DataLoader has run out of batches in this step.
         self._loader_ended = False
         #: Traces are written in the background, unless the process is about to end.
         self._background = True
@@ -129,7 +129,7 @@ class AttachedSession:
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
         self._measurement.mark_lines()
-        take_input_ns()  # discard fetches before this step
+        take_input_ns()  # discard the time of fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
 
@@ -182,7 +182,7 @@ class AttachedSession:
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
         if phases.unprofiled_over:
-            self._marked.close()  # in recordings PyTorch marks the fetches
+            self._marked.close()  # in recordings PyTorch itself marks fetches
 
     def _on_loader_end(self) -> None:
         self._loader_ended |= threading.get_ident() == self._thread

@@ -21,7 +21,7 @@ from gpudiag.training.session.progress import send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Autograd's number of the current backward pass if there is none.
+#: Autograd's number for "no backward pass runs".
 _NO_BACKWARD = -1
 
 _OUT_OF_STEP = "the ranks do not take their steps together: each is measured separately"
@@ -126,10 +126,10 @@ class Attachment:
         """Replace the handler by one that only counts, until the step of the start barrier's next check.
 
         The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
-        counting handler does as little as possible: training evicts its data from the processor's caches, which makes
-        it several times as slow as in a tight loop. If the optimizer that ends a step is called several times in each
-        step, only the call after a forward pass ends the step. Forward passes can be detected only on the training
-        thread.
+        counting handler does as little as possible. Each call is several times as slow as in a tight loop, because
+        training evicts the handler's data from the processor's caches. If the optimizer that ends a step is called
+        several times in each step, only the call after a forward pass ends the step. Forward passes can be detected
+        only on the training thread.
 
         Args:
             direct: the optimizer steps on the training thread itself.
@@ -218,7 +218,7 @@ class Attachment:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """End the session and write its files in the background. With `stop`, write them now and end the command."""
+        """End the session. Write its files in the background; with `stop`, write its files now and end the command."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -237,7 +237,7 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. If that fails, report the failure without ending the command."""
+        """Save the measurements. A failure is reported, and does not end the command."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on

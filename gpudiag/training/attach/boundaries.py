@@ -3,7 +3,7 @@
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
 lies between it and the previous call. So several calls count once if an optimizer is called once per group of
 parameters, or if each parameter has its own optimizer that steps within backward. The optimizer that is called least
-often ends a step; if several are, the one that was called first ends a step.
+often ends a step; of several such optimizers, the one that was called first does.
 
 Worked example. A GAN trains its critic D three times for each G; `.` is a forward pass:
 
@@ -20,7 +20,8 @@ rank posts the number of steps between its checks. A rank posts a larger number 
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
 posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it
-posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before that, it reads this number at step 106.
+posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before rank 0 posted, rank 1 reads the number at step
+106.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _RATIO = 500
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Number of steps from the last rank's next check to the first measured step. Also, a rank first posts the distance
-#: between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps from the last rank's next check to the first measured step. It also sets the check at which a rank
+#: first posts the distance between its later checks: `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 

@@ -1,7 +1,7 @@
 """Record a process for some seconds if it computes without a PyTorch optimizer.
 
-The steps of such a process are not timed. The analysis finds them in the trace, because they repeat. Two samples of
-half a second distinguish a loop from one-time work like loading: in a loop, both have mostly the same operators.
+The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. Two samples
+of half a second distinguish a loop from one-time work like loading: in a loop, both have mostly the same operators.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread calls this, and calls it again later if nothing was recorded.
+    The watch thread calls this function, and calls it again later if nothing was recorded.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # for this thread; `_call_in_main` sets it for the main thread
+    entered.ours.making = True  # thread-local; `_call_in_main` sets it for the main thread
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()
@@ -156,7 +156,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return the operator names that the main thread runs in half a second; none if another profiler runs."""
+    """Return the names of the operators that the main thread runs in half a second; none if another profiler runs."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []

@@ -107,7 +107,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Failures are ignored, because only messages need the report."""
+    """Write this process's report into a directory. Failures are ignored, because reports only improve messages."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None

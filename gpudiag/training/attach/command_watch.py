@@ -91,7 +91,7 @@ class CommandWatch:
     def run(self, *, stop: bool) -> int:
         """Return the command's exit code, or 128 plus the number of the signal that ended it.
 
-        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then it is
+        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then the command is
         terminated, and 0 is returned.
         """
         done_s: float | None = None
@@ -173,8 +173,8 @@ class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Such
-    signals have the kernel as their sender (`si_code`), and are not forwarded.
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Signals
+    of a terminal have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -204,7 +204,7 @@ class SignalForwarder:
     def begin(self, process: subprocess.Popen[bytes]) -> None:
         """Forward signals to this process from now on.
 
-        The signals are blocked and received with `sigtimedwait`, because it returns their sender. The process must have
+        The signals are blocked and received with `sigtimedwait`, which also returns the sender. The process must have
         started before this call; otherwise it would inherit the blocked signals.
         """
         self._process = process
@@ -286,7 +286,7 @@ class DeathWatch:
             if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
                 continue
             self._known.add(pid)
-            with contextlib.suppress(OSError):  # it has ended already, or is on another host
+            with contextlib.suppress(OSError):  # the process has ended already, or is on another host
                 descriptor = os.pidfd_open(pid)
                 self._watched[descriptor] = pid
                 self._poll.register(descriptor, select.POLLIN)

@@ -1,8 +1,8 @@
 """Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
 A process that never trains imports only this module and the standard library. The hook is never removed, because an
-optimizer may be iterating over its hooks at that moment. Once everything is measured, the hook does nothing (0.1 us per
-step). A failure in this module ends the measurement, but not the command.
+optimizer may be iterating over its hooks during the removal. Once everything is measured, the hook does nothing (0.1 us
+per step). A failure in this module ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EnteredProcess:
         own_profiler: the program has created a profiler.
         on_own_profiler: called when the program creates a profiler.
         stop_looking: ends the current sample of the main thread's operators, if there is one.
-        stepped: an optimizer has stepped since the watch thread last reset this.
+        stepped: an optimizer has stepped since the watch thread last reset `stepped`.
         last_step_s: time at which the watch thread last saw a step, in seconds of `time.monotonic`.
         calls: number of optimizer steps.
         report: this process's report.
@@ -111,7 +111,7 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. This adds no graph break, because hooks break the graph anyway.
+# torch.compile must not compile the hook. This setting adds no graph break, because hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
@@ -225,7 +225,7 @@ def _watching(entered: EnteredProcess) -> None:
 
 
 def _cpu_s() -> float:
-    """Return the main thread's CPU time in seconds; the whole process's if that is unavailable (macOS)."""
+    """Return the main thread's CPU time in seconds; on macOS, return that of the whole process."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

@@ -45,7 +45,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node is known to have rank 0. Several nodes need torchrun's backend `static`."""
+        """Return whether this node surely has rank 0. With several nodes, only torchrun's backend `static` fixes
+        that."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
@@ -55,7 +56,7 @@ class Framework(ABC):
 
     Attributes:
         name: name of the framework in records and traces, and of its folder.
-        package: name of the framework's Python package, on the command line, and of the extra that installs it.
+        package: name of the framework's Python package; also its name on the command line and as gpudiag's extra.
         title: name of the framework in text for users.
         question: Python source that runs in the interpreter of the training. It sets `answer["framework"]` to the
             framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
@@ -99,7 +100,7 @@ class Framework(ABC):
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add variables that the framework's processes need; `private` is removed with the launch."""
+        """Add variables that the framework's processes need. The directory `private` is removed after the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the arguments of Python in each training process."""

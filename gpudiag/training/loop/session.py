@@ -124,7 +124,7 @@ class Session:
         self._prepared, self._number = False, 0
         #: The steps of a loop that calls `step`.
         self._driven: Generator[None] | None = None
-        #: Marks the loaders of a loop that calls `step`, until it is closed.
+        #: While open, marks the loaders of a loop that calls `step`.
         self._marked = ExitStack()
         if model is not None:
             self.describe(model)

@@ -54,7 +54,7 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 
 
 class Agreement:
-    """Make the decisions of the ranks of one session through their store. A job of one process needs no store.
+    """Agree on the decisions of one session through the ranks' store. A job of one process needs no store.
 
     Only rank 0 uses the argument `run_id`. The other ranks receive the id with the first decision.
     """
@@ -131,7 +131,7 @@ class Agreement:
         """Wait until one of the keys is set, and return the first key that is set.
 
         The method polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds
-        the interpreter lock, so it could not be interrupted.
+        the interpreter lock, so that wait could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -148,10 +148,10 @@ class Agreement:
 class SplittableAgreement(Agreement):
     """Agreement in a user's command, in which the wait for other ranks is short.
 
-    Ranks that synchronize in every step are at most one step apart. They wait for a decision no longer than they would
-    otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too long
-    splits from the others: it posts the split, and from then on every rank decides alone. So a job waits long at most
-    once.
+    Ranks that synchronize in every step are at most one step apart. Such ranks wait for a decision no longer than they
+    would otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too
+    long splits from the others: it posts the split, and from then on every rank decides alone. So a job waits long at
+    most once.
 
     Attributes:
         split: this rank decides alone.

@@ -11,7 +11,7 @@ is 450.45 us of the host. The host's lead is 50.45 us.
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
-counters are read before and after a series of unprofiled steps, but not within a step, because a reading takes 0.1 ms.
+counters are read only before and after a series of unprofiled steps, because a reading takes 0.1 ms.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class StepClock:
 
 
 def host_clock() -> StepClock:
-    """Return a clock for training on the CPU. There a step's work is complete when its code has run."""
+    """Return a clock for training on the CPU, where a step's work is complete when the step's code has run."""
     return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
 
 
@@ -297,7 +297,7 @@ class SchedulingWatch:
         self._cpu_ns = self._wait_ns = self._switches = 0
 
     def find_threads(self) -> None:
-        """Find the threads whose counters are read. Call this before `begin`. It takes 1 ms with 60 threads."""
+        """Find the threads whose counters are read. Call this before `begin`. With 60 threads the call takes 1 ms."""
         self._threads = [threading.get_native_id(), *_autograd_threads()]
 
     def begin(self) -> None:

@@ -1,7 +1,7 @@
 """Receive events of the user's lines, calls and returns, within a bound on the overhead.
 
 On Python 3.12 and later `sys.monitoring` reports lines, calls and returns of selected functions. On Python 3.11
-`sys.settrace` reports them, and makes pure Python up to 2.7 times as slow meanwhile. Discovery steps find the user's
+`sys.settrace` reports these events, and makes pure Python up to 2.7 times as slow. Discovery steps find the user's
 functions. Then lines are disabled until the overhead is within its bound, those with the least time per event first.
 
 Worked example. A step of 20 ms may spend 0.4 ms on events. A user's function runs `for x in values:` and `total += x`
@@ -97,7 +97,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the (code, line) events to disable, so that the others stay within the bound on the overhead.
+    """Return the (code, line) events to disable, so that the remaining events stay within the bound on the overhead.
 
     Events with the least time per event are disabled first. Events outside the loop's functions are disabled before
     events inside them. Line 0 stands for the calls and returns of a function; disabling line 0 disables all lines of
@@ -220,7 +220,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of this thread. Return False if it is not the training thread and has too many events."""
+        """Append an event of the current thread. Return False if this is another thread with too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:
@@ -241,7 +241,7 @@ class MonitoredEvents:
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        """Record a call of a user's function or of PyTorch's work. Watch a user's function from its first call on."""
+        """Record a call of a user's function or of a function in `_works`; begin to watch a user's function."""
         key = id(code)
         if key in self._own or key in self._loop:
             self._note(code, CALL)
@@ -286,7 +286,7 @@ class TracedEvents:
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
-        #: Functions on the loop's stack, by `id`. A library calls some of them anew in each step.
+        #: Functions on the loop's stack, by `id`. A library may call some of these functions again in each step.
         self._loop_code: dict[int, CodeType] = {}
         #: Functions that are not recorded, by `id`. `_closed` holds those that `limit` has disabled.
         self._foreign: dict[int, CodeType] = {}
@@ -333,7 +333,7 @@ class TracedEvents:
         """Do the same as `MonitoredEvents.limit` for whole functions: `sys.settrace` cannot disable single lines."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         for frame in self._loop:
-            frame.f_trace_lines = True  # `_trace` sets it to False in a step with too many events
+            frame.f_trace_lines = True  # in a step with too many events, `_trace` sets False
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}

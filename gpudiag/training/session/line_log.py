@@ -184,7 +184,7 @@ class LineLog:
 
 
 class _Compilations:
-    """Count `torch.compile` compilations by function. Read them after each step, as PyTorch keeps only the last 64."""
+    """Count `torch.compile` compilations by function. PyTorch keeps only the last 64, so read after each step."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()
@@ -305,7 +305,7 @@ def _still_has(file: str, codes: list[CodeType]) -> bool:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
-    for code in known:  # the list grows by nested functions
+    for code in known:  # nested functions are appended meanwhile
         known.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return all(any(code == other for other in known) for code in codes)
 

@@ -181,7 +181,7 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Add the beginning of the step that has just begun to the line events."""
+        """Note in the line events that the current step has just begun."""
         if self._lines is not None:
             self._lines.mark()
 
@@ -266,7 +266,7 @@ class RankMeasurement:
         )
 
     def _write_final_run(self, status: RunStatus, *, wait_for_others: bool) -> None:
-        """Write the run's record at its end; see `close`."""
+        """Write the run's record when the run ends; see `close`."""
         error = self.error
         if wait_for_others:
             if self.phases is not None:

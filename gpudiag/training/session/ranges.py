@@ -1,10 +1,10 @@
 """Report named ranges to all active profilers, with almost no overhead if none is active.
 
-A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). It is also reported to the profilers of
-PyTorch and TensorFlow (as `gpudiag.<name>`) if the program has imported them. `torch.profiler.record_function` takes
-5.8 us even if no profiler runs. Checking whether a profiler runs takes 0.04 us, so a range first checks this. Without a
-profiler a range takes 0.5 us in total (0.7 us if the object is also created). For comparison, adding two numbers in
-PyTorch takes 1.1 us. These times were measured on one CPU with PyTorch 2.13.
+A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). A range is also reported to the profilers of
+PyTorch and TensorFlow, if imported, as `gpudiag.<name>`. `torch.profiler.record_function` takes 5.8 us even if no
+profiler runs. Checking whether a profiler runs takes 0.04 us, so a range first checks this. Without a profiler a range
+takes 0.5 us in total (0.7 us if the object is also created). For comparison, adding two numbers in PyTorch takes 1.1
+us. These times were measured on one CPU with PyTorch 2.13.
 """
 
 from __future__ import annotations

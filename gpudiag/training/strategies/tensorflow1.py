@@ -140,7 +140,7 @@ class _Central(_Tensorflow1):
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
             # Read n gradients and write their sum; read the sum and the variable, and write the variable. If gradients
-            # are sent during backward, this is hidden.
+            # are sent during backward, this work is hidden.
             passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
             updating = 0.0 if cls.overlapped else passes
         else:

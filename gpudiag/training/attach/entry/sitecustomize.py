@@ -1,8 +1,8 @@
 """Load gpudiag into each Python process of a command under `gpudiag profile --`, after the process imports PyTorch.
 
 This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. At first
-it imports only modules that the interpreter has already loaded. It removes its folder from `sys.path`, and runs the
-user's `sitecustomize`.
+the module imports only modules that the interpreter has already loaded. Then it removes its folder from `sys.path`, and
+runs the user's `sitecustomize`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The training thread's wait for a batch shows how late the batch is, but not how long the batch took to make. If the
 workers of two ranks are equally slow, the workers of one rank are later by chance. This rank waits for input, and the
-other rank waits for it in a collective. Meanwhile the other rank's batches become ready, so it never waits for input.
-Only times measured in the workers show that both loaders are equally slow.
+other rank waits for this rank in a collective. Meanwhile the other rank's batches become ready, so it never waits for
+input. Only times measured in the workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Spawned workers share no memory, so their times are unknown.

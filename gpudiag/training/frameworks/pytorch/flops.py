@@ -119,7 +119,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Add the FLOPs of one operator call, or note that the operator has no formula."""
-        packet = getattr(func, "overloadpacket", func)  # some operators, such as flex_attention, have none
+        packet = getattr(func, "overloadpacket", func)  # flex_attention and others have no packet
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):
@@ -191,7 +191,7 @@ def _may_multiply(func: Any) -> bool:
 
 def _why_not(model: torch.nn.Module) -> str | None:
     """Return why the operations of a step cannot be counted; None if they can."""
-    # One step has run before, so all parts of the program that get compiled are compiled, including the optimizer.
+    # One step has run before, so everything that the program compiles is compiled by now, including the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -218,12 +218,12 @@ def _noting_replays(counts: _Counts) -> Any:
 def _tf32(backend: str, kind: str) -> bool:
     """Return whether this kind of operator may round fp32 inputs to tf32."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # versions with this name warn about `allow_tf32`
+    precision = getattr(settings, "fp32_precision", None)  # PyTorch with this setting warns about `allow_tf32`
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of a convolution's backward. Each of the two gradients, if wanted, needs as many as forward."""
+    """Return the FLOPs of a convolution's backward: as many as forward for each requested gradient."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))

@@ -219,7 +219,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the name of the module's class; if `fully_shard` has replaced the class, that of the original class."""
+    """Return the name of the module's class; if `fully_shard` has replaced the class, the original name."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"

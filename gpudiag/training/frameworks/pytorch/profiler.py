@@ -113,7 +113,8 @@ class ProfiledWindow:
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second profiler would take its events away."""
+    """Return whether any PyTorch profiler records this thread. A second profiler would take away the first one's
+    events."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
@@ -133,9 +134,9 @@ def _synchronization_events() -> Any:
 def _end_open_ranges() -> None:
     """End every open `record_function`, including the program's, because the recording in which it began is over.
 
-    Each open range points into memory of that recording, which is freed. If a range ends while a later profiler runs,
-    it writes to freed memory. With PyTorch 2.13 this causes a segmentation fault, immediately or at exit. Ending a
-    range a second time does nothing.
+    Each open range points into memory of that recording, which is freed. If such a range ends while a later profiler
+    runs, the range writes to freed memory. With PyTorch 2.13 this causes a segmentation fault, immediately or at exit.
+    Ending a range a second time does nothing.
     """
     import torch
     from torch.autograd.profiler import record_function

@@ -84,8 +84,8 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
 
-    Work on another stream belongs to the step in which the current stream waits for that work. DDP and FSDP make it
-    wait in every step.
+    Work on another stream belongs to the step in which the current stream waits for that work. DDP and FSDP make the
+    current stream wait in every step.
     """
     import torch
 
@@ -189,7 +189,8 @@ class PyTorchRuntime:
         return clock_for(devices[0])
 
     def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data if PyTorch is imported. They write line logs to `lines_dir`."""
+        """Time forked workers of torch.utils.data if PyTorch is imported. The workers write line logs to
+        `lines_dir`."""
         if "torch" not in sys.modules:
             return None
         watch_workers(lines_dir)

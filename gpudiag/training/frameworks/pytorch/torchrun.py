@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run torchrun with the changed stores."""
-    # Python puts this file's folder on the path. Remove it, so that no program imports the modules beside this file.
+    # Python puts this file's folder on the path. Remove the folder, so that no program imports modules from there.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 

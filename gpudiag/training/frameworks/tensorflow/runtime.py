@@ -73,7 +73,7 @@ def synchronize(devices: Sequence[str]) -> None:
     the other processes, and fails.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context  # there is no public way to wait for its queue
+    from tensorflow.python.eager import context  # no public function waits for the queue
 
     for device in devices:
         with tf.device(device):
@@ -136,7 +136,7 @@ class TensorflowRuntime:
     label = staticmethod(str)
     devices = staticmethod(training_devices)
     trace_name = staticmethod(record.tensorflow_trace_name)
-    marked_loaders = staticmethod(nullcontext)  # tf.data marks itself in the trace
+    marked_loaders = staticmethod(nullcontext)  # tf.data itself marks its work in the trace
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Read the launcher's variables, else `TF_CONFIG`."""

@@ -78,7 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Sessions come first, because they also time steps. Launches take longer once the profiler is loaded.
+        # Faults with a session come first, because a session also times steps. A loaded profiler slows launches.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)
@@ -221,7 +221,7 @@ class FaultTrials(Generic[TrainerT]):
         self.save(directory, plan, recorded, flops)
 
     def _counted_step(self) -> StepFlops | None:
-        """Train a step and count its operations. They differ between ranks if the ranks divide the model."""
+        """Train a step and count its operations, which differ between ranks if the ranks divide the model."""
         counter = self._runtime.flop_counter([self.trainer.device], self.trainer.model)
         with counter or nullcontext():
             self.trainer.step()

@@ -229,7 +229,7 @@ class _Benchmark:
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up a candidate, and warm it up while over `kept_s` seconds are left. If it fails on one rank, drop it."""
+        """Set up and warm up a candidate while more than `kept_s` seconds are left. Drop it if it fails on a rank."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)

@@ -93,7 +93,7 @@ class CpuReduceHook:
         self._communication.close()
 
 
-# DDP compares a hook's annotations with its own types. Remove them, because they are strings here and never equal.
+# DDP compares a hook's annotations with its own types. Remove the annotations, which are strings and never equal.
 CpuReduceHook.__call__.__annotations__.clear()
 
 

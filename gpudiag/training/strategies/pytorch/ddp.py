@@ -124,7 +124,7 @@ class BucketedStrategy(PytorchStrategy):
 
 
 class Nccl(BucketedStrategy):
-    """All-reduce between GPUs, over their own links if there are any."""
+    """All-reduce between GPUs, over direct links if there are any."""
 
     name = "nccl"
     summary = "DistributedDataParallel over NCCL: each gradient bucket is all-reduced between the GPUs."
@@ -138,7 +138,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name NCCL with or without peer access. Compressed gradients use the same transport with shorter messages."""
+        """Name NCCL's transport with or without peer access. Compressed gradients use it with shorter messages."""
         return nccl_transport(p2p=p2p)
 
     @classmethod
@@ -194,8 +194,8 @@ class Gloo(BucketedStrategy):
 class Independent(PytorchStrategy):
     """Let each process train alone. Other strategies' steps are longer by the cost of their communication.
 
-    The processes still join a process group, although they send nothing over it. Therefore they enter each phase
-    together, and their traces contain their ranks.
+    The processes still join a process group, although they send nothing over it. Therefore the processes enter each
+    phase together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT

@@ -26,7 +26,7 @@ _PASSES = 4
 #: Host work in ms: per shard, for hooks that gather, free and scatter it; and per trained tensor, to launch the rest of
 #: a step. If the host is slower than the device, this work determines the step time. The values fit `mlp` on 4 H200s
 #: (17.1 ms) and ResNet-50 on 2 H200s (66.8 ms) of two hosts with PyTorch 2.11. Two other hosts took 0.78 and 1.2 times
-#: this.
+#: as long.
 _SHARD_MS, _LAUNCH_STEP_MS = 3.1, 0.14
 #: Minimum bytes of a tensor that counts as a shard if the shards are unknown.
 _SHARD_BYTES = 400_000

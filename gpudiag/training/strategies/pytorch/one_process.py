@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Host work in µs per tensor of the model: once per step (backward, which one thread per device launches, and the
 #: update), and per device (copying the model, and launching forward, one device after the other). A step takes at
 #: least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 (110.7 ms) of two hosts with PyTorch 2.11.
-#: They predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
+#: The same values predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
@@ -45,7 +45,7 @@ class DataParallel(PytorchStrategy):
         self.check_model(model)
         wrapped: Any = nn.DataParallel(model, device_ids=list(range(self.devices)))
         wrapped.scatter = _in_range(wrapped.scatter)
-        wrapped.replicate = _in_range(wrapped.replicate)  # its backward sums the gradients
+        wrapped.replicate = _in_range(wrapped.replicate)  # its backward function sums the gradients
         wrapped.parallel_apply = _without_autotuning(wrapped.parallel_apply)
         data_parallel: nn.Module = wrapped
         return data_parallel
@@ -105,7 +105,8 @@ class Copies(PytorchStrategy):
         return _replicated(model, (self.device, *others))
 
     def exchange(self, model: nn.Module) -> None:
-        """Sum the replicas' gradients on the first device, because the loss is a mean over all; copy the sums back."""
+        """Sum the replicas' gradients on the first device, because the loss is a mean over the batch; copy the sums
+        back."""
         import torch
 
         self.check_gradients(model)

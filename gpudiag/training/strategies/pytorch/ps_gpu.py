@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs. Each variable has a home GPU, which sums its gradients and updates it."""
+"""`ps-gpu`: a parameter server on the GPUs. The home GPU of a variable sums its gradients and updates it."""
 
 from __future__ import annotations
 

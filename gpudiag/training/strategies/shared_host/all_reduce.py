@@ -45,8 +45,8 @@ PIECES = 8
 #: Minimum bytes of a chunk. In smaller chunks the overhead outweighs the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Maximum number of summing threads per rank. More threads would wait for memory. Half precision is twice the work per
-#: byte.
+#: Maximum number of summing threads per rank. More threads would wait for memory. Half precision takes twice the work
+#: per byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
@@ -57,7 +57,7 @@ class SharedHostAllReduce:
     order. Results are bit-identical on all ranks. NaN and infinities are preserved.
 
     Args:
-        group: the process group, by default the default group. It is used only during construction.
+        group: the process group, by default the default group. Used only during construction.
         device: the device of the tensors.
         wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
             float64 for float64 tensors.
@@ -171,7 +171,7 @@ class SharedHostAllReduce:
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Reduce `tensor` in place and wait for it, on a GPU in stream order. Raises the errors of `start`."""
+        """Reduce `tensor` in place, and wait for it (on a GPU in stream order). Raises the errors of `start`."""
         result = self.start(tensor).wait()
         self.check()
         return result

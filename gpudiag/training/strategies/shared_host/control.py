@@ -11,7 +11,7 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 
 
 class Control:
-    """Read and write the counters of `layout`. They are aligned 32-bit words, so each access is atomic."""
+    """Read and write the counters of `layout`. The counters are aligned 32-bit words, so each access is atomic."""
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
         self.layout = layout

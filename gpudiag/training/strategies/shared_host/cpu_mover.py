@@ -16,7 +16,7 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 
 #: Number of polling rounds before the thread sleeps.
 _ROUNDS_AWAKE = 50
-#: Durations of sleep in seconds. Training threads need the same processors and the interpreter's lock meanwhile.
+#: Shortest and longest sleep in seconds. Meanwhile training threads get the processor and the interpreter's lock.
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 
 

@@ -137,7 +137,7 @@ class CudaMover:
             stream.synchronize()
 
     def close(self) -> None:
-        """Unpin the memory. No copy may use it any more."""
+        """Unpin the memory. No copy may use the memory afterwards."""
         self._pinned.close()
 
     def abandon(self, problem: WorkerFailedError) -> None:

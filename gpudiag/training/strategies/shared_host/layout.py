@@ -22,7 +22,7 @@ PIECE = 16
 #: Maximum number of concurrent copies per direction and GPU.
 MOST_LANES = 8
 
-# Offsets within a rank's control page. They must equal the offsets in reduce.c.
+# Offsets within a rank's control page. reduce.c must contain the same offsets.
 ARRIVED = 0
 """By lane: number of the last chunk that this rank's device has sent, plus one. Written by the device."""
 FETCHED = 1024
@@ -141,8 +141,8 @@ class ChunkedTensor:
 def chunk_length(count: int, most: int, least: int, few: int) -> int:
     """Return the number of elements per chunk of a tensor with `count` elements.
 
-    It is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that copies in
-    both directions and sums overlap, unless the chunks would be shorter than `least`.
+    The length is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that
+    copies in both directions and sums overlap, unless the chunks would be shorter than `least`.
     """
     chunks = max(-(-count // most), min(few, count // least), 1)
     return min(most, -(-count // (chunks * ALIGNMENT)) * ALIGNMENT)

@@ -1,4 +1,4 @@
-"""Share memory between the processes of one node, and pin it for their GPUs. It is freed when the processes end."""
+"""Share memory between the processes of one node, and pin it for their GPUs. The memory ends with the processes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Pinned:
             self.on_device = int(pointer)
 
     def close(self) -> None:
-        """Unpin the memory. No copy may use it any more. The method may be called again."""
+        """Unpin the memory. No copy may use the memory afterwards. The method may be called again."""
         if self._address is not None:
             import torch
 
