@@ -45,9 +45,9 @@ def chase_table(seed: int) -> np.ndarray:
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
-    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. It brings
-    the table into the cache of the owner of the memory (for a remote GPU its L2), where communication flags would be
-    too.
+    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. The first
+    walk brings the table into the cache of the memory's owner (for a remote GPU its L2), where communication flags
+    would be too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

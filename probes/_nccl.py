@@ -60,8 +60,8 @@ class Nccl:
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         path = str(find_library())
         self._library = ctypes.CDLL(path)
-        # The timed calls only queue work. They keep the interpreter's lock (PyDLL), because releasing the lock takes
-        # time.
+        # The timed calls only queue work. These calls keep the interpreter's lock (PyDLL), because releasing the lock
+        # takes time.
         queueing = ctypes.PyDLL(path)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         self._library.ncclCommInitAll.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]

@@ -1,7 +1,7 @@
 """Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
 The program starts one process per rank (this file with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB
-until the time is over; omitted sizes are reported. It prints one JSON object, gpudiag/probe-allreduce/1.
+until `--seconds` are over; omitted sizes are reported. It prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations

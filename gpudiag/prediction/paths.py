@@ -122,7 +122,7 @@ class Paths:
         return min(one_way, rates[0] / 2 / len(self)) if rates and len(self) > 1 else one_way
 
     def latency_us(self, src: int, dst: int) -> float:
-        """Return the time to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
+        """Return the µs to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
         if HOST in (src, dst):
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]

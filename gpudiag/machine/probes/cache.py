@@ -1,7 +1,7 @@
 """Cache the measurements of this machine, because each profile needs them and link bandwidths rarely change.
 
-Cached measurements are used only with the same GPUs, driver and communication variables. They are valid for a day,
-because links and neighbours may change. Only the user can read and write the files.
+Cached measurements are used only with the same GPUs, driver and communication variables. Measurements are valid for a
+day, because links and neighbours may change. Only the user can read and write the files.
 """
 
 from __future__ import annotations

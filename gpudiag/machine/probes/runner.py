@@ -1,8 +1,8 @@
 """Run probe programs, each in a separate process with a time limit. Their output is untrusted.
 
-A program first loads (imports, CUDA contexts, buffers, communicators) and reports that it is ready. It measures when it
-gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed while copies are
-measured. A program that hangs or crashes loses only its own results.
+A program first loads (imports, CUDA contexts, buffers, communicators) and reports that it is ready. The program
+measures when it gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed
+while copies are measured. A program that hangs or crashes loses only its own results.
 
 Two activities may overlap with measuring, because they do not disturb it: loading a program that loads only on the CPU
 (importing PyTorch), and ending the programs that hold GPUs while the host is measured.

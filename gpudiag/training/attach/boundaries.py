@@ -20,8 +20,7 @@ rank posts the number of steps between its checks. A rank posts a larger number 
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
 posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it
-posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before rank 0 posted, rank 1 reads the number at step
-106.
+posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before rank 0 posted, it reads the number at step 106.
 """
 
 from __future__ import annotations

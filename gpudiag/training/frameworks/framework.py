@@ -45,8 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node surely has rank 0. With several nodes, only torchrun's backend `static` fixes
-        that."""
+        """Return whether this node surely has rank 0. With several nodes, only the backend `static` fixes that."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 

@@ -91,7 +91,7 @@ def _run_workload(job: Job) -> None:
 
 
 def _run_program(plan: ProgramPlan, launched: Launched) -> None:
-    """Run one of gpudiag's own programs. It is imported late because it imports its framework."""
+    """Run one of gpudiag's own programs. It is imported here, because the import loads its framework."""
     if isinstance(plan, StrategyBenchmarkPlan):
         from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
 
@@ -118,7 +118,7 @@ def _call(name: str, *arguments: object) -> None:
     getattr(importlib.import_module(module), function)(*arguments)
 
 
-class Ended(KeyboardInterrupt):  # not a failure; records contain this name
+class Ended(KeyboardInterrupt):  # not an error; records contain this class name
     """Raised when the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
 
 

@@ -1,8 +1,7 @@
 """Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
 The unchanged job stays in memory. The changed jobs are set up beside it, one after the other, so there are two models
-at a time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so that drift affects both
-alike.
+at a time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so drift affects both alike.
 """
 
 from __future__ import annotations
@@ -215,7 +214,7 @@ def _saved_settings() -> Callable[[], None]:
 
 @contextmanager
 def _one_process_group() -> Iterator[None]:
-    """Let all jobs share one default process group. The first job joins it, and no job leaves it before the end."""
+    """Let all jobs share one default process group. The first job joins the group. No job leaves it."""
     from torch import distributed
 
     dist: Any = distributed

@@ -19,7 +19,7 @@ class TurnsOver(BaseException):
 
 
 class JobTurns:
-    """The turns of one job. `block` trains some of its steps, while all other loops of the process wait.
+    """The turns of one job. `block` trains some steps of the job, while all other loops of the process wait.
 
     Args:
         train: function that trains within `gpudiag.profile()`.

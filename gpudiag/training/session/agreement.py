@@ -150,8 +150,8 @@ class SplittableAgreement(Agreement):
 
     Ranks that synchronize in every step are at most one step apart. Such ranks wait for a decision no longer than they
     would otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too
-    long splits from the others: it posts the split, and from then on every rank decides alone. So a job waits long at
-    most once.
+    long splits from the others: it posts the split, and from then on every rank decides alone. So a job has at most one
+    long wait.
 
     Attributes:
         split: this rank decides alone.

@@ -41,7 +41,7 @@ _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
 #: A file counts as changed if it was modified more than this number of seconds after the program began. Clocks differ
-#: by less.
+#: less.
 _CHANGED_S = 2.0
 #: Maximum length of the reason for a recompilation, in characters.
 _MAX_REASON = 300

@@ -37,8 +37,7 @@ class Strategy:
         takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: the strategy is also a candidate with gradients rounded for transport.
-        through_host: gradients are copied to host memory and back. Then host copies count as communication, otherwise
-            as input.
+        through_host: gradients are copied to host memory and back. Then copies count as communication, else as input.
         launched_ahead: communication is queued on the devices. It costs nothing while a device waits for its host.
     """
 

@@ -189,8 +189,7 @@ class PyTorchRuntime:
         return clock_for(devices[0])
 
     def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data if PyTorch is imported. The workers write line logs to
-        `lines_dir`."""
+        """Time forked workers of torch.utils.data if PyTorch is imported. Workers write line logs to `lines_dir`."""
         if "torch" not in sys.modules:
             return None
         watch_workers(lines_dir)

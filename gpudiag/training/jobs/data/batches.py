@@ -121,7 +121,7 @@ class DevicePrefetch:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(side)
             for tensor in ahead:
-                # The memory was allocated on the side stream. It must not be reused before this step has ended.
+                # The memory was allocated on the side stream. The memory must not be reused before this step has ended.
                 tensor.record_stream(current)
             batch, ahead = ahead, self._copied(source, side)
             yield batch

@@ -39,10 +39,10 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Number of untimed steps after a switch. In these steps the host runs ahead again, and waits for stragglers begin.
+#: Number of untimed steps after a switch. The host runs ahead again, and ranks begin to wait for stragglers.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps of a block with all work launched ahead. They have a third of the usual steps, because the
-#: host waits for each step.
+#: Minimum number of steps of a block with all work launched ahead. Such a block has a third of the usual steps, because
+#: the host waits for each step.
 _LEAST_AHEAD = 4
 #: Time for which the device is held while the host launches the next step, in step times.
 _HELD_STEPS = 2.0
@@ -115,7 +115,7 @@ class FaultTrials(Generic[TrainerT]):
         self._failed: set[str] = set()
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Run a trial of a fault. If it fails on any rank, skip all further trials of this fault."""
+        """Run a trial of a fault. If the trial fails on any rank, skip all further trials of this fault."""
         if plan.name in self._failed:
             return
         problem = None

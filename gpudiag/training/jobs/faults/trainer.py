@@ -98,7 +98,7 @@ class Trainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the context manager for recorded step `number`. It marks the step if the profiler does not."""
+        """Return the context manager of recorded step `number`, which marks the step if the profiler does not."""
         return nullcontext()
 
     def close(self) -> None:
@@ -138,8 +138,7 @@ class Trainer(ABC):
         """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
 
         Before each step a waiting kernel holds the device for `hold_ms`, which is not timed. All ranks begin at about
-        the same time. If a step has more launches than the launch queue holds (1,024), the rest follow while the step
-        runs.
+        the same time. If a step has more launches than the launch queue holds (1,024), the rest follow later.
         """
         times = []
         for _ in range(steps):

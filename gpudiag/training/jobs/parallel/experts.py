@@ -20,7 +20,7 @@ class RowCounts(NamedTuple):
 
     @property
     def reversed(self) -> RowCounts:
-        """The counts of the way back."""
+        """The counts for sending the rows back."""
         return RowCounts(self.group, self.received, self.sent)
 
     def exchange(self, rows: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: of the whole model.
-        sequence_group: processes that have parts of the same sequences, and gather keys and values; None for whole
-            sequences.
+        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if there are
+            no parts.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:

@@ -209,7 +209,7 @@ class _Benchmark:
             if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and a candidate have been set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # Divide the free time equally among the remaining candidates, or among as many as it suffices for.
+            # Divide the free time equally among the remaining candidates, or among as many as have time.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 

@@ -59,7 +59,7 @@ class Subject:
 
     def fresh_model(self) -> nn.Module:
         """Return a new model on the device, with the same initial values on every rank and in every call."""
-        # Drawing 138 million random values takes seconds on a CPU. Copying them takes a millisecond on a GPU.
+        # Drawing 138 million random values takes seconds on a CPU. Copying the values takes a millisecond on a GPU.
         return copy.deepcopy(self._initial_model)
 
     def _make_model(self) -> nn.Module:

@@ -22,8 +22,7 @@ class World:
     """This process (with device `cuda` or `cpu`) and its process groups.
 
     Strategies communicate over the default process group, and a program has only one. During the turn of a strategy,
-    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over a gloo group,
-    without GPUs.
+    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over gloo.
     """
 
     def __init__(self, device: str) -> None:
@@ -70,7 +69,7 @@ class World:
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:
-        """Write this rank's record. The launcher checks that it exists."""
+        """Write this rank's record. The launcher checks that the record exists."""
         place = current_position()
         rank_record = RankRecord(
             rank=place.rank,

@@ -45,8 +45,8 @@ def step_on_each_device(
         model: a model made in the strategy's scope.
         optimizer: an optimizer made and built in the strategy's scope.
         strategy: the `tf.distribute.Strategy`.
-        compiled: XLA compiles forward and backward. It does not compile communication and update, because they depend
-            on the strategy.
+        compiled: XLA compiles forward and backward. Communication and update, which depend on the strategy, are not
+            compiled.
     """
     _name_communication(optimizer)
     # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.

@@ -33,8 +33,7 @@ SCRATCH = "again.zarr"
 #: Maximum number of concurrent writes. More writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for one block
-#: size.
+#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for a model.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -168,7 +167,7 @@ class Volume:
         return block, np.pad(read, missing, mode="reflect") if any(map(any, missing)) else read
 
     def write(self, region: Region, values: Bytes) -> Any:
-        """Start to write all channels of a region. The returned future is done when they are on disk."""
+        """Start to write all channels of a region. The returned future is done when all values are on disk."""
         return self._store[(..., *region.slices())].write(values)
 
 

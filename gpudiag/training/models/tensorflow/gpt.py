@@ -1,7 +1,7 @@
 """`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
 
-The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to 50,304, a faster
-multiple of 64.
+The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to a multiple of 64,
+which is faster.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class Copies(PytorchStrategy):
         return _replicated(model, (self.device, *others))
 
     def exchange(self, model: nn.Module) -> None:
-        """Sum the replicas' gradients on the first device, because the loss is a mean over the batch; copy the sums
-        back."""
+        """Sum the gradients of all replicas, because the loss is a mean over the batch, and copy the sums back."""
         import torch
 
         self.check_gradients(model)

@@ -45,8 +45,8 @@ PIECES = 8
 #: Minimum bytes of a chunk. In smaller chunks the overhead outweighs the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Maximum number of summing threads per rank. More threads would wait for memory. Half precision takes twice the work
-#: per byte.
+#: Maximum number of summing threads per rank. Memory limits the speed of more threads. Half precision is more work per
+#: byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
@@ -124,8 +124,8 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place. The future's value is the tensor.
 
-        On a GPU the host need not wait for the future. As with NCCL, only work that is enqueued after `wait()` may use
-        the tensor.
+        On a GPU the host need not wait for the future. As with NCCL, only work enqueued after `wait()` may use the
+        tensor.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.

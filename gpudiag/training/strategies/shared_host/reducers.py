@@ -97,8 +97,7 @@ class NativeReducer:
 class TorchReducer:
     """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
 
-    This reducer reacts later than `NativeReducer`, because it polls in Python and often releases the interpreter's
-    lock.
+    This reducer reacts later than `NativeReducer`, because it polls in Python and often releases Python's lock.
     """
 
     name = "torch"

@@ -105,7 +105,7 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 
 def _set_durations(network: ParallelGpt) -> None:
-    """Set the duration of each layer. If a layer has experts, they take half of it."""
+    """Set the duration of each layer. If a layer has experts, the experts take half of its duration."""
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):

@@ -27,11 +27,11 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 class CommunicationHook:
     """DDP's communication hook, with four modes.
 
-    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` other
+    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` further
     bytes per byte, as if the link were slower by this factor. `alone`: the trainer steps under `no_sync()`, so ranks do
     not communicate. `meeting`: like `alone`, but ranks wait for each other after backward.
 
-    On a CPU the other bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
+    On a CPU the further bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
     would take the core from backward, differently on each rank, so the fault would also slow compute.
     """
 
@@ -65,7 +65,7 @@ class CommunicationHook:
         return both.then(lambda done: done.value()[1].value())
 
     def release(self) -> None:
-        """Free the memory of the other bytes."""
+        """Free the memory of the further bytes."""
         self._other = torch.empty(0)
 
 
@@ -163,7 +163,7 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """Launch a kernel that sleeps for at least this time. It counts cycles, and no GPU's clock exceeds 2 GHz."""
+        """Launch a kernel that counts clock cycles for at least this time. No GPU's clock exceeds 2 GHz."""
         sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 
