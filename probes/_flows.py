@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: The gate opens by itself after this time, because a call that queues a copy may block the host, which opens the gate.
 _GATE_LIMIT_NS = 500_000_000
-#: Size in bytes of a trial copy. Its time predicts how many copies fit into a run.
+#: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
 
 

@@ -62,7 +62,7 @@ def available_bytes() -> int:
 def memory_on(node: int | None) -> Iterator[None]:
     """Within the block, allocate pages that this thread touches first on `node`.
 
-    This has no effect if there is only one node, or if `node` is unknown.
+    The context has no effect if there is only one node, or if `node` is unknown.
 
     Raises:
         OSError: the kernel refuses the policy, for example because a container forbids it.
@@ -79,7 +79,7 @@ def memory_on(node: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_on(node: int | None) -> Iterator[None]:
-    """Within the block, run this thread on the CPUs of `node`. This has no effect if the node is unknown."""
+    """Within the block, run this thread on the CPUs of `node`. The context has no effect if the node is unknown."""
     cpus = nodes().get(node, set()) if node is not None else set()
     before = os.sched_getaffinity(0)
     if cpus and cpus != before:

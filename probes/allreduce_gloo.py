@@ -1,7 +1,7 @@
 """Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
 The program starts one process per rank (this file with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB
-until `--seconds` are over; omitted sizes are reported. It prints one JSON object, gpudiag/probe-allreduce/1.
+until `--seconds` are over; omitted sizes are reported. The program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process. Its buffers grow with the message sizes, because few machines reach the largest size in time."""
+    """One process. Buffers grow with the message sizes, because few machines reach the largest size in time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415 # only ranks import it

@@ -3,8 +3,8 @@
 The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched one after another after
 warm-up. The result is the host's time until all GPUs have finished, divided by 20. Up to 1 MiB launching takes longer
 than the all-reduce. Therefore these sizes are also measured with all launches queued behind a gate (strategy
-`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. It
-prints one JSON object, gpudiag/probe-allreduce/1.
+`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. The
+program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Every such attempt takes the gate's whole time limit, so this strategy is not tried at other sizes.
+                # Every failed attempt takes the gate's whole time limit, so this strategy is not tried at other sizes.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 

@@ -79,8 +79,9 @@ def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, sp
     """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers. Each way has its own stream.
 
     With `spread`, copies to the host alternate between both pinned buffers, because the memory to which all GPUs copy
-    must be much larger than the host's cache. They overwrite the buffer from which copies to the GPU read. On a host
-    with 300 MiB of cache, four GPUs seemed 10 % faster with 512 MiB of targets than with 1 GiB (179 and 163 GB/s).
+    must be much larger than the host's cache. Then copies to the host overwrite the buffer from which copies to the GPU
+    read. On a host with 300 MiB of cache, four GPUs seemed 10 % faster with 512 MiB of targets than with 1 GiB (179 and
+    163 GB/s).
     """
     gpu = side.gpu
     source, target = side.pinned if memory == "pinned" else side.pageable

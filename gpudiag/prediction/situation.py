@@ -74,9 +74,10 @@ class Situation:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
         Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
-        an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once. There a reduction or
-        broadcast is faster, because the first GPU in its chain only sends and the last only receives. Its time over
-        direct links is multiplied by (n - 1) / n if all n GPUs are owners, by (2n - 3) / (2n - 2) if one is.
+        an all-reduce. Without direct links, a GPU's link to the host cannot send and receive at full rate at once.
+        Through the host a reduction or broadcast is faster, because the first GPU in its chain only sends and the last
+        only receives. The time over direct links is multiplied by (n - 1) / n if all n GPUs are owners, by (2n - 3) /
+        (2n - 2) if one is.
 
         Args:
             size: bytes of all parameters.

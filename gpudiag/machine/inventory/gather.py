@@ -49,7 +49,7 @@ def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: 
 def gather_inventory(
     nvml: Any | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> Facts:
-    """Return the inventory from NVML, /proc and /sys. This takes well under a second, and raises no exceptions.
+    """Return the inventory from NVML, /proc and /sys. The function takes well under a second, and raises no exceptions.
 
     Args:
         nvml: a replacement for the module `pynvml`, with its functions and error classes.

@@ -44,8 +44,8 @@ _RATIO = 500
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Number of steps from the last rank's next check to the first measured step. It also sets the check at which a rank
-#: first posts the distance between its later checks: `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps from the last rank's next check to the first measured step. A rank first posts the distance between
+#: its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 

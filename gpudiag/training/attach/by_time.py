@@ -72,7 +72,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 def _has_stepped(entered: EnteredProcess) -> bool:
     """Return whether an optimizer has stepped since the watch thread last reset `stepped`.
 
-    This is a function, because type checkers assume that an attribute does not change between two reads.
+    A function is necessary, because type checkers assume that an attribute does not change between two reads.
     """
     return entered.stepped
 

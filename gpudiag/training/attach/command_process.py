@@ -1,8 +1,9 @@
 """Define the settings that gpudiag passes to each process of a command, and the report that each process writes.
 
-The settings are in one environment variable. The reports are files in gpudiag's private directory. They explain why a
-command could not be measured, even if the run directory cannot be written. A process writes its report after importing
-PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module loads quickly.
+The settings are in one environment variable. The reports are files in gpudiag's private directory. Reports explain why
+a command could not be measured, even if the run directory cannot be written. A process writes its report after
+importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module loads
+quickly.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class ProcessReport:
         helper: the process is a launcher or a DataLoader worker.
         numbered: a launcher set the environment variable RANK.
         own_profiler: the program has created a profiler.
-        distributed_optimizer: `torch.distributed.optim` was imported. Its optimizers under RPC have no hooks.
+        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers have no hooks under RPC.
         error: the exception that ended the program, or the reason why gpudiag failed.
         ended_s: time at which the process ended without a signal, in seconds of `time.time`.
     """

@@ -64,7 +64,7 @@ class Hooks(NamedTuple):
 
 
 class CommandWatch:
-    """Watch one running command. Its processes write their reports into the directory `reports`."""
+    """Watch one running command, whose processes write their reports into the directory `reports`."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. This setting adds no graph break, because hooks break the graph anyway.
+# torch.compile must not compile the hook. The exclusion adds no graph break, because hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 

@@ -57,10 +57,10 @@ class Framework(ABC):
         name: name of the framework in records and traces, and of its folder.
         package: name of the framework's Python package; also its name on the command line and as gpudiag's extra.
         title: name of the framework in text for users.
-        question: Python source that runs in the interpreter of the training. It sets `answer["framework"]` to the
-            framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
-            `answer["lacks"]` to a missing dependency. It can call `has(module)`, which returns the module's import
-            spec, and `text(folder, file)`, which returns a file's text or "".
+        question: Python source that runs in the interpreter of the training. The source sets `answer["framework"]` to
+            the framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
+            `answer["lacks"]` to a missing dependency. The source can call `has(module)`, which returns the module's
+            import spec, and `text(folder, file)`, which returns a file's text or "".
         memory_format: default memory format.
         cpu_memory_formats: memory formats in which the framework can train on CPUs.
         one_process: by default one process drives all devices of a user's own program.

@@ -5,8 +5,8 @@
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
 torchrun, this program serves no key-value store, because other users of the host could reach it. If there are several
 TensorFlow processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. If ranks fail,
-the program prints them in torchrun's format and exits with code 1. It does not print ranks that it ended after the
-first failure.
+the program prints them in torchrun's format and exits with code 1. Ranks that the program ended after the first failure
+are not printed.
 
 The program runs as a file, and imports only the standard library.
 """
@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # `launch.guard` has signalled the processes too. They save their measurements before they exit, and would be
-        # killed if this process exited first.
+        # `launch.guard` has signalled the processes too. The processes save their measurements before they exit, and
+        # would be killed if this process exited first.
         _leave(processes)
         return 1
     if failed:

@@ -91,7 +91,7 @@ def _run_workload(job: Job) -> None:
 
 
 def _run_program(plan: ProgramPlan, launched: Launched) -> None:
-    """Run one of gpudiag's own programs. It is imported here, because the import loads its framework."""
+    """Import and run one of gpudiag's own programs. The import loads the program's framework."""
     if isinstance(plan, StrategyBenchmarkPlan):
         from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
 

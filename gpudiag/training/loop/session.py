@@ -57,7 +57,7 @@ class Session:
         active: number of steps in each trace, at least 3. The analysis drops the first and the last of them.
         stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the loop goes on
             with the remaining batches.
-        model: the model. Its parameters, its gradient sizes and the floating-point operations of a step are recorded.
+        model: the model. Parameters, gradient sizes and the floating-point operations of a step are recorded.
         batch_size: number of samples per process and step, for the record.
         workload: name of the training in the record; by default the script's name.
         strategy: how gradients are communicated, for the record.

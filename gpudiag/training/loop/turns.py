@@ -37,7 +37,7 @@ class JobTurns:
         self._error: Exception | None = None
 
     def block(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` steps, then `steps` steps. Return the times in ms of the latter. Raise errors of the job."""
+        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
         if self._thread.ident is None:

@@ -29,7 +29,7 @@ from gpudiag.model.run import LoaderPace, Scheduling, StepTimes, UnprofiledSteps
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
 
 _NS_PER_MS = 1e6
-#: Steps over which the current fetch time is averaged.
+#: Number of recent steps over which the reported fetch time is averaged.
 _RECENT_STEPS = 20
 
 #: Linux's directory of this process's threads.

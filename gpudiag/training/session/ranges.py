@@ -170,8 +170,8 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
     """Return the range's TensorFlow context manager, not entered yet; None if TensorFlow is still being imported.
 
     In eager code the context manager is a trace annotation. In the body of a `tf.function`, Python builds a graph once,
-    so an annotation would not cover later steps. There the context manager is a name scope, so that the ops of the
-    graph have the scope's name in the trace of every later step.
+    so an annotation would not cover later steps. In graphs the context manager is a name scope, so that the ops have
+    the scope's name in the trace of every later step.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:

@@ -17,7 +17,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     Args:
         parameters: the model's parameters.
         make: makes an optimizer of given parameters.
-        owned: the master parameters that this process updates. They may be other tensors than the model's, or none.
+        owned: the master parameters that this process updates, which may differ from the model's tensors; can be empty.
         before: called before each update, to fill the masters' gradients.
         after: called after each update, to copy all parameters into the model.
         kept: tensors of gradients that are communicated. `zero_grad` zeroes them, and never frees them.

@@ -110,9 +110,9 @@ class PytorchStrategy(Strategy):
         """Release everything and leave the process group. The caller must have deleted the wrapped model.
 
         If DDP's reducer outlives its process group, it joins the group's threads while it holds the interpreter's lock.
-        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). This
-        happened in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first. Garbage is
-        collected because `torch.compile` keeps a model in a reference cycle.
+        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). The
+        deadlock occurred in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first.
+        Garbage is collected because `torch.compile` keeps a model in a reference cycle.
         """
         import torch.distributed as dist
 

@@ -38,7 +38,7 @@ class Strategy:
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: the strategy is also a candidate with gradients rounded for transport.
         through_host: gradients are copied to host memory and back. Then copies count as communication, else as input.
-        launched_ahead: communication is queued on the devices. It costs nothing while a device waits for its host.
+        launched_ahead: communication is queued on the devices, and costs nothing while a device waits for its host.
     """
 
     name: ClassVar[str]

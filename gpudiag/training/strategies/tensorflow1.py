@@ -1,7 +1,7 @@
 """Predict TensorFlow 1's strategies in published benchmarks for `recommend --predict-only`. gpudiag never runs them.
 
-The models of links are those of PyTorch's strategies; only the software differs. Each tensor is sent separately,
-except by Horovod:
+Links are modelled as for PyTorch's strategies; only the software differs. Each tensor is sent separately, except by
+Horovod:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.

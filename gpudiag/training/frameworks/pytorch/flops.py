@@ -1,9 +1,9 @@
 """Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. It replaces operators
-by Python decompositions if no gradient is needed. It counts recomputation by checkpointing as work of the model. It has
-no formula for attention on CPUs. It counts the backward of a grouped convolution once per group. The mode in this
-module runs the program's operators unchanged, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable, because it hooks every module of the process, replaces operators by Python
+decompositions if no gradient is needed, counts recomputation by checkpointing as work of the model, has no formula for
+attention on CPUs, and counts the backward of a grouped convolution once per group. The mode in this module runs the
+program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Add the FLOPs of one operator call, or note that the operator has no formula."""
-        packet = getattr(func, "overloadpacket", func)  # flex_attention and others have no packet
+        packet = getattr(func, "overloadpacket", func)  # flex_attention is not an overload
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):

@@ -1,11 +1,11 @@
-"""Run torchrun for several nodes. Its stores listen on one address only, and their state is signed.
+"""Run torchrun for several nodes, with stores that listen on one address only and sign their state.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
 PyTorch's stores listen on every interface, whatever address they get, and have no authentication. torchrun unpickles
 the value of a key with a known name, so another host could run code here. This program binds a serving store's socket
-to the address of its `host_name`. It signs the pickled value (HMAC) with the secret that the nodes share. The file runs
-as a script, and its interpreter need not have gpudiag.
+to the address of its `host_name`. The program also signs the pickled value (HMAC) with the secret that the nodes share.
+The file runs as a script, and its interpreter need not have gpudiag.
 """
 
 from __future__ import annotations

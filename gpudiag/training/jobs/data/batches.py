@@ -55,7 +55,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """A data set of samples in memory. It returns copies of inputs, as a decoder does."""
+    """A data set of samples in memory, which returns copies of inputs, as a decoder does."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs = inputs

@@ -44,7 +44,7 @@ class Trainer(ABC):
     """A process of the job.
 
     Attributes:
-        time_all_first: on GPUs all faults are timed before the first fault is recorded. This is necessary if the
+        time_all_first: on GPUs all faults are timed before the first fault is recorded. This order is necessary if the
             profiler stays loaded after its first use, and then slows all steps.
         holds: `hold` is implemented.
         device: the framework's device that the process trains on.

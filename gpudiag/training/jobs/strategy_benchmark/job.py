@@ -1,9 +1,9 @@
 """The strategy benchmark of `gpudiag recommend`, in each training process.
 
-For each workload of the plan it measures a step without communication, the phases of this step, and the time at which
-each gradient is ready. It also measures all-reduces of the workload's buckets over each transport. From these times and
-the machine's facts it predicts each candidate's step time. Then it times the best candidates in turns, so that drift of
-the machine affects all equally. Each candidate has a separate copy of the model.
+For each workload of the plan the benchmark measures a step without communication, the phases of this step, and the time
+at which each gradient is ready. The benchmark also measures all-reduces of the workload's buckets over each transport.
+From these times and the machine's facts it predicts each candidate's step time. Then it times the best candidates in
+turns, so that drift of the machine affects all equally. Each candidate has a separate copy of the model.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class StrategyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def timed(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` and then `steps` steps. Return the times in ms of the latter; [] if this rank is idle."""
+        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms; [] if this rank is idle."""
         if not self._trains:
             return []
         with self._world.acting(self.strategy.backend):

@@ -36,9 +36,9 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    The hook is fast if GPUs have no peer access to each other. It copies each gradient once to the host and once back,
-    while a ring of n processes copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in
-    float32. NaN and infinities are preserved. If a process dies, the others raise an error at their next bucket.
+    The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back.
+    A ring of n processes copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in float32. NaN
+    and infinities are preserved. If a process dies, the others raise an error at their next bucket.
 
     Args:
         device: the GPU of this process, or the CPU.

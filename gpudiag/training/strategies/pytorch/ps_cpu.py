@@ -37,7 +37,7 @@ _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared memory during backward. There each process updates the variables that it owns.
+    """Copy gradients to shared memory during backward. Each process updates the variables that it owns, in that memory.
 
     Whole variables are spread over the processes by size. The optimizer's state is in host memory only. After the
     update every process copies all parameters to its device. Per step and device each gradient is copied to the host

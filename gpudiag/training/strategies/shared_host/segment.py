@@ -24,7 +24,7 @@ class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
     Rank 0 creates the file, which has no name in any directory. The other ranks open it through `/proc/<pid>/fd`. The
-    kernel frees the file when the last process has closed it or died. Other users cannot open the file. Its size is not
+    kernel frees the file when the last process has closed it or died. Other users cannot open the file. The size is not
     limited by `/dev/shm`, which is small in containers.
 
     Args:
@@ -109,7 +109,7 @@ class Segment:
 
     @property
     def memory(self) -> mmap.mmap:
-        """Return the mapping. It is valid as long as any buffer refers to it."""
+        """Return the mapping, which is valid as long as any buffer refers to it."""
         return self._map
 
     def close(self) -> None:

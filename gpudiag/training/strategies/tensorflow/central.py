@@ -14,8 +14,9 @@ _servers: list[Any] = []
 class CentralStorage(TensorflowStrategy):
     """Keep one copy of each variable on the CPU, and sum gradients there.
 
-    The strategy is experimental in TensorFlow. Its variables refuse the way in which Keras 3 assigns variables of some
-    layers (moving averages of BatchNormalization). For models with these layers, building the step raises ValueError.
+    The strategy is experimental in TensorFlow. Central variables refuse the way in which Keras 3 assigns variables of
+    some layers (moving averages of BatchNormalization). For models with these layers, building the step raises
+    ValueError.
     """
 
     name = "central-storage"

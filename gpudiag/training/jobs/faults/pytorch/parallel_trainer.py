@@ -66,7 +66,7 @@ class ParallelTrainer(Trainer):
         self.strategy = "fsdp" if network.sharded else self._backend
 
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Make a batch for this process. Its sequences are `factor` times as long as usual."""
+        """Make a batch for this process, whose sequences are `factor` times as long as usual."""
         layers = sum(len(part.blocks) for part in network.parts)
         shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)

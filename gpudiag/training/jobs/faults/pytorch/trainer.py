@@ -1,4 +1,4 @@
-"""A plain DDP training loop with points at which faults act. It contains no ranges of gpudiag."""
+"""A plain DDP training loop with points at which faults act, and without ranges of gpudiag."""
 
 from __future__ import annotations
 
