@@ -90,7 +90,7 @@ class Situation:
         return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Return the bytes of each bucket and the time at which it is complete, in ms from the start of backward."""
+        """Return each bucket's bytes, and the time when the bucket is complete, in ms from the start of backward."""
         sizes, ready_ms = self.model.sizes, self.ready_ms
         complete_ms = list(accumulate((max(ready_ms[i] for i in bucket) for bucket in buckets), max))
         return [(sum(sizes[i] for i in bucket), ms) for bucket, ms in zip(buckets, complete_ms, strict=True)]

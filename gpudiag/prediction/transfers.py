@@ -90,7 +90,7 @@ def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float
 def deliver(
     paths: Paths, sizes: Sequence[int], owners: Sequence[int], ready_ms: Sequence[float], wire: float = 1.0
 ) -> list[Transfer]:
-    """Return the transfers by which every GPU sends every tensor to its owner when it is ready.
+    """Return the transfers by which every GPU sends every tensor to its owner when the tensor is ready.
 
     All GPUs send a tensor at the same time. Arguments are those of `fetch`; `ready_ms` has a time for each tensor.
     """

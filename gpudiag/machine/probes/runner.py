@@ -88,7 +88,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. As a context manager, it ends the program's process group."""
+    """A started program. As a context manager, the object ends the program's process group."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned

@@ -37,7 +37,7 @@ _RECORD_S = 3.0
 _WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
 #: Minimum share of operator names that two samples must have in common to count as a loop.
 _SAME_OPERATORS = 0.8
-#: Factor on `Settings.patience_s` if the program has an optimizer, because it may still be compiling or loading.
+#: Factor on `Settings.patience_s` if the program has an optimizer, because the program may still compile or load.
 _OPTIMIZER_PATIENCE = 10
 #: Time from the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
@@ -51,7 +51,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # thread-local; `_call_in_main` sets it for the main thread
+    entered.ours.making = True  # thread-local; `_call_in_main` does this for the main thread
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()

@@ -164,7 +164,7 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # the launcher that numbered them has no number itself
+    if any(report.numbered for report in reports):  # the launcher itself has no number
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 

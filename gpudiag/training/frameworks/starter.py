@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the running processes after a failure. First wait 0.5 s, so that they can report failures of their own."""
+    """End the running processes after a failure. First wait 0.5 s, so that they can report their own failures."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:

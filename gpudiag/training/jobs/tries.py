@@ -1,7 +1,7 @@
 """Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
-The unchanged job stays in memory. The changed jobs are set up beside it, one after the other, so there are two models
-at a time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so drift affects both alike.
+The unchanged job stays in memory. Changed jobs are set up one after the other, so there are two models at a time.
+Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so drift affects both alike.
 """
 
 from __future__ import annotations

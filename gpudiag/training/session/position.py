@@ -64,7 +64,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position in a command whose processes gpudiag did not start.
 
-    Processes without a process group train independently. Each of them has a world size of 1.
+    Processes without a process group train independently, each with a world size of 1.
     """
     position = current_position()
     if _process_group() is not None:

@@ -20,7 +20,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         owned: the master parameters that this process updates, which may differ from the model's tensors; can be empty.
         before: called before each update, to fill the masters' gradients.
         after: called after each update, to copy all parameters into the model.
-        kept: tensors of gradients that are communicated. `zero_grad` zeroes them, and never frees them.
+        kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors, and never frees them.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def predict(
     Args:
         facts: measured properties of the machine.
         model: the gradients of the training. Without `compute`, all communication counts as exposed.
-        candidates: candidates to predict. If the cost of a strategy is unknown, it is treated as unable to run.
+        candidates: candidates to predict. A strategy of unknown cost is treated as unable to run.
         devices: number of devices that train.
         p2p: False if peer access is switched off.
         curves: measured all-reduces by transport, which take precedence over the facts.

@@ -67,8 +67,8 @@ class PytorchStrategy(Strategy):
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
         """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
 
-        Benchmarks use them without training. The default process group has this strategy's `backend`. All processes
-        must call this method at the same time.
+        Benchmarks use both functions without training. The default process group has this strategy's `backend`. All
+        processes must call this method at the same time.
         """
         import torch.distributed as dist
 

@@ -125,7 +125,7 @@ def _run_user_sitecustomize() -> None:
             sys.modules[__name__] = ours
 
 
-# The interpreter imports this file as `sitecustomize`. If a program imports it by another name, do nothing.
+# The interpreter imports this file as `sitecustomize`. If a program imports this file by another name, do nothing.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Torch())  # `find_spec` is the only method of a finder that is called

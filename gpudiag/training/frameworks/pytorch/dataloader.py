@@ -2,8 +2,8 @@
 
 The training thread's wait for a batch shows how late the batch is, but not how long the batch took to make. If the
 workers of two ranks are equally slow, the workers of one rank are later by chance. This rank waits for input, and the
-other rank waits for this rank in a collective. Meanwhile the other rank's batches become ready, so it never waits for
-input. Only times measured in the workers show that both loaders are equally slow.
+other rank waits for this rank in a collective. Meanwhile the other rank's batches become ready, so that rank never
+waits for input. Only times measured in the workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Spawned workers share no memory, so their times are unknown.
@@ -153,7 +153,7 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap a fetcher's `fetch`, so that a worker records each batch's time, and its lines if they are requested."""
+    """Wrap a fetcher's `fetch`, so that a worker records each batch's time, and its lines on request."""
     from torch.utils.data import get_worker_info
 
     lines = _WorkerLines()
@@ -187,7 +187,7 @@ class _WorkerLines:
         return not self._over and bool(_lines_dir) and Path(_lines_dir, REQUEST).exists()
 
     def begin_batch(self) -> None:
-        """Begin to time lines, if they are not timed yet."""
+        """Begin to time lines, unless this has begun already."""
         if self._log is None:
             from gpudiag.training.session.line_log import LineLog
 

@@ -30,7 +30,7 @@ _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 #: Namespaces of PyTorch's own operators. Operators in other namespaces may multiply matrices.
 _PYTORCH = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
-#: Names of operators that multiply matrices. If such an operator has no formula, it is reported.
+#: Names of operators that multiply matrices. Such operators are reported if they have no formula.
 _MULTIPLIES = re.compile(r"mm(_|$)|rnn|attention|conv(?!ert)|mkldnn_linear")
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

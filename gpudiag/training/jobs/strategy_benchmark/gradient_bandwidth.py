@@ -55,7 +55,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
     """Time all-reduces of fp32 values per transport and size. Unusable transports are skipped.
 
     Args:
-        world: the processes. All of them must call this function together.
+        world: the processes. All processes must call this function together.
         transports: a candidate that uses the transport, by the transport's name.
         sizes: bytes per rank, in rising order.
     """

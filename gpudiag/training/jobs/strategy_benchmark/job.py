@@ -2,8 +2,8 @@
 
 For each workload of the plan the benchmark measures a step without communication, the phases of this step, and the time
 at which each gradient is ready. The benchmark also measures all-reduces of the workload's buckets over each transport.
-From these times and the machine's facts it predicts each candidate's step time. Then it times the best candidates in
-turns, so that drift of the machine affects all equally. Each candidate has a separate copy of the model.
+From these times and the machine's facts the benchmark predicts each candidate's step time. Then the best candidates are
+timed in turns, so that drift of the machine affects all equally. Each candidate has a separate copy of the model.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _FIRST_STEPS = 3
 #: A look is a measurement of a candidate's step time during warm-up. Warm-up ends if two looks in a row differ by less
 #: than this share, or after this number of looks.
 _AGREE, _MOST_LOOKS = 0.03, 6
-#: A candidate whose step time is longer than another's by this factor is slow. It has no turns. Instead, its last looks
-#: count as rounds, and it has at most this number of looks.
+#: A candidate whose step time is longer than another's by this factor is slow. A slow candidate has no turns, but at
+#: most this number of looks, of which the last count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
 #: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
 _ALONE = 0.3
@@ -129,7 +129,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Take the slowest rank's times, because all ranks wait for it.
+            # Take the slowest rank's times, because all ranks wait for that rank.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):
@@ -229,7 +229,7 @@ class _Benchmark:
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up and warm up a candidate while more than `kept_s` seconds are left. Drop it if it fails on a rank."""
+        """Set up and warm up a candidate while more than `kept_s` seconds are left. Drop failed candidates."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -271,7 +271,7 @@ class _Benchmark:
         A slow candidate needs no precision, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last of them is about as long as later steps
+        for number in range(_FIRST_STEPS):  # the last first step is about as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:
                 return first

@@ -30,7 +30,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """A workload with a batch on this process's device. All strategies train it, so only communication differs."""
+    """A workload with a batch on this process's device, which all strategies train, so only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -119,7 +119,7 @@ class Subject:
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
-        # If the host cannot launch a whole step ahead, the phases include waits. Scale them to the step time.
+        # If the host cannot launch a whole step ahead, the phases include waits. Scale the phases.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,

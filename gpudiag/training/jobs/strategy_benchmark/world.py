@@ -34,7 +34,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None: the device's default). All ranks must create it together."""
+        """Return the group of a backend (None: the device's default). All ranks must call this method together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)

@@ -44,7 +44,7 @@ def library() -> Any:
     """Import `tensorstore`.
 
     Raises:
-        FrameworkMissingError: this interpreter does not have it.
+        FrameworkMissingError: this interpreter does not have `tensorstore`.
     """
     try:
         import tensorstore

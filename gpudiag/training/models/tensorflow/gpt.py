@@ -40,7 +40,7 @@ class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
 def transformer_block(x: Any) -> Any:
     """Apply causal self-attention and a feed-forward layer, each behind a layer norm."""
     y = layers.LayerNormalization(epsilon=1e-5)(x)
-    # Query, key and value have separate matrices. Together they have as many parameters as GPT-2's single matrix.
+    # Query, key and value have separate matrices, together with as many parameters as GPT-2's single matrix.
     y = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y, use_causal_mask=True)
     x = layers.Add()([x, y])
     y = layers.LayerNormalization(epsilon=1e-5)(x)

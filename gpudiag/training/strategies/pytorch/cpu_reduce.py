@@ -37,7 +37,7 @@ class CpuReduceHook:
         hook.close()
 
     The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back.
-    A ring of n processes copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in float32. NaN
+    A ring of n processes makes 2(n-1)/n copies each way. The processes must be on one node. Sums are in float32. NaN
     and infinities are preserved. If a process dies, the others raise an error at their next bucket.
 
     Args:
@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads these attributes of a hook. Functions have them, other objects do not.
+        # DDP reads these attributes of a hook, which only functions have.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,

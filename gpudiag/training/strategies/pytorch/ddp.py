@@ -138,7 +138,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name NCCL's transport with or without peer access. Compressed gradients use it with shorter messages."""
+        """Name NCCL's transport with or without peer access, which carries compressed gradients as shorter messages."""
         return nccl_transport(p2p=p2p)
 
     @classmethod

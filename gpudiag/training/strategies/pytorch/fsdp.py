@@ -75,7 +75,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate unsharded gradients. The last batch of the step reduces them."""
+        """Accumulate unsharded gradients, which the last batch of the step reduces."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield

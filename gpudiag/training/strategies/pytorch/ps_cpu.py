@@ -200,7 +200,7 @@ class PsCpu(PytorchStrategy):
         push = transfers.exposed_after(pushed, now.compute.backward_ms)
         pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # All processes wait for the one that owns the most bytes of variables. Only its own threads update them.
+        # All processes wait for the one that owns the most bytes of variables, and updates these with its own threads.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()

@@ -132,7 +132,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
-    """Make an empty engine. Return it and the memory that contains it, which must live as long as the engine."""
+    """Return an empty engine and the memory that contains the engine, which must live as long as the engine."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
     begin = -(-ctypes.addressof(memory) // LINE) * LINE
     return Engine.from_address(begin), memory

@@ -23,14 +23,14 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
-    Rank 0 creates the file, which has no name in any directory. The other ranks open it through `/proc/<pid>/fd`. The
+    Rank 0 creates the file, which has no name in any directory. Other ranks open the file through `/proc/<pid>/fd`. The
     kernel frees the file when the last process has closed it or died. Other users cannot open the file. The size is not
     limited by `/dev/shm`, which is small in containers.
 
     Args:
         size: size of the memory in bytes.
         rank: the rank of this process.
-        gather: returns a list of every rank's argument. All ranks call it at the same point.
+        gather: returns a list of every rank's argument. All ranks call `gather` at the same point.
 
     Raises:
         UsageError: the processes are not on one node or cannot see each other. Every rank raises it.
@@ -87,7 +87,7 @@ class Segment:
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must call it together.
+        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must do so together.
 
         Raises:
             HardwareMissingError: there is not enough memory. Every rank raises it.

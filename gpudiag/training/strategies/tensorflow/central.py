@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
-#: Servers of this process. The references keep them alive until the process ends.
+#: Servers of this process. The references keep the servers alive until the process ends.
 _servers: list[Any] = []
 
 
@@ -41,8 +41,8 @@ class ParameterServer(TensorflowStrategy):
     worker sums the gradients of its GPUs before it sends the sum. Each CPU device is a worker. Workers run
     independently.
 
-    TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes them
-    listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
+    TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes the
+    servers listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
     """
 
     name = "parameter-server"

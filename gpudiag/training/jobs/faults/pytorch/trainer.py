@@ -75,10 +75,10 @@ class DdpTrainer(Trainer):
     Attributes:
         communication: the hook that communicates gradients.
         gradient_bytes: bytes of all gradients.
-        workload: the workload. `ddp` is its wrapped model; `optimizer` and `arithmetic` belong to it.
-        without_communication: mode of the baseline, in which communication costs nothing. On GPUs it is `alone`. On
-            CPUs it is `meeting`: processes on shared cores are never balanced, and the diagnosis does not count waits
-            for stragglers as communication.
+        workload: the workload. `ddp`, `optimizer` and `arithmetic` are its wrapped model, optimizer and precision.
+        without_communication: mode of the baseline, in which communication costs nothing: `alone` on GPUs, and
+            `meeting` on CPUs, because processes on shared cores are never balanced, and the diagnosis does not count
+            waits for stragglers as communication.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch in place of the DDP step, or None.
