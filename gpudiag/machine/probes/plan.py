@@ -11,7 +11,7 @@ from gpudiag.model.facts import Facts, Skipped
 
 #: Ranks of an all-reduce between processes without GPUs.
 _CPU_RANKS = 2
-#: Largest message between processes without GPUs. The size exceeds caches, but is fast on a laptop.
+#: Largest message between processes without GPUs. The message exceeds caches, and is fast on a laptop.
 _CPU_LARGEST_MIB = 64
 #: Number of cores per rank with which importing PyTorch does not disturb programs that measure at the same time.
 _CPUS_PER_IMPORT = 4

@@ -72,7 +72,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass runs the interrupted code, which is not the code of `backward` itself."""
+    """Return whether a backward pass has called the interrupted code. A frame of `backward` itself does not count."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back

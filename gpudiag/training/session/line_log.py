@@ -294,8 +294,8 @@ def _texts(
         elif not linecache.getlines(file):
             without_text[shown_name(file)] = "cannot be read"
         else:
-            found = {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
-            texts[shown_name(file)] = found
+            line_texts = {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
+            texts[shown_name(file)] = line_texts
     return texts, without_text
 
 

@@ -94,13 +94,13 @@ class WorkerTimes:
     def pace(self) -> LoaderPace | None:
         """Return the mean time per batch since `begin`; None if no watched worker has made a batch."""
         before = self._before or [0] * (2 * _ROWS)
-        more = [now - then for now, then in zip(_cells(), before, strict=False)]
-        batches = [count for count in more[::2] if count > 0]
+        increases = [now - then for now, then in zip(_cells(), before, strict=False)]
+        batches = [count for count in increases[::2] if count > 0]
         if not batches:
             return None
         from gpudiag.model.run import LoaderPace
 
-        took_ms = sum(more[1::2]) / _NS_PER_MS / sum(batches)
+        took_ms = sum(increases[1::2]) / _NS_PER_MS / sum(batches)
         return LoaderPace(workers=len(batches), batches=sum(batches), batch_ms=round(took_ms, 6))
 
 

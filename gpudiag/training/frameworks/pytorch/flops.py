@@ -153,13 +153,13 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         total = self._forward.copy()
         for work in self._backward.values():
             total += work
-        again = 0
+        recomputed = 0
         for (task, in_function), work in self._recomputed.items():
             # If a backward pass is itself differentiated (create_graph), gradients are enabled in all its operations.
             # In other backward passes gradients are enabled only where a checkpoint recomputes forward. Then the pass
             # also has operations with gradients disabled, or the recomputation runs in a custom autograd function.
             if in_function or task in self._backward:
-                again += work.total()
+                recomputed += work.total()
             else:
                 total += work
         reason = ""
@@ -171,7 +171,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             reason = f"{_NOTHING}; not known: {', '.join(sorted(self._unknown))}" if self._unknown else _NOTHING
         if reason:
             return StepFlops(reason=reason)
-        return StepFlops(by_precision=dict(total), recomputed=again, unknown=tuple(sorted(self._unknown)))
+        return StepFlops(by_precision=dict(total), recomputed=recomputed, unknown=tuple(sorted(self._unknown)))
 
 
 @cache

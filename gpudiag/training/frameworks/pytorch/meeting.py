@@ -43,7 +43,7 @@ def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tupl
     """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
     from torch import distributed
 
-    dist: Any = distributed  # its stores are not in `__all__`
+    dist: Any = distributed  # the stores are not in `__all__`
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
     rank = int(query.get("rank") or os.environ["RANK"])
     world_size = int(query.get("world_size") or os.environ["WORLD_SIZE"])

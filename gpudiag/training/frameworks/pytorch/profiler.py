@@ -113,7 +113,7 @@ class ProfiledWindow:
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second profiler would take away the first's events."""
+    """Return whether any PyTorch profiler records this thread. A second one would take the events of the first."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001

@@ -140,7 +140,7 @@ def job_store(position: ClusterPosition) -> Any:
         return DirectoryStore(Path(directory) / f"session-{session}")
     from torch import distributed
 
-    dist: Any = distributed  # its stores are not in `__all__`
+    dist: Any = distributed  # the stores are not in `__all__`
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public way to the store
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

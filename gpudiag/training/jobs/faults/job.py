@@ -296,14 +296,14 @@ class FaultTrials(Generic[TrainerT]):
         flops: StepFlops | None = None,
     ) -> None:
         """Write this rank's record to a run directory; then, on rank 0, write the run's record."""
-        place, runtime, recorded = self.place, self._runtime, recorded or {}
+        position, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()
         rank_record = RankRecord(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            host=place.host,
-            pid=place.pid,
+            rank=position.rank,
+            local_rank=position.local_rank,
+            host=position.host,
+            pid=position.pid,
             device=runtime.label(self.trainer.device),
             device_name=self._device_name,
             unprofiled=summarize(timed.step_ms),
@@ -316,20 +316,20 @@ class FaultTrials(Generic[TrainerT]):
         )
         record.write_rank(directory, rank_record)
         self.trainer.gather(None)
-        if place.rank == 0:
+        if position.rank == 0:
             run = RunRecord(
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 command=("gpudiag", "selftest"),
                 workload=self._title(plan),
                 framework=runtime.framework,
                 strategy=self.trainer.strategy,
-                world_size=place.ranks,
-                nodes=place.nodes,
+                world_size=position.ranks,
+                nodes=position.nodes,
                 batch_size_per_device=self.plan.batch_size,
                 options={"precision": self.plan.precision, "memory_format": self.plan.memory_format},
                 model=runtime.describe(self.trainer.model, ()),
                 software=runtime.software(),
-                ranks=record.read_ranks(directory, place.ranks),
+                ranks=record.read_ranks(directory, position.ranks),
                 parallel=self.trainer.parallel,
                 status="complete",
             )

@@ -43,7 +43,7 @@ class SplitAttention(nn.Module):
     """Causal self-attention of this process's heads and part of the sequence.
 
     Args:
-        sizes: of the whole model.
+        sizes: sizes of the whole model.
         sequence_group: processes that have parts of the same sequences, and gather keys and values; None if there are
             no parts.
     """
@@ -121,7 +121,7 @@ class GptStage(nn.Module):
     """Consecutive layers of a GPT; the first stage embeds tokens and the last returns logits.
 
     Args:
-        sizes: of the whole model.
+        sizes: sizes of the whole model.
         stage, stages: index of this stage, and number of stages.
         sequence_group: see `SplitAttention`.
         expert_group: processes that share each layer's experts; None for layers without experts.

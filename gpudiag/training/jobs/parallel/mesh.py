@@ -30,8 +30,8 @@ class ParallelMesh:
 
     def dimension(self, name: str) -> DeviceMesh | None:
         """Return the mesh of this process's group along a dimension; None if the group has no other process."""
-        has = self.mesh is not None and name in (self.mesh.mesh_dim_names or ())
-        return self.mesh[name] if self.mesh is not None and has else None
+        has_dimension = self.mesh is not None and name in (self.mesh.mesh_dim_names or ())
+        return self.mesh[name] if self.mesh is not None and has_dimension else None
 
     def _flat(self, *names: str) -> DeviceMesh | None:
         """Return the mesh of this process's group along several dimensions together; None if all have size one."""

@@ -35,7 +35,7 @@ class ParallelGpt:
 
     Args:
         layout: how the work is divided.
-        sizes: of the model.
+        sizes: sizes of the model.
         device: the device of this process.
         sharded: use FSDP2 over data-parallel processes, as experts and split matrices require; otherwise use DDP.
         make_optimizer: makes the optimizer of groups of parameters.

@@ -70,12 +70,12 @@ class World:
 
     def save_rank(self, run_dir: Path) -> None:
         """Write this rank's record. The launcher checks that the record exists."""
-        place = current_position()
+        position = current_position()
         rank_record = RankRecord(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            host=place.host,
-            pid=place.pid,
+            rank=position.rank,
+            local_rank=position.local_rank,
+            host=position.host,
+            pid=position.pid,
             device=str(self.device),
             device_name=device_name(self.device),
         )

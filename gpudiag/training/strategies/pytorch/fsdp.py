@@ -159,10 +159,10 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     >>> _stalls([4.0, 12.0], [10.0, 1.0], [0.0, 0.0])  # gathering the second takes 2 ms longer than the first computes
     6.0
     """
-    link = began = done = left = 0.0
+    link_free = compute_begin = compute_end = last_scatter = 0.0
     for gather, takes, scatter in zip(gathers, compute, scatters, strict=True):
-        arrived = link = max(link, began) + gather
-        link = max(link, done) + left
-        began = max(done, arrived)
-        done, left = began + takes, scatter
-    return max(done, max(link, done) + left) - sum(compute)
+        arrived = link_free = max(link_free, compute_begin) + gather
+        link_free = max(link_free, compute_end) + last_scatter
+        compute_begin = max(compute_end, arrived)
+        compute_end, last_scatter = compute_begin + takes, scatter
+    return max(compute_end, max(link_free, compute_end) + last_scatter) - sum(compute)

@@ -83,7 +83,7 @@ class Segment:
             return
         opened = os.fstat(self._file)
         if (opened.st_ino, opened.st_size) != (inode, self.size):
-            # In another process namespace, the process id belongs to another process.
+            # In another process namespace, the same process id belongs to a different process.
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:

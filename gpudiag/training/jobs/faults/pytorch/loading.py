@@ -121,9 +121,9 @@ class VaryingLengths(_OtherBatches):
 
     def batches(self, *, on: bool) -> Iterator[Batch]:
         """Yield a long batch in steps of this rank's turn, and a short batch in others."""
-        place = self.trainer.place
-        for step in itertools.count(place.rank):
-            yield self._long if on and step % place.world_size == 0 else self._short
+        position = self.trainer.place
+        for step in itertools.count(position.rank):
+            yield self._long if on and step % position.world_size == 0 else self._short
 
     def _cut(self, batch: Batch, share: float) -> Batch:
         """Keep a share of each sequence's tokens, or of the batch's images."""

@@ -23,7 +23,7 @@ from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session.position import current_position
 from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
-#: Layers of the whole model, and tokens per sequence. The model's real work is negligible.
+#: Number of layers of the whole model, and of tokens per sequence. The model's real work is negligible.
 LAYERS, TOKENS = 4, 64
 #: Artificial duration in ms of a layer's forward for a sequence of `TOKENS`. Backward takes twice as long.
 LAYER_MS = 16.0
