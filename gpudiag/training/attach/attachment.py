@@ -212,7 +212,7 @@ class Attachment:
         self._session = session
         entered.on_own_profiler = session.cancel_recording
         atexit.register(self._at_exit)
-        if "multiprocessing.util" in sys.modules:  # children of multiprocessing do not call functions of atexit
+        if "multiprocessing.util" in sys.modules:  # a multiprocessing child skips atexit functions
             sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
         if not start.recorded:
             send_note(position.rank, OWN_PROFILER)

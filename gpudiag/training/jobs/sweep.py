@@ -71,7 +71,7 @@ class ProcessMessages:
         self._store.set(key, value)
 
     def receive(self, key: str, *, failed: bool = False) -> str | None:
-        """Wait for a value without using the processor. Return None if it does not arrive in time.
+        """Wait for a value without using the processor. Return None if the value does not arrive in time.
 
         The timeout is short if a process has `failed`.
         """

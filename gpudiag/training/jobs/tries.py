@@ -198,7 +198,7 @@ def _saved_settings() -> Callable[[], None]:
     before: list[tuple[Callable[[Any], object], Any]] = []
     for path in _SETTINGS:
         folder, _, name = path.rpartition(".")
-        # Older settings cannot be read if the job uses newer ones, and versions before 2.9 lack the newer ones.
+        # Older settings cannot be read if the job uses newer ones, which PyTorch before 2.9 lacks.
         with suppress(RuntimeError, AttributeError):
             owner = attrgetter(folder)(backends)
             before.append((partial(setattr, owner, name), getattr(owner, name)))

@@ -34,7 +34,8 @@ logger = logging.getLogger("gpudiag")
 
 #: Index of the warm-up step whose floating-point operations are counted. In step 0 libraries still initialize.
 _COUNTED_STEP = 1
-#: Steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU again.
+#: Number of steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU
+#: again.
 _RUN_IN_STEPS = 2
 #: Maximum duration of a warm-up block (see `step_counts`), as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1

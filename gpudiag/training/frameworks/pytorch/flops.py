@@ -218,7 +218,7 @@ def _noting_replays(counts: _Counts) -> Any:
 def _tf32(backend: str, kind: str) -> bool:
     """Return whether this kind of operator may round fp32 inputs to tf32."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # PyTorch with this setting warns about `allow_tf32`
+    precision = getattr(settings, "fp32_precision", None)  # PyTorch that has it deprecates `allow_tf32`
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 

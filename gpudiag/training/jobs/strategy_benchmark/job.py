@@ -271,7 +271,7 @@ class _Benchmark:
         A slow candidate needs no precision, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last first step is about as long as later steps
+        for number in range(_FIRST_STEPS):  # the last of these is as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:
                 return first
