@@ -253,7 +253,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
         reader.start()
-        # The result arrives before the ranks end. Do not wait for their end, because destroying contexts takes long.
+        # The result arrives before the ranks end. Do not wait for the ranks, because destroying contexts takes long.
         while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:

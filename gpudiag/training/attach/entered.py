@@ -18,8 +18,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: Minimum share of the time in which the main thread of a training process computes. A launcher only waits for other
-#: processes: polling ten times a second takes a tenth of this share.
+#: Minimum share of the time in which the main thread of a training process computes. A launcher that only polls its
+#: processes, ten times a second, uses a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 

@@ -34,8 +34,7 @@ logger = logging.getLogger("gpudiag")
 
 #: Index of the warm-up step whose floating-point operations are counted. In step 0 libraries still initialize.
 _COUNTED_STEP = 1
-#: Number of steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU
-#: again.
+#: Number of steps between a synchronization and unprofiled steps, so that the host runs ahead of the GPU again.
 _RUN_IN_STEPS = 2
 #: Maximum duration of a warm-up block (see `step_counts`), as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
@@ -53,8 +52,7 @@ _NO_DEVICE_ACTIVITY = (
 class Phases:
     """Measure one rank. The attributes always hold the current results, even if the loop ends early.
 
-    `changed` is called after each new result, so that the caller can save it. `counter`, if given, counts the
-    floating-point operations of one warm-up step, whose time is excluded.
+    `changed` saves each new result. `counter`, if given, counts the operations of one warm-up step, which is not timed.
 
     Attributes:
         recorded: step times of recorded steps, by kind of trace.
@@ -232,9 +230,8 @@ class Phases:
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
-        # The slowest rank determines the duration of a step.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
-        step_ms = statistics.median(slowest[-8:])
+        step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the duration of a step
         block = step_counts.block_length(step_ms, self._block_ms)
         converged = all(step_counts.has_converged(series, block) for series in usable)
         if settings.warmup is None and not converged and not self._at_limit():

@@ -109,8 +109,8 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether a trend is significant and exceeds the tolerance over the whole series.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). Test and slope use
-    ranks and medians, so that one slow step is not a trend.
+    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). The test uses ranks,
+    and the slope is a median, so one slow step is not a trend.
     """
     n = len(step_ms)
     if n < 4:

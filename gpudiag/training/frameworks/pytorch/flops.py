@@ -106,7 +106,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = all(kind in _PLAIN for kind in types)
-        if not plain and FakeTensor not in types:  # DTensor runs fake tensors to compute shapes
+        if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
