@@ -75,7 +75,7 @@ class Rank:
         self.seed = int(self.agree(float(time.time_ns() % (1 << 30))))
 
     def prepare(self, strategy: str) -> str | None:
-        """Prepare a strategy; return the reason if it cannot be used on any rank.
+        """Prepare a strategy on every rank; return a reason if at least one rank cannot use it.
 
         A GPU's context is created here, because creating it during loading would disturb other measurements.
         """

@@ -230,7 +230,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has created a PyTorch optimizer, which wraps the `step` of its class."""
+    """Return whether this program has created a PyTorch optimizer, whose constructor marks `step` as hooked."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

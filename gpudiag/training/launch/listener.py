@@ -38,7 +38,7 @@ class Listener:
         self._socket.close()
 
     def receive(self, timeout_s: float) -> list[Progress]:
-        """Return the messages that have arrived, waiting at most this long for the first."""
+        """Return the messages that have arrived; wait at most `timeout_s` for the first."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return []
         messages: list[Progress] = []

@@ -56,7 +56,7 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate whose step time is longer than another's by this factor is slow. A slow candidate has no turns, but at
 #: most this number of looks, of which the last count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
+#: Share of the remaining time for the warm-up of `independent`, and the same for measuring its step's phases.
 _ALONE = 0.3
 #: Minimum rounds of `independent` and the first strategy if no time is left. One round has no confidence interval.
 _LEAST_ROUNDS = 2

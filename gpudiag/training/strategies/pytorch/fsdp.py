@@ -88,7 +88,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half as many bytes."""
+        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half as many bytes as an all-reduce."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
