@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: Longest and shortest duration of warming up.
+#: Longest and shortest duration of the warm-up, in seconds.
 _LONGEST_S = 0.6
 _SHORTEST_S = 0.1
 
@@ -39,7 +39,7 @@ class Sensors:
             self.reason = f"NVML: {error}"
 
     def pcie_link(self, gpu: Gpu) -> tuple[int, int] | None:
-        """Return the current generation and width."""
+        """Return the current generation and width of the GPU's PCIe link; None if they cannot be read."""
         handle = self._handles.get(gpu.ordinal)
         if handle is None:
             return None

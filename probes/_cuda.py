@@ -141,7 +141,7 @@ class Gpu:
         if self.kernels_missing:
             raise ProbeError(self.kernels_missing)
         self.use()
-        # The driver copies the arguments before it returns, so they need not outlive the call.
+        # The driver copies the arguments before it returns, so the arguments need not outlive the call.
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         function = self.kernels[kernel]
         call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
@@ -152,12 +152,12 @@ class Gpu:
         call("cuCtxSynchronize")
 
     def fill_pattern(self, address: int, size: int, seed: int) -> None:
-        """Write the test pattern into device memory, and wait until that is done."""
+        """Write the test pattern into device memory, and wait until it is complete."""
         self.launch("fill_pattern", self.stream, _LONG(address), _LONG(size // 8), _LONG(seed))
         self.wait()
 
     def poison(self, address: int, size: int) -> None:
-        """Overwrite device memory, and wait until that is done."""
+        """Overwrite device memory with 0xA5, and wait until this is complete."""
         self.use()
         call("cuMemsetD8Async", address, 0xA5, size, self.stream)
         self.wait()
@@ -167,7 +167,7 @@ class Gpu:
         return self._count("count_wrong_words", _LONG(address), _LONG(size // 8), _LONG(seed))
 
     def fill_summands(self, address: int, count: int, seed: int, rank: int) -> None:
-        """Write this rank's summands (fp32 integers) into device memory, and wait until that is done."""
+        """Write this rank's summands (integers in fp32) into device memory, and wait until they are complete."""
         self.launch("fill_summands", self.stream, _LONG(address), _LONG(count), _LONG(seed), _INT(rank))
         self.wait()
 

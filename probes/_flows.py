@@ -1,9 +1,10 @@
 """Measure concurrent copies, timed by the GPU, and verify their data.
 
 A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launch time is
-not measured. Then the gate opens, and events around the copies record their times. With one flow, the rate is n copies
-over the time between two events. With several flows there is an event after each copy, and bytes count only while all
-flows run. The first run verifies the data: its target is overwritten before, and compared in full after.
+not measured. Then the gate opens, and events around the copies record their times. With one flow, the rate is the bytes
+of all copies over the time between two events. With several flows there is an event after each copy, and bytes count
+only while all flows run. The first run verifies the data: its target is overwritten before the run, and compared in
+full afterwards.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: Time after which the gate opens by itself, because a call that queues a copy may block the host.
+#: The gate opens by itself after this time, because a call that queues a copy may block the host, which opens the gate.
 _GATE_LIMIT_NS = 500_000_000
-#: Size in bytes of a trial copy. Its time predicts how many copies fit into a run.
+#: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
 
 
 class GateGaveUpError(ProbeError):
-    """The copies blocked the host while they were queued, so that the gate opened by its time limit."""
+    """The copies blocked the host while they were queued, so the gate opened by its time limit."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """Run copies that block the host, in a thread per flow, timed by the host's clock. Return as `run_on_gpu`."""
+    """Run copies that block the host, in one thread per flow, timed by the host's clock; see `run_on_gpu`."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []
@@ -179,7 +180,7 @@ def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[floa
 
 
 def rates(finished: Sequence[Sequence[float]], size: int, copies: int) -> list[float]:
-    """Return the bytes per second of each flow."""
+    """Return the bytes per second of each flow, from the times that `run_on_gpu` returns."""
     if len(finished) == 1:
         return [size * copies / finished[0][-1]]
     return rates_while_all_run(finished, size)
@@ -201,7 +202,7 @@ def measure(
     Args:
         run: runs the flows with a number of bytes and of copies, e.g. `run_on_gpu` with its gate.
         flows: one or more flows.
-        most_bytes: size of a copy; on slow links it is smaller.
+        most_bytes: size of a copy; on slow links copies are smaller.
         target_s: approximate duration of a run.
         most_copies: maximum number of copies of a run.
         gated: value of the result's field `gated`; True if `run` uses the gate.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from _flows import Flow, Gate
 
 SMALL_BYTES = 16
-#: Lines of a table, and 8-byte words of a line. 2 MiB exceed any L1 cache, but not the range of one TLB entry.
+#: Lines of a table, and 8-byte words of a line. The table's 2 MiB exceed any L1 cache, but one TLB entry covers them.
 _LINES, _WORDS_PER_LINE = 16384, 16
 _REPEATS = 3
 #: Number of loads of a timed walk, which takes milliseconds over any link.
@@ -24,7 +24,7 @@ _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Measure small copies. `copies` of 16 bytes are queued together; the result is µs per copy and their variation."""
+    """Queue `copies` copies of 16 bytes together; return the µs per copy and the coefficient of variation."""
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)
@@ -45,8 +45,9 @@ def chase_table(seed: int) -> np.ndarray:
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
-    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. This walk
-    brings the table into the cache of its memory (the remote GPU's L2), where flags of communication would be too.
+    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. The first
+    walk brings the table into the cache of the memory's owner (for a remote GPU its L2), where communication flags
+    would be too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

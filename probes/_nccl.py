@@ -33,7 +33,7 @@ class NcclError(ProbeError):
 
 
 def find_library() -> Path | str:
-    """Return the path of libnccl.so.2 in the nvidia-nccl wheel, which PyTorch also loads; else only its name."""
+    """Return the path of libnccl.so.2 in the nvidia-nccl wheel, which PyTorch also loads; else the file name."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia.nccl")
         for directory in (spec.submodule_search_locations if spec else None) or ():
@@ -55,12 +55,13 @@ class Nccl:
     """
 
     def __init__(self) -> None:
-        # NVLink multicast (NVLS) is off unless the user has set the variable. It can exceed a link's rate, so that its
-        # bandwidth has no ceiling, and it fails for every user of the machine if the fabric's state is bad.
+        # NVLink multicast (NVLS) is off unless the user has set the variable. Multicast can exceed a link's rate, so
+        # its bandwidth has no ceiling. If the fabric's state is bad, multicast fails for every user of the machine.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         path = str(find_library())
         self._library = ctypes.CDLL(path)
-        # The timed calls only queue work. They keep the interpreter's lock (PyDLL), because releasing it takes time.
+        # The timed calls only queue work. These calls keep the interpreter's lock (PyDLL), because releasing the lock
+        # takes time.
         queueing = ctypes.PyDLL(path)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         self._library.ncclCommInitAll.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
@@ -85,7 +86,7 @@ class Nccl:
             raise NcclError(f"{name}: {reason} (NCCL_DEBUG=WARN says more)")
 
     def communicators(self, gpus: Sequence[Gpu], algorithm: str | None) -> list[ctypes.c_void_p]:
-        """Create one communicator per GPU, with ranks 0, 1, …, using this algorithm (Ring, Tree; None for any)."""
+        """Create one communicator per GPU, with ranks 0, 1, …; `algorithm` is Ring, Tree or None for NCCL's choice."""
         with _environment("NCCL_ALGO", algorithm):
             pointers = (ctypes.c_void_p * len(gpus))()
             devices = (ctypes.c_int * len(gpus))(*(gpu.ordinal for gpu in gpus))
@@ -207,7 +208,7 @@ def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable, also for C libraries, and restore it at the end."""
+    """Set an environment variable within the block, also for C libraries."""
     before: Any = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Words per chunk: 2 MiB, which fit into a core's cache.
 _CHUNK = 1 << 18
-#: Byte that overwrites old data; it rarely occurs in the pattern.
+#: Byte that overwrites old data. The pattern rarely contains this byte.
 POISON_BYTE = 0xA5
 
 
@@ -32,7 +32,7 @@ def pattern_words(first: int, count: int) -> np.ndarray:
 
 
 class HostPattern:
-    """The pattern of seed 0 in memory. Its exclusive-or with another seed is the pattern of that seed.
+    """The pattern of seed 0 in memory. The exclusive-or of its words with another seed is the pattern of that seed.
 
     Args:
         size: bytes, a multiple of 8.

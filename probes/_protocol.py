@@ -1,10 +1,10 @@
 """Communicate between a probe program and the process that started it.
 
 Standard output has one JSON object per line: the result of each part. Output of libraries (NCCL_DEBUG=INFO) is
-redirected to standard error. A program of several parts writes each result as soon as it is complete, so that it is not
+redirected to standard error. A program of several parts writes each result as soon as it is complete. So no result is
 lost if a later part hangs. Standard error has progress, also as one JSON object per line: {"event": "ready"} when
-everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"} while measuring,
-{"event": "done"} after the last result.
+everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"} while measuring, {"event":
+"done"} after the last result.
 
 With --wait-for-go the program begins to measure when it reads a line from standard input, and exits when standard input
 ends. So several probes can load at the same time and measure in sequence, and no probe destroys its contexts while
@@ -89,7 +89,7 @@ class Probe:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
 
     def ready(self) -> None:
-        """Report that loading is done, and wait for the command to measure if --wait-for-go is given."""
+        """Report that loading is done. If --wait-for-go is given, wait for the command to measure."""
         self.ready_at = time.perf_counter()
         _emit(event="ready", seconds=self.ready_at - STARTED)
         if self.given.wait_for_go and not sys.stdin.readline():

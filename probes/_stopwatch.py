@@ -40,8 +40,8 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
     """Repeat until the coefficient of variation of the sum of rates over the last `least` repeats is below CV_BOUND.
 
-    The result is computed from these last repeats only, so that early disturbances are ignored; after `most` repeats,
-    from all of them. `measure` returns one rate per flow.
+    The result is computed from these last repeats only, so that early disturbances are ignored. If `most` repeats do
+    not suffice, the result is computed from all repeats. `measure` returns one rate per flow.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []
@@ -58,7 +58,7 @@ def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int =
 
 
 def rates_while_all_run(finished_s: Sequence[Sequence[float]], size: int) -> list[float]:
-    """Return the bytes per second of each flow until the first of them ends.
+    """Return the bytes per second of each flow until the first flow ends.
 
     `finished_s[f][k]` is the time at which flow f had finished k copies of `size` bytes (0 for k = 0). Copies after
     the end of the first flow do not count, because fewer flows share the link then.

@@ -1,7 +1,7 @@
 """Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
 The program starts one process per rank (this file with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB
-until the time is over; omitted sizes are reported. It prints one JSON object, gpudiag/probe-allreduce/1.
+until `--seconds` are over; omitted sizes are reported. The program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process. Its buffers grow with the message sizes, because few machines reach the largest size in time."""
+    """One process. Buffers grow with the message sizes, because few machines reach the largest size in time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415 # only ranks import it
@@ -75,9 +75,9 @@ class Rank:
         self.seed = int(self.agree(float(time.time_ns() % (1 << 30))))
 
     def prepare(self, strategy: str) -> str | None:
-        """Prepare a strategy; return the reason if it cannot be used on any rank.
+        """Prepare a strategy on every rank; return a reason if at least one rank cannot use it.
 
-        A GPU's context is created here and not during loading, because that would disturb other measurements.
+        A GPU's context is created here, because creating it during loading would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
         self.base = self.host = self.torch.empty(0)
@@ -96,7 +96,7 @@ class Rank:
         if count <= self.base.numel():
             return
         count = max(count, _LEAST_COUNT)
-        # The values are computed from the position and the common seed, so that ranks need not send them.
+        # Values are computed from their position and the common seed, so ranks need not send them.
         mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
         self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
         self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
@@ -161,7 +161,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
     last_s = 0.0
     for done, size in enumerate(sizes):
         count = size // 4
-        # Verifying takes about two all-reduces, and measuring at least four. Their time is proportional to the size.
+        # Verifying takes about two all-reduces, and measuring at least four. The time grows in proportion to the size.
         growth = size / sizes[done - 1] if done else 1
         if rank.agree(float(time.perf_counter() - began + 6 * last_s * growth > seconds and done > 0)):
             probe.skip(
@@ -218,7 +218,7 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
         collectives += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
     if options.rank == 0:
         probe.finish(linger=False, collectives=collectives)
-    # Rank 0 exits without closing the group, so the others do not wait for it.
+    # Rank 0 exits without closing the group, so the other ranks do not close it either.
     os._exit(0)
 
 
@@ -253,7 +253,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
         reader.start()
-        # The result arrives before the ranks end. Do not wait for their end, because destroying contexts takes long.
+        # The result arrives before the ranks end. Do not wait for the ranks, because destroying contexts takes long.
         while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:

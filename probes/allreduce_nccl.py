@@ -3,8 +3,8 @@
 The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched one after another after
 warm-up. The result is the host's time until all GPUs have finished, divided by 20. Up to 1 MiB launching takes longer
 than the all-reduce. Therefore these sizes are also measured with all launches queued behind a gate (strategy
-`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. It
-prints one JSON object, gpudiag/probe-allreduce/1.
+`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. The
+program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _ITERATIONS = 20
 _LARGEST_QUEUED = MIB
 #: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: Minimum number of all-reduces of a run. With fewer, the start of the first one matters (2 % at 128 MiB without peer
-#: access).
+#: Minimum number of all-reduces of a run. In shorter runs the first start matters (2 % at 128 MiB without peer access).
 _FEWEST = 4
-#: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
+#: Share of the free device memory for one buffer. Up to four programs with two buffers each load at once.
 _SHARE = 0.05
 #: NCCL's algorithm of each strategy; None lets NCCL choose.
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
@@ -122,7 +121,7 @@ class Bench:
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Verify an all-reduce, and measure it launched and, for small sizes, queued. Raises ProbeError."""
+        """Verify all-reduces of one size, and yield their launched time and, for small sizes, their queued time."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
         trial_s = step.launched_s(2)
@@ -144,7 +143,7 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Every such attempt takes the gate's whole time limit, so this strategy is not tried at other sizes.
+                # Every failed attempt takes the gate's whole time limit, so this strategy is not tried at other sizes.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 

@@ -78,9 +78,10 @@ def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int
 def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, spread: bool = False) -> Flow:
     """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers. Each way has its own stream.
 
-    With `spread`, copies to the host alternate between both pinned buffers, and overwrite the source of other copies,
-    because the memory to which all GPUs copy must be much larger than the host's cache. On a host with 300 MiB of
-    cache, four GPUs seemed 10 % faster with 512 MiB of targets than with 1 GiB (179 and 163 GB/s).
+    With `spread`, copies to the host alternate between both pinned buffers, because the memory to which all GPUs copy
+    must be much larger than the host's cache. Then copies to the host overwrite the buffer from which copies to the GPU
+    read. On a host with 300 MiB of cache, four GPUs seemed 10 % faster with 512 MiB of targets than with 1 GiB (179 and
+    163 GB/s).
     """
     gpu = side.gpu
     source, target = side.pinned if memory == "pinned" else side.pageable
@@ -105,7 +106,7 @@ def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, sp
 
 
 def device_flow(side: HostSide) -> Flow:
-    """Return the flow of copies within one GPU."""
+    """Return the flow of copies within one GPU, from its source to its target."""
     gpu = side.gpu
     return Flow(
         gpu=gpu,

@@ -61,7 +61,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
+    """A path to measure. `initiator` is the GPU of each flow that issues the copies: "src" or "dst"."""
 
     src: Side
     dst: Side
@@ -105,7 +105,7 @@ def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> li
 
 
 def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, int]]) -> None:
-    """Enable peer access of all allowed pairs. If that fails for a pair, remove the pair from `allowed`."""
+    """Enable peer access of all allowed pairs. Remove pairs from `allowed` for which CUDA refuses."""
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if pair not in allowed:
@@ -155,7 +155,7 @@ class PeerBench:
         bandwidth: list[dict[str, Any]] = []
         target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Staged copies may block the host. A gate without its kernel has no time limit, so it is not used for them.
+        # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies do not use it.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:

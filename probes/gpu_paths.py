@@ -1,8 +1,8 @@
 """Run several GPU probes in one process: copies to and from the host, copies between GPUs, NCCL.
 
-CUDA contexts and pinned memory are created only once, because that takes longer than most measurements, and the driver
-creates contexts sequentially. NCCL comes last, because connecting it enables peer access. The result of each part is a
-separate line, which is written when the part is complete, in the format of copy_host.py, copy_peer.py or
+CUDA contexts and pinned memory are created only once, because creating them takes longer than most measurements, and
+the driver creates contexts sequentially. NCCL comes last, because connecting it enables peer access. The result of each
+part is a separate line, which is written when the part is complete, in the format of copy_host.py, copy_peer.py or
 allreduce_nccl.py.
 """
 
@@ -43,7 +43,7 @@ class GpuProbes:
         return warm_up(self.gpus, self.sensors, self.host.buffers(), self.host.device_bytes)
 
     def measure_peer(self, part: Probe) -> None:
-        """Measure the part `peer`; peer access is on afterwards."""
+        """Measure the part `peer`. Afterwards peer access stays enabled."""
         sides = [copy_peer.Side(side.gpu, side.source, side.target, side.device_seed) for side in self.host.sides]
         bench = copy_peer.PeerBench(part, sides, self.host.device_bytes, quick=self.options.quick)
         part.write(**bench.measure(part, self.gate, self.options.seconds))

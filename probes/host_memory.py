@@ -36,7 +36,7 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 class CopyTeam:
-    """Threads bound to one node. Each copies its own slice from `source` to `target`."""
+    """Threads bound to one node. Each thread copies one slice from `source` to `target`."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
         bounds = np.linspace(0, source.size, threads + 1).astype(int) // 512 * 512
@@ -102,7 +102,7 @@ def main() -> None:
             seed = fresh_seed()
             pattern.fill(source, seed)
             pattern.poison(target)
-            # More than 32 threads copy no faster on any socket, and starting them takes time.
+            # More than 32 threads copy no faster on any socket, and starting more threads takes time.
             team = CopyTeam(source, target, nodes[i], options.threads or min(32, len(nodes[i])))
             first = team.run(1)
             wrong = pattern.count_wrong(target, seed)

@@ -1,4 +1,4 @@
-"""Compute the bandwidth that the hardware allows on each path: its ceiling, with its source. 1 GB/s is 1e9 bytes/s.
+"""Compute the ceiling of each path: the bandwidth that the hardware allows, and its source. 1 GB/s is 1e9 bytes/s.
 
 The ceiling of PCI Express, one way, is (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2):
 
@@ -94,7 +94,7 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links that are used at once, as if they shared no part of their paths."""
+    """Add the ceilings of links that are used at once, as if their paths shared no hardware."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:

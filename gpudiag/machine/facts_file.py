@@ -27,7 +27,7 @@ def save_facts(facts: Facts, path: Path) -> None:
     os.umask(umask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # with the usual permissions
+        write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # the permissions of any new file
     except OSError as error:
         raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another path with --save.") from error
 

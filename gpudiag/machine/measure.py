@@ -30,7 +30,7 @@ def probe_machine(
         facts: the inventory of the machine.
         quick: measure only the essential paths.
         p2p: with `quick`, measure NCCL without peer access if this is False.
-        timeout_s: limit on the loading of each program, and on its measuring.
+        timeout_s: limit on the seconds that each program loads, and on those that it measures.
         on_progress: called from several threads.
 
     Returns:
@@ -46,7 +46,7 @@ def probe_machine(
 
 
 def failed_probes(facts: Facts) -> tuple[str, ...]:
-    """Return the names of probes that failed, wholly or in part. A probe that is unavailable here has not failed."""
+    """Return the names of probes that failed at least in part. A probe that is unavailable here has not failed."""
     return tuple(
         name
         for name, report in facts.probes.items()

@@ -35,7 +35,7 @@ ONE_DEVICE = Cost(exposed_ms=0.0, exchange_ms=0.0, reason="one device communicat
 
 
 def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, reason: str, *, holds: float) -> Cost:
-    """Return the cost of reducing buckets sequentially. The reduction of a bucket begins when it is complete.
+    """Return the cost of reducing buckets in sequence. A reduction begins when its bucket is complete.
 
     Args:
         now: the machine and the model.
@@ -58,7 +58,7 @@ def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, re
     bucket_copy_ms = 2 * now.on_device_ms(total_bytes)
     if candidate.lossy:
         bucket_copy_ms += now.on_device_ms(1.5 * total_bytes)
-    # Communication kernels slow concurrent backward kernels, so that buckets are complete later.
+    # Communication kernels slow concurrent backward kernels, so buckets are complete later.
     slowdown_ms = holds * min(communication_ms, now.compute.backward_ms)
     backward_ms = now.compute.backward_ms + slowdown_ms
     stretch = backward_ms / now.compute.backward_ms if now.compute.backward_ms else 1.0

@@ -8,7 +8,7 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: Above the largest size, the slope is that between the largest size and the next size of at most this share of it.
+#: Above the largest size L, the slope is that between L and the next smaller size that is at most this share of L.
 _FAR = 0.7
 #: µs to start a ring all-reduce, µs per hop over NVLink, and µs per hop over PCIe or host memory. The values are from
 #: the tables by which NCCL chooses its algorithm (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple;
@@ -22,10 +22,10 @@ class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
     Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between the
-    largest and a clearly smaller size. Below the smallest size, the time falls linearly to that of an empty all-reduce,
-    so that a single point is sufficient for a bandwidth. If the number of ranks changes from n to m, the latency scales
-    with the number of hops, and the remaining time with the bytes per link:
-    time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+    largest and a clearly smaller size. Below the smallest size, the time falls linearly to that of an empty all-reduce.
+    So one point is enough for a bandwidth. If the number of ranks changes from n to m, the latency scales with the
+    number of hops, and the remaining time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) /
+    busbw.
 
     Args:
         points: measured bytes → ms.

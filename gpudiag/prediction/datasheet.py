@@ -1,9 +1,9 @@
 """Estimate the compute time of a step that was not measured, from its floating-point work and the GPU's peak rate.
 
 Training reaches 0.3 to 0.6 of the peak with large convolutions and matrix products, and less with small layers. The
-estimate may be wrong by a factor of two, which its `source` states. In fp32 it may be three times too long, because
-Winograd and FFT convolutions need fewer multiplications than are counted. For AlexNet on a GTX 1070 the estimate is
-887 ms, and the measured time 341 to 372 ms.
+estimate may be wrong by a factor of two, as its field `source` states. In fp32 the estimate may be three times too
+long, because Winograd and FFT convolutions need fewer multiplications than are counted. For AlexNet on a GTX 1070 the
+estimate is 887 ms, and the measured time 341 to 372 ms.
 """
 
 from __future__ import annotations

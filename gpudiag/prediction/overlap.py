@@ -11,17 +11,17 @@ MIB = 1 << 20
 #: DistributedDataParallel's default sizes of the first bucket and of the others. The first is small, so that
 #: communication starts early (torch.distributed, `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`).
 FIRST_MIB, MOST_MIB = 1.0, 25.0
-#: Backward's share of forward and backward. Backward computes gradients of inputs and of weights, forward only outputs.
+#: Backward's share of forward plus backward: backward computes gradients of inputs and weights, forward only outputs.
 BACKWARD_SHARE = 2 / 3
-#: The update's share of a step of which only the duration is known.
+#: Assumed share of the update in a step whose phases are unknown.
 _UPDATE_SHARE = 0.06
 
 
 def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[list[int]]:
     """Group gradients into buckets as DDP does, and return the indices of the gradients in each bucket.
 
-    A bucket is closed by the gradient with which it reaches its size, so that a large gradient shares its bucket with
-    the preceding ones (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
+    A bucket ends with the gradient that fills it, so a large gradient shares its bucket with the preceding gradients
+    (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
 
     Args:
         sizes: bytes of the gradients, in the order in which they are ready.
@@ -45,7 +45,7 @@ def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[li
 
 
 def parts_of(step_ms: float, source: str) -> Compute:
-    """Split a step of which only the duration is known into forward, backward and update."""
+    """Split a step whose phases are unknown into forward, backward and update, by assumed shares of `step_ms`."""
     layers_ms = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
         forward_ms=layers_ms * (1 - BACKWARD_SHARE),

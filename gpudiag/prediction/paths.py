@@ -1,4 +1,4 @@
-"""Return the rates and latencies of a machine's paths, measured, or else assumed from its links.
+"""Return the rates and latencies of a machine's paths: measured values, or else values assumed from its links.
 
 An assumed rate is the share of the hardware's ceiling (by kind of link, PCIe generation and width) that healthy links
 reach. `Paths.assumed` lists the assumed values.
@@ -44,7 +44,7 @@ class Paths:
         p2p: False if peer access is disabled.
 
     Attributes:
-        assumed: values that were not measured, in words, by name.
+        assumed: values that were not measured, in words, by the name of the path.
     """
 
     def __init__(self, facts: Facts, devices: Sequence[int], *, p2p: bool = True) -> None:
@@ -99,7 +99,7 @@ class Paths:
     def all_rate(self, path: str) -> float:
         """Return each GPU's rate while all copy to (`device_to_host`) or from (`host_to_device`) the host at once.
 
-        The sum of all rates was measured with all GPUs of the machine. A GPU's rate is at most that of its own link.
+        The measured sum covers all GPUs of the machine. A GPU's rate is at most that of its own link.
         """
         slowest_link = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
@@ -122,7 +122,7 @@ class Paths:
         return min(one_way, rates[0] / 2 / len(self)) if rates and len(self) > 1 else one_way
 
     def latency_us(self, src: int, dst: int) -> float:
-        """Return the time to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
+        """Return the µs to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
         if HOST in (src, dst):
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]
@@ -144,7 +144,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read and write. A copied byte counts twice here, once in the measurement."""
+        """Return the GB/s that the CPUs read plus write. So the result is twice the measured copy rate."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -164,7 +164,7 @@ class Paths:
         count = len(self)
         if count < 2:
             return ()
-        # Up to 8 GPUs, all rings (5040) are evaluated. With more GPUs, the ring follows their numbers.
+        # Up to 8 GPUs, all rings (at most 5040) are evaluated. With more GPUs, the ring follows the GPUs' numbers.
         orders = permutations(range(1, count)) if count <= 8 else [tuple(range(1, count))]
         closed = (tuple(pairwise((0, *order, 0))) for order in orders)
         rates = {(a, b): self.rate_both(a, b) for a, b in permutations(range(count), 2)}

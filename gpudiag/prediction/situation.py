@@ -74,9 +74,10 @@ class Situation:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
         Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
-        an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once. There a reduction or
-        broadcast is faster, because the first GPU in its chain only sends and the last only receives: it takes
-        (n - 1) / n of the time over direct links if all n GPUs are owners, and (2n - 3) / (2n - 2) if one GPU is.
+        an all-reduce. Without direct links, a GPU's link to the host cannot send and receive at full rate at once.
+        Through the host a reduction or broadcast is faster, because the first GPU in its chain only sends and the last
+        only receives. The time over direct links is multiplied by (n - 1) / n if all n GPUs are owners, by (2n - 3) /
+        (2n - 2) if one is.
 
         Args:
             size: bytes of all parameters.
@@ -89,7 +90,7 @@ class Situation:
         return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Return the bytes of each bucket and the time at which it is complete, in ms from the start of backward."""
+        """Return each bucket's bytes, and the time when the bucket is complete, in ms from the start of backward."""
         sizes, ready_ms = self.model.sizes, self.ready_ms
         complete_ms = list(accumulate((max(ready_ms[i] for i in bucket) for bucket in buckets), max))
         return [(sum(sizes[i] for i in bucket), ms) for bucket, ms in zip(buckets, complete_ms, strict=True)]
@@ -101,7 +102,7 @@ class Situation:
 
     @property
     def nccl_curve(self) -> Curve | None:
-        """Return the measured curve over NCCL, with or without peer access as configured."""
+        """Return the measured curve over NCCL, with peer access if `p2p` is True; None if it was not measured."""
         return self.curve(nccl_transport(p2p=self.p2p))
 
     def on_device_ms(self, size: float) -> float:
@@ -116,8 +117,8 @@ class Situation:
         return size / (rate * 1e6)
 
 
-#: Share of the links' rate that a ring through host memory reaches. The share is low because each GPU's kernel and the
-#: next GPU's kernel, which reads its output, work by turns.
+#: Share of the links' rate that a ring through host memory reaches. The share is low, because the kernel of a GPU and
+#: the kernel of the next GPU, which reads the first kernel's output, run alternately.
 _STAGED_RING = 0.55
 #: Assumed GB/s of copies within a GPU, by the major number of its compute capability. The values are approximate rates
 #: of the smaller boards of each generation. Copied bytes count once.

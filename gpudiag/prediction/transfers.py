@@ -1,8 +1,8 @@
 """Simulate transfers of tensors or buckets over links that carry one transfer at a time.
 
 Worked example. GPU 0 owns two tensors, each of which takes 10 ms to transfer. The first goes to GPUs 1 and 2, the
-second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then GPU 1 requests a
-transfer of 10 ms to GPU 2. The link into GPU 2 is busy from 10 to 20 ms, so that this transfer ends at 30 ms as well.
+second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then a transfer of 10 ms
+from GPU 1 to GPU 2 is added. The link into GPU 2 is busy from 10 to 20 ms, so the added transfer ends at 30 ms as well.
 
 Communication after the end of the overlapping compute is exposed. Worked example. Backward takes 10 ms and completes
 two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
@@ -18,7 +18,7 @@ from gpudiag.prediction.paths import HOST, Paths
 
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-#: Share of the one-way rate. If staged copies in both directions at once reach less, they share one path in the host.
+#: Staged copies in both directions share one path in the host if each reaches less than this share of the one-way rate.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20
@@ -57,7 +57,7 @@ def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) ->
 
 
 def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
-    """Return an owner for each tensor: the one with the fewest bytes so far, as parameter servers place variables."""
+    """Return an owner for each tensor: the owner with the fewest bytes so far, as parameter servers place variables."""
     load = [0] * count
     owners = []
     for size in sizes:
@@ -70,8 +70,7 @@ def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
 def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float = 1.0) -> list[Transfer]:
     """Return the transfers by which every GPU fetches every tensor from its owner (HOST, or a GPU).
 
-    All owners serve the GPUs in the same order, so that transfers of different owners sometimes share a receiver's
-    link.
+    All owners serve the GPUs in the same order, so transfers of different owners sometimes share a receiver's link.
 
     Args:
         paths: the machine's paths.
@@ -91,7 +90,7 @@ def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float
 def deliver(
     paths: Paths, sizes: Sequence[int], owners: Sequence[int], ready_ms: Sequence[float], wire: float = 1.0
 ) -> list[Transfer]:
-    """Return the transfers by which every GPU sends every tensor to its owner when it is ready.
+    """Return the transfers by which every GPU sends every tensor to its owner when the tensor is ready.
 
     All GPUs send a tensor at the same time. Arguments are those of `fetch`; `ready_ms` has a time for each tensor.
     """
@@ -118,6 +117,7 @@ def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float,
         rate = paths.rate(src, dst)
         if paths.rate_both(src, dst) < _SHARED * rate:
             links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
-        # The driver fills its buffer before emptying it, so that the first block crosses the two links sequentially.
+        # The driver fills its buffer before it empties the buffer, so the first block crosses the two links in
+        # sequence.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

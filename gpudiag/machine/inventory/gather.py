@@ -49,7 +49,7 @@ def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: 
 def gather_inventory(
     nvml: Any | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> Facts:
-    """Return the inventory from NVML, /proc and /sys. This takes well under a second, and raises no exceptions.
+    """Return the inventory from NVML, /proc and /sys. The function takes well under a second, and raises no exceptions.
 
     Args:
         nvml: a replacement for the module `pynvml`, with its functions and error classes.
@@ -58,8 +58,8 @@ def gather_inventory(
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the
-        reason. Strings contain no control characters. PCIe generation and width are those of now, which may be lower
-        than under load, because an idle link reduces them (`under_load` is False).
+        reason. Strings contain no control characters. PCIe generation and width are current values, which may be lower
+            than under load, because an idle link reduces them. So `under_load` is False.
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}

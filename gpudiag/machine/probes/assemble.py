@@ -1,4 +1,4 @@
-"""Add the results of probe programs to facts, with the inventory's numbers of GPUs, with ceilings and with fits."""
+"""Add the results of probe programs to facts, with GPUs numbered as in the inventory, with ceilings and fits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Machine:
 
 
 def assemble(facts: Facts, outcomes: Sequence[ProbeOutcome], skipped: Sequence[Skipped]) -> Facts:
-    """Return the inventory with all measurements. Missing measurements are in its field `skipped`."""
+    """Return the inventory with all measurements. The field `skipped` lists missing measurements."""
     documents = [outcome.document for outcome in outcomes if outcome.document is not None]
     facts = _with_links_under_load(facts, documents)
     machine = _Machine(facts)
@@ -114,7 +114,7 @@ def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> 
 
 
 def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Bandwidth:
-    """Return the bandwidth of a copy with the host or within a GPU, of one GPU or of all at once (`all`)."""
+    """Return the bandwidth of copies with the host or within a GPU, for one GPU or for all GPUs at once (`all`)."""
     devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
     for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
@@ -192,6 +192,7 @@ def _peer_ceiling(machine: _Machine, a: int, b: int, copy: PeerCopy) -> PathCeil
 
 
 def _host_memory(document: HostMemoryResult) -> list[Bandwidth]:
+    """Return the bandwidths of host memory between NUMA nodes."""
     bound = ceilings.host_memory()
     return [
         _bandwidth(
@@ -208,7 +209,7 @@ def _host_memory(document: HostMemoryResult) -> list[Bandwidth]:
 
 
 def _bandwidth(copy: MeasuredCopy, bound: PathCeiling, **path: Any) -> Bandwidth:
-    """Return a copy's bandwidth with its ceiling; `path` are the fields of its path."""
+    """Return a copy's bandwidth with its ceiling; `path` has the fields that describe the copy's path."""
     return Bandwidth(
         size_bytes=copy.size_bytes,
         gb_per_s=copy.gb_per_s,
@@ -222,6 +223,7 @@ def _bandwidth(copy: MeasuredCopy, bound: PathCeiling, **path: Any) -> Bandwidth
 
 
 def _collectives(document: CollectivesResult) -> list[Collective]:
+    """Return the collectives with their algorithm and bus bandwidths."""
     collectives = []
     for measured in document.collectives:
         algbw = measured.bytes / measured.time_us / 1e3  # bytes per µs are 1e6 bytes/s

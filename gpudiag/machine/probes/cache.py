@@ -1,7 +1,7 @@
-"""Cache the measurements of this machine, because a profile needs link bandwidths, which rarely change.
+"""Cache the measurements of this machine, because each profile needs them and link bandwidths rarely change.
 
-Cached measurements are used only with the same GPUs, driver and communication variables. They are valid for a day,
-because links and neighbours may change. Only the user can read and write the files.
+Cached measurements are used only with the same GPUs, driver and communication variables. Measurements are valid for a
+day, because links and neighbours may change. Only the user can read and write the files.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def with_measurements(inventory: Facts, measured: Facts) -> Facts:
 
 
 def _with_link(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """Use the earlier state of the link if it was read under load, because an idle link reduces its speed."""
+    """Return the GPU with its earlier PCIe link if this was read under load, because an idle link reduces its speed."""
     if before is None or not before.pcie.under_load:
         return gpu
     return msgspec.structs.replace(gpu, pcie=before.pcie, memory_bus_bits=gpu.memory_bus_bits or before.memory_bus_bits)

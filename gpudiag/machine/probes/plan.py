@@ -11,7 +11,7 @@ from gpudiag.model.facts import Facts, Skipped
 
 #: Ranks of an all-reduce between processes without GPUs.
 _CPU_RANKS = 2
-#: Largest message between processes without GPUs. It exceeds the caches, and a laptop reduces it fast enough.
+#: Largest message between processes without GPUs. The message exceeds caches, and is fast on a laptop.
 _CPU_LARGEST_MIB = 64
 #: Number of cores per rank with which importing PyTorch does not disturb programs that measure at the same time.
 _CPUS_PER_IMPORT = 4
@@ -57,12 +57,12 @@ def plan_probes(
         facts: the inventory.
         programs: the folder of the probe programs.
         quick: only the most important measurements, in about 5 s on 4 GPUs instead of 20.
-        timeout_s: limit on the loading of each program, and on its measuring.
+        timeout_s: limit on the seconds that each program loads, and on those that it measures.
         p2p: with `quick`, measure NCCL without peer access if this is False.
 
     Returns:
         Programs in the order in which they measure. Copies come first, because other measurements are compared with
-        them. Programs without GPUs come last, so that GPU contexts can be destroyed meanwhile.
+        them. Programs without GPUs come last. Meanwhile the GPU contexts of the other programs can be destroyed.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)

@@ -1,7 +1,7 @@
 """Find the probe programs, and decode their results.
 
 A program prints a JSON object whose `schema` names its kind and version. The output is validated against the types
-below, because a program may be killed at any time, or replaced by another one.
+below, because a program may be killed while it writes, or replaced.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
-    #: Reason why nothing can be measured on this machine, if that is no failure.
+    #: Reason why nothing can be measured on this machine, if this is not a failure.
     unavailable: str | None = None
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()
@@ -107,7 +107,7 @@ class PeerCopy(MeasuredCopy, frozen=True, kw_only=True):
 
 
 class PeerLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency between two GPUs; for loads, a kernel on `src` reads memory of `dst`."""
+    """Latency between two GPUs. For dependent loads, a kernel on `src` reads memory of `dst`."""
 
     kind: str
     src: int

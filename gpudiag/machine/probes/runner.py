@@ -1,8 +1,8 @@
 """Run probe programs, each in a separate process with a time limit. Their output is untrusted.
 
-A program first loads (imports, CUDA contexts, buffers, communicators) and reports that it is ready. It measures when it
-gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed while copies are
-measured. A program that hangs or crashes loses only its own results.
+A program first loads (imports, CUDA contexts, buffers, communicators) and reports that it is ready. The program
+measures when it gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed
+while copies are measured. A program that hangs or crashes loses only its own results.
 
 Two activities may overlap with measuring, because they do not disturb it: loading a program that loads only on the CPU
 (importing PyTorch), and ending the programs that hold GPUs while the host is measured.
@@ -63,7 +63,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a program or of one of its parts.
 
     Attributes:
-        document: the validated result if `status` is ok, or unavailable.
+        document: the validated result if `status` is `ok` or `unavailable`.
         reason: reason why there is no result.
         setup_s, measure_s: durations of loading and of measuring.
     """
@@ -88,7 +88,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. As a context manager, it ends the program's process group."""
+    """A started program. As a context manager, the object ends the program's process group."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
@@ -131,7 +131,7 @@ class RunningProbe:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the program and everything that it started, and wait for that."""
+        """End the program and everything that it started, and wait until all have ended."""
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -220,6 +220,7 @@ class RunningProbe:
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
     def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
+        """Return an outcome with the durations so far."""
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
@@ -235,10 +236,11 @@ class RunningProbe:
         )
 
     def _last(self) -> str:
-        """Return the last line of standard error that is no progress message, as the end of a sentence."""
+        """Return ": " and the last line of standard error that is not a progress message; "" without such a line."""
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
+        """Collect standard output in a thread. End a program that prints too much."""
         stream = self._process.stdout
         if stream is None:
             return
@@ -298,8 +300,8 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
     """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. When this function returns or raises, also after
-        Ctrl-C, every started process group has ended.
+        Outcomes in that order, one per program or per part of it. When this function returns or raises, even after
+            Ctrl-C, every started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -318,7 +320,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # the driver destroys contexts slowly: let it do so while the host is measured
+                _end_all(holding)  # the driver destroys their contexts slowly, while the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

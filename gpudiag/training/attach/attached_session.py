@@ -1,4 +1,4 @@
-"""Measure the steps of a user's command, whose ends a hook of the optimizer reports one by one."""
+"""Measure the steps of a user's command. An optimizer hook reports the end of each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Seconds until the unprofiled steps are saved for the first time.
 _SAVE_AFTER_S = 1.0
-#: Steps in which an epoch ends are excluded, if they are at most this share of all steps.
+#: A step in which an epoch ends is excluded, unless such steps exceed this share of all steps.
 _MAX_EPOCH_ENDS = 1 / 3
 #: Smallest suggested values of `--warmup` and `--steps`.
 MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS = 1, 2
@@ -95,16 +95,16 @@ class AttachedSession:
         self._thread = 0
         #: Another thread has requested the end of the recording.
         self._recording_cancelled = False
-        #: Number of steps in which a loader ended.
+        #: Number of steps in which a DataLoader ran out of batches.
         self._epoch_ends = 0
-        #: A loader has ended in this step.
+        #: A DataLoader has run out of batches in this step.
         self._loader_ended = False
         #: Traces are written in the background, unless the process is about to end.
         self._background = True
         self._note_steps()
 
     def open(self) -> None:
-        """Remove this rank's files of an earlier run, and no others: other ranks may already have begun to write."""
+        """Remove this rank's files of an earlier run, but no others, because other ranks may already write theirs."""
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
@@ -129,13 +129,13 @@ class AttachedSession:
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
         self._measurement.mark_lines()
-        take_input_ns()  # discard fetches before this step
+        take_input_ns()  # discard the time of fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
 
     def cancel_recording(self) -> None:
         """Discard the recording, because the program creates a profiler, and only one profiler can run at a time."""
-        # PyTorch records by thread, so that ending the recording in another thread would crash.
+        # PyTorch records by thread: ending the recording in another thread would crash.
         if threading.get_ident() != self._thread:
             self._recording_cancelled = True
         elif self._measurement.phases is not None:
@@ -155,7 +155,7 @@ class AttachedSession:
                 measurement.progress.note(f"rank {self._position.rank}: {sentence}")
                 measurement.progress.tell("saving")
         self._marked.close()
-        # The program that started the command combines the ranks' records at its end.
+        # `run_command` combines the ranks' records when the command has ended.
         measurement.close(error, wait_for_others=False)
 
     def _begin(self) -> None:
@@ -182,7 +182,7 @@ class AttachedSession:
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
         if phases.unprofiled_over:
-            self._marked.close()  # in recordings PyTorch marks the fetches
+            self._marked.close()  # in recordings PyTorch itself marks fetches
 
     def _on_loader_end(self) -> None:
         self._loader_ended |= threading.get_ident() == self._thread
@@ -209,13 +209,13 @@ class AttachedSession:
 
 
 class _AttachedRuntime(PyTorchRuntime):
-    """PyTorch runtime with a known cluster position, whose recordings the session creates."""
+    """PyTorch runtime whose cluster position is known, and whose windows the session creates."""
 
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
         self._position = position
         self._make_window = make_window
 
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known from the start
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known before the devices are
         return self._position
 
     def window(

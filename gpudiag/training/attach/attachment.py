@@ -21,7 +21,7 @@ from gpudiag.training.session.progress import send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Autograd's number of the current backward pass if there is none.
+#: Autograd's number for "no backward pass runs".
 _NO_BACKWARD = -1
 
 _OUT_OF_STEP = "the ranks do not take their steps together: each is measured separately"
@@ -44,7 +44,7 @@ class Attachment:
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
-        #: Held while a call in the main thread is scheduled.
+        #: Held from scheduling a call in the main thread until that call begins.
         self._in_main = threading.Lock()
         #: Number of autograd nodes that each thread had created at its last call. An increase means a forward pass.
         self._nodes: dict[int, int] = {}
@@ -60,7 +60,7 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # while a CUDA graph is captured nothing is computed, so this call is no training step
+            return  # while a CUDA graph is captured, nothing is computed, so the call is not a training step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
@@ -125,10 +125,11 @@ class Attachment:
     def _count_quietly(self, *, direct: bool) -> None:
         """Replace the handler by one that only counts, until the step of the start barrier's next check.
 
-        The wait for the other ranks has no limit, so it must not slow the training. The counting handler does as little
-        as possible: it takes several times as long as in a tight loop, because the training evicts its data from the
-        caches. If the optimizer that ends a step is called several times in each step, only the call after a forward
-        pass ends the step. The counting handler can detect a forward pass only on the training thread.
+        The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
+        counting handler does as little as possible. Each call is several times as slow as in a tight loop, because
+        training evicts the handler's data from the processor's caches. If the optimizer that ends a step is called
+        several times in each step, only the call after a forward pass ends the step. Forward passes can be detected
+        only on the training thread.
 
         Args:
             direct: the optimizer steps on the training thread itself.
@@ -163,7 +164,7 @@ class Attachment:
         self._entered.handler = count
 
     def _begin(self) -> None:
-        """Open the session if the common first step of all ranks is reached."""
+        """Open the session if this rank has reached the common first step."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
@@ -172,7 +173,7 @@ class Attachment:
             self._open(position, start)
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
-        """Create the start barrier; return None if another process of this rank is measured."""
+        """Create the start barrier; return None if another process of the same rank is already measured."""
         report = self._entered.report
         report.set_position(position.rank, position.world_size)
         if not claim(Path(self._entered.settings.run_dir), position.rank):
@@ -211,13 +212,13 @@ class Attachment:
         self._session = session
         entered.on_own_profiler = session.cancel_recording
         atexit.register(self._at_exit)
-        if "multiprocessing.util" in sys.modules:  # children of multiprocessing do not call functions of atexit
+        if "multiprocessing.util" in sys.modules:  # a multiprocessing child skips atexit functions
             sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
         if not start.recorded:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """End the session and write its files in the background. With `stop`, write them now and end the command."""
+        """End the session. Write its files in the background; with `stop`, write its files now and end the command."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -236,7 +237,7 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. If that fails, report the failure without ending the command."""
+        """Save the measurements. A failure is reported, and does not end the command."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on

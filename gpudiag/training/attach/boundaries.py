@@ -1,26 +1,26 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
-Only the sequence of calls determines the steps, so that every rank finds the same. A call counts if a forward pass lies
-between it and the previous call. So several calls count once if an optimizer updates its parameters in groups, or if
-each parameter has its own optimizer that steps within backward. The optimizer that is called least often ends a step;
-if several are called equally often, the first of them.
+Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
+lies between it and the previous call. So several calls count once if an optimizer is called once per group of
+parameters, or if each parameter has its own optimizer that steps within backward. The optimizer that is called least
+often ends a step; of several such optimizers, the one that was called first does.
 
 Worked example. A GAN trains its critic D three times for each G; `.` is a forward pass:
 
     .D .D .D .G .D .D .D .G .D .D .D .G      D counts 9 times, G 3 times: G ends a step, which takes 4 calls
 
 Ranks agree on the first measured step without waiting, so that a rank that cannot take part delays no other rank. Each
-rank posts its presence once. When rank 0 has seen all ranks, it names a future step. Every rank reads the name before
-it reaches that step. Ranks that synchronize in every step are at most one step apart.
+rank posts its presence once. When rank 0 has seen all ranks, it posts the number of a future step. Every rank reads
+this number before it reaches that step. Ranks that synchronize in every step are at most one step apart.
 
-Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks again only
-when the steps since its last check have taken `_RATIO` times as long as a check. So the checks take at most 1/`_RATIO`
-of the training time. The step that rank 0 names must come after the next check of every rank. Therefore each rank posts
-the distance between its checks. A rank posts a larger distance before it applies it, and never reduces it.
+Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks the store
+again only when the steps since its last check have taken `_RATIO` times as long as a check. So the checks take at most
+1/`_RATIO` of the training time. The step that rank 0 posts must come after the next check of every rank. Therefore each
+rank posts the number of steps between its checks. A rank posts a larger number before using it.
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
 posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it
-names step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before that, it reads the name at step 106.
+posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before rank 0 posted, it reads the number at step 106.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 #: Number of calls after which an optimizer is regarded as one that steps regularly.
 _MIN_CALLS = 3
-#: Minimum number of observed calls. In a GAN these are five of the critic and the first of the generator.
+#: Minimum number of observed calls. In a GAN these may be five calls of the critic and one of the generator.
 MIN_OBSERVED_CALLS = 6
 #: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
 _MAX_CALLS = 40
@@ -44,8 +44,8 @@ _RATIO = 500
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Number of steps from the last rank's next check to the first measured step. Also, a rank first posts the distance
-#: between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps from the last rank's next check to the first measured step. A rank first posts the distance between
+#: its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 

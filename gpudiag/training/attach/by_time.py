@@ -1,7 +1,7 @@
 """Record a process for some seconds if it computes without a PyTorch optimizer.
 
-Its steps are unknown and are not timed. The analysis finds them in the trace by their repetition. A loop is
-distinguished from one-time work like loading by two samples of half a second: in a loop, both have the same operators.
+The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. Two samples
+of half a second distinguish a loop from one-time work like loading: in a loop, both have mostly the same operators.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LOOK_S = 0.5
 _RECORD_S = 3.0
 #: Longest wait for the main thread, in seconds, before and after the recording.
 _WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
-#: Minimum share of operator names that two samples of one loop have in common.
+#: Minimum share of operator names that two samples must have in common to count as a loop.
 _SAME_OPERATORS = 0.8
-#: Factor on `Settings.patience_s` if the program has created an optimizer, because it may still compile or load.
+#: Factor on `Settings.patience_s` if the program has an optimizer, because the program may still compile or load.
 _OPTIMIZER_PATIENCE = 10
 #: Time from the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
@@ -46,12 +46,12 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread calls this, and calls it again later if nothing was recorded.
+    The watch thread calls this function, and calls it again later if nothing was recorded.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # for this thread; `_call_in_main` sets it for the main thread
+    entered.ours.making = True  # thread-local; `_call_in_main` does this for the main thread
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()
@@ -70,9 +70,9 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return whether an optimizer has stepped since the watch thread called this module.
+    """Return whether an optimizer has stepped since the watch thread last reset `stepped`.
 
-    This is a function, because type checkers assume that an attribute does not change between two reads.
+    A function is necessary, because type checkers assume that an attribute does not change between two reads.
     """
     return entered.stepped
 
@@ -127,7 +127,7 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 
 
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
-    """Wait until every rank is present, and then until the time that rank 0 names; return the run's id."""
+    """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id."""
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
     if store is None:
@@ -156,7 +156,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return the operator names that the main thread runs in half a second; none if another profiler runs."""
+    """Return the names of the operators that the main thread runs in half a second; none if another profiler runs."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []
@@ -205,8 +205,8 @@ def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callabl
 def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
     """Call a function in the main thread and wait; return False if it fails, or is not called within `wait_s`.
 
-    A main thread that does not call the function in this time waits for other processes, as in a launcher. When the
-    thread resumes, the process may be about to exit, so the function is not called any more.
+    If the main thread does not call the function in this time, it is waiting for other processes, as in a launcher. The
+    process may exit when that wait ends, so the function is not called any more.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
@@ -230,7 +230,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has created a PyTorch optimizer, which wraps the `step` of its class."""
+    """Return whether this program has created a PyTorch optimizer, whose constructor marks `step` as hooked."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

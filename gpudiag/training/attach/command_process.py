@@ -1,9 +1,9 @@
 """Define the settings that gpudiag passes to each process of a command, and the report that each process writes.
 
-The settings are in one environment variable. The reports are files in gpudiag's private directory. They explain why a
-command could not be measured, also if the run directory cannot be written. A process writes its report after it has
-imported PyTorch, at its first optimizer step, about every `_INTERVAL_S` while it trains, and when it ends. This module
-imports only modules that load quickly.
+The settings are in one environment variable. The reports are files in gpudiag's private directory. Reports explain why
+a command could not be measured, even if the run directory cannot be written. A process writes its report after
+importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module loads
+quickly.
 """
 
 from __future__ import annotations
@@ -82,15 +82,14 @@ class ProcessReport:
     """One process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: process number and cluster position, as far as it is known.
+        pid, rank, world_size: process number, and cluster position as far as it is known.
         stage: progress of the measurement: PyTorch imported, optimizers step, waiting for the other ranks, measuring,
-            everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag failed in
-            this process.
+            everything measured; `not-first`: another process of the rank is measured; `failed`: gpudiag failed here.
         calls: number of optimizer steps so far.
         helper: the process is a launcher or a DataLoader worker.
-        numbered: the process was started with a rank.
+        numbered: a launcher set the environment variable RANK.
         own_profiler: the program has created a profiler.
-        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
+        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers have no hooks under RPC.
         error: the exception that ended the program, or the reason why gpudiag failed.
         ended_s: time at which the process ended without a signal, in seconds of `time.time`.
     """
@@ -109,7 +108,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Failures are ignored, because only messages need the report."""
+    """Write this process's report into a directory. Failures are ignored, because reports only improve messages."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -173,7 +172,7 @@ def _uncaught() -> str | None:
 def may_train() -> bool:
     """Return whether this process may train. A launcher and a worker of a loader do not train.
 
-    Libraries of a training process may import the launcher's module too, but a launcher has no process group.
+    A training process may import the launcher's module too, but only a training process has a process group.
     """
     torch: Any = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)

@@ -64,7 +64,7 @@ class Hooks(NamedTuple):
 
 
 class CommandWatch:
-    """Watch one running command, whose processes write into the directory `reports`."""
+    """Watch one running command, whose processes write their reports into the directory `reports`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class CommandWatch:
     def run(self, *, stop: bool) -> int:
         """Return the command's exit code, or 128 plus the number of the signal that ended it.
 
-        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then it is
+        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then the command is
         terminated, and 0 is returned.
         """
         done_s: float | None = None
@@ -123,8 +123,8 @@ class CommandWatch:
             return self._measured
         if any(message.phase != "done" for message in latest.values()):
             return False
-        # Ranks on other nodes are not expected, because they send no messages here. A launcher numbers its ranks, so
-        # that they are expected before their first optimizer step.
+        # Ranks on other nodes are not expected, because they send no messages here. A process that a launcher has
+        # numbered is expected even before its first optimizer step.
         expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
         return expected <= latest.keys()
 
@@ -164,7 +164,7 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # a launcher started the numbered ones; it has no number itself
+    if any(report.numbered for report in reports):  # the launcher itself has no number
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
@@ -173,8 +173,8 @@ class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Such
-    signals have the kernel as their sender (`si_code`), and are not forwarded.
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Signals
+    of a terminal have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -188,7 +188,7 @@ class SignalForwarder:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Catch signals within the block, except those that are ignored (under nohup), as the command ignores them."""
+        """Catch signals within the block, except ignored ones (under nohup), because the command ignores them too."""
         before = {}
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -204,8 +204,8 @@ class SignalForwarder:
     def begin(self, process: subprocess.Popen[bytes]) -> None:
         """Forward signals to this process from now on.
 
-        The signals are blocked and received with `sigtimedwait`, because it returns their sender. The process must have
-        started before, so that it does not inherit the blocked signals.
+        The signals are blocked and received with `sigtimedwait`, which also returns the sender. The process must have
+        started before this call; otherwise it would inherit the blocked signals.
         """
         self._process = process
         if hasattr(signal, "sigtimedwait"):
@@ -246,12 +246,11 @@ class Death:
 
 
 class DeathWatch:
-    """Observe when and how processes end that are not children of this process. A separate thread observes them.
-
-    A process that a signal ends cannot report it, and its peers only report broken connections. On Linux, the file
+    """Observe in a separate thread when and how processes end that are not children of this process. A process that a
+    signal ends cannot report the signal, and the other ranks only report broken connections. On Linux, the file
     descriptor of a process (pidfd) becomes readable when the process ends. Until its parent reaps it, `/proc/PID/stat`
-    has its exit status. Launchers reap about ten times a second, so that the status is usually still there; otherwise
-    only the time is known. On systems without pidfd no ends are observed.
+    has its exit status. Launchers reap about ten times a second, so the status is usually still there; otherwise only
+    the time is known. On systems without pidfd no ends are observed.
 
     Attributes:
         deaths: observed ends by process number.
@@ -282,12 +281,12 @@ class DeathWatch:
         self._watched = {}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Observe further processes; those that are observed already may be among them."""
+        """Observe further processes. Processes that are observed already are skipped."""
         for pid in pids:
             if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
                 continue
             self._known.add(pid)
-            with contextlib.suppress(OSError):  # it has ended already, or is on another host
+            with contextlib.suppress(OSError):  # the process has ended already, or is on another host
                 descriptor = os.pidfd_open(pid)
                 self._watched[descriptor] = pid
                 self._poll.register(descriptor, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Hook all optimizers and profilers, in every process of the command that has imported PyTorch.
+"""Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module and the standard library. The hook stays for the life of the
-process, because an optimizer may iterate over its hooks at the moment of a removal. Once everything is measured, the
-hook does nothing (0.1 us per step). A failure in this module ends the measurement, but not the command.
+A process that never trains imports only this module and the standard library. The hook is never removed, because an
+optimizer may be iterating over its hooks during the removal. Once everything is measured, the hook does nothing (0.1 us
+per step). A failure in this module ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: Minimum share of the time in which the main thread of a training process computes. A launcher waits for other
-#: processes, and polling ten times a second takes a tenth of this share.
+#: Minimum share of the time in which the main thread of a training process computes. A launcher that only polls its
+#: processes, ten times a second, uses a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -33,7 +33,7 @@ class EnteredProcess:
         own_profiler: the program has created a profiler.
         on_own_profiler: called when the program creates a profiler.
         stop_looking: ends the current sample of the main thread's operators, if there is one.
-        stepped: an optimizer has stepped since the watch thread last reset this.
+        stepped: an optimizer has stepped since the watch thread last reset `stepped`.
         last_step_s: time at which the watch thread last saw a step, in seconds of `time.monotonic`.
         calls: number of optimizer steps.
         report: this process's report.
@@ -54,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Import all other modules at the first step of an optimizer."""
+        """Handle the first step of an optimizer: import the other modules, and let an `Attachment` handle all steps."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -111,7 +111,7 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. This adds no graph break, because hooks break the graph anyway.
+# torch.compile must not compile the hook. The exclusion adds no graph break, because hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
@@ -165,7 +165,7 @@ def _report_end() -> None:
 
 
 def _forked() -> None:
-    """Reset the state in a forked process, because it may train and must not continue its parent's measurement."""
+    """Reset the state in a forked process. A child may train, but must not continue its parent's measurement."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
         _entered = EnteredProcess(_entered.settings)
@@ -181,7 +181,7 @@ def _watch_profilers() -> None:
 
 
 def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a profiler's `__init__` that first ends gpudiag's own profiler, unless gpudiag calls it."""
+    """Wrap a profiler's `__init__`: first end gpudiag's own profiler, unless gpudiag is the caller."""
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> None:
@@ -198,7 +198,7 @@ def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _watch_for_loops(entered: EnteredProcess) -> None:
-    """Start the watch thread, without `threading`, because some programs count the threads of that module."""
+    """Start the watch thread, without `threading`, because some programs count that module's threads."""
     import _thread
 
     with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -206,7 +206,7 @@ def _watch_for_loops(entered: EnteredProcess) -> None:
 
 
 def _watching(entered: EnteredProcess) -> None:
-    """Record for a fixed time if the main thread computes and no optimizer steps."""
+    """Run the watch thread: record for a fixed time if the main thread computes and no optimizer steps."""
     patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()
@@ -225,7 +225,7 @@ def _watching(entered: EnteredProcess) -> None:
 
 
 def _cpu_s() -> float:
-    """Return the main thread's CPU time in seconds; the whole process's if that is unavailable (macOS)."""
+    """Return the main thread's CPU time in seconds; on macOS, return that of the whole process."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

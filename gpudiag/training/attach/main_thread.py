@@ -39,8 +39,7 @@ def in_main_thread(function: Callable[[], object]) -> bool:
     """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
 
     If the function raises a subclass of Exception, the exception is ignored. Other exceptions, for example SystemExit,
-    are raised in the main thread. If the interpreter's short queue of pending calls is full, return False, and the
-    function is not called.
+    are raised in the main thread. If the interpreter's queue of pending calls is full, return False without a call.
     """
     _waiting.append(function)
     if _add():
@@ -73,7 +72,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass runs the interrupted code. The code of `backward` itself does not count."""
+    """Return whether a backward pass has called the interrupted code. A frame of `backward` itself does not count."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back

@@ -23,7 +23,7 @@ from gpudiag.training.session.step_counts import (
     recording_steps,
 )
 
-#: Errors of a rank that are a consequence of another rank's end.
+#: Errors that a rank reports because another rank has ended.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError"
     r"|ncclSystemError|gloo|store.*(timeout|timed out)|SIGTERM|SignalException",
@@ -31,7 +31,7 @@ _CONSEQUENCE = re.compile(
 )
 #: Signals that a launcher sends to the other ranks after a rank has failed.
 _BY_LAUNCHERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-#: A shell's exit code minus the number of the signal that ended a process.
+#: A shell returns this number plus the number of the signal that ended a process.
 _SIGNALS_FROM = 128
 
 _NOT_SEEN = f"python -I or -E, ssh, sudo, a container: pass PYTHONPATH and {VARIABLE} on, as mpirun -x does"
@@ -102,7 +102,7 @@ def failure_reason(outcome: CommandOutcome) -> str | None:
 
 
 def warnings(outcome: CommandOutcome) -> list[str]:
-    """Return sentences on ranks that were measured separately, and processes that were not measured."""
+    """Return one warning about ranks that were measured separately, and one about processes that were not measured."""
     sentences = []
     ranks = {rank.rank for rank in outcome.ranks if rank.unprofiled is not None or rank.trace is not None}
     trained = [report for report in outcome.trained if not report.helper]
@@ -217,7 +217,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. The minimum of several ends is the first end that is no consequence of another rank's end."""
+    """The end of a rank. Ends are ordered by time, but consequences of another rank's end come after all others."""
 
     consequence: bool
     ended_s: float
@@ -255,7 +255,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     elif death.exit_code and several:
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
-        # The status is lost, because the parent reaped the process. A process that exits or fails writes a report.
+        # The parent reaped the process, so its status is lost. An exit or exception would have left a report.
         how, consequence = f"ended without a report, as a signal ends a process{where}", True
     else:
         return None

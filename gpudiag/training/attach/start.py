@@ -1,4 +1,4 @@
-"""Run a command, let gpudiag enter its training processes, and combine their records."""
+"""Run a command with gpudiag loaded into its training processes, and combine the records of its ranks."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()
     values[SOCKET_VARIABLE] = str(socket)
-    # Without this, PyTorch's profiler logs into the command's output.
+    # Without this variable, PyTorch's profiler logs into the command's output.
     values.setdefault("KINETO_LOG_LEVEL", "99")
     return values
 
@@ -127,7 +127,7 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
     )
     status = "complete" if error is None else "failed"
     run = record.final_run(run_dir, default, ranks=ranks, status=status, error=error)
-    # Ranks that are measured separately only know their own records.
+    # A rank that is measured separately writes a world size that covers only itself.
     return msgspec.structs.replace(run, world_size=max(world_size, run.world_size))
 
 
@@ -137,6 +137,6 @@ def _save(run_dir: Path, run: RunRecord) -> str | None:
         record.write_run(run_dir, run)
     except OSError as error:
         with contextlib.suppress(OSError):
-            (run_dir / RUN_FILE).unlink(missing_ok=True)  # an earlier record would be wrong
+            (run_dir / RUN_FILE).unlink(missing_ok=True)  # an earlier record would be wrong here
         return f"the measurements cannot be saved in {run_dir}: {error.strerror or error}"
     return None

@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node is known to have rank 0. On several nodes only torchrun's backend `static` tells."""
+        """Return whether this node surely has rank 0. With several nodes, only the backend `static` fixes that."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
@@ -55,16 +55,16 @@ class Framework(ABC):
 
     Attributes:
         name: name of the framework in records and traces, and of its folder.
-        package: name of the imported package, also on the command line, in lists of versions, and as gpudiag's extra.
+        package: name of the framework's Python package; also its name on the command line and as gpudiag's extra.
         title: name of the framework in text for users.
-        question: Python source that runs in the interpreter of the training. It sets `answer["framework"]` to the
-            framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
-            `answer["lacks"]` to a missing dependency. It can call `has(module)`, which returns the module's import
-            spec, and `text(folder, file)`, which returns a file's text or "".
+        question: Python source that runs in the interpreter of the training. The source sets `answer["framework"]` to
+            the framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
+            `answer["lacks"]` to a missing dependency. The source can call `has(module)`, which returns the module's
+            import spec, and `text(folder, file)`, which returns a file's text or "".
         memory_format: default memory format.
         cpu_memory_formats: memory formats in which the framework can train on CPUs.
         one_process: by default one process drives all devices of a user's own program.
-        shares_launches: several jobs can run one after another in the same processes, on any of the devices.
+        shares_launches: the same processes can run several jobs one after another, each on any of the devices.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
         fault_job: `module:function` that runs a `SelftestPlan` in each process.
@@ -99,9 +99,9 @@ class Framework(ABC):
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Add variables that the framework's processes need; `private` is removed with the launch."""
+        """Add variables that the framework's processes need. The directory `private` is removed after the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the arguments of Python in each training process."""
-        # -P: no module is imported from the current directory, except a function that the user named.
+        # -P: import no module from the current directory, except the module of a function that the user named.
         return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

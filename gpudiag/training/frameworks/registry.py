@@ -12,7 +12,7 @@ FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework of this name in records.
+    """Return the framework that has this name in records.
 
     Raises:
         UsageError: no framework has this name; the hint lists all names.

@@ -30,7 +30,7 @@ def load_runtime(name: str | None = None) -> Runtime:
 def _load_pytorch() -> Runtime:
     from gpudiag.training.frameworks.pytorch.runtime import RUNTIME
 
-    return cast("Runtime", RUNTIME)  # mypy does not match its FlopCounter in a cycle of type imports
+    return cast("Runtime", RUNTIME)  # mypy cannot match FlopCounter because of an import cycle
 
 
 def _load_tensorflow() -> Runtime:

@@ -5,8 +5,8 @@
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
 torchrun, this program serves no key-value store, because other users of the host could reach it. If there are several
 TensorFlow processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. If ranks fail,
-the program prints them in torchrun's format and exits with code 1. It does not print the ranks that it ends because of
-a failure: TensorFlow catches SIGTERM, and a process ended by SIGKILL would look as if it had failed.
+the program prints them in torchrun's format and exits with code 1. Ranks that the program ended after the first failure
+are not printed.
 
 The program runs as a file, and imports only the standard library.
 """
@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # `launch.guard` has signalled the processes too. They save their measurements before they exit, and would be
-        # killed if this process exited first.
+        # `launch.guard` has signalled the processes too. The processes save their measurements before they exit, and
+        # would be killed if this process exited first.
         _leave(processes)
         return 1
     if failed:
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the running processes after a failure. First wait 0.5 s, so that they can report failures of their own."""
+    """End the running processes after a failure. First wait 0.5 s, so that they can report their own failures."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:
@@ -94,6 +94,7 @@ def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
+    """Return TF_CONFIG and one GPU for this rank; nothing for a job of one process."""
     if len(addresses) == 1:
         return {}
     task = {"type": "worker", "index": rank}

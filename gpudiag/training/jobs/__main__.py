@@ -43,9 +43,9 @@ def main(arguments: list[str]) -> int:
     run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
     job = request.job
     die_with_parent()  # torchrun starts each worker in its own session
-    place = current_position()
-    _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
-    progress = ProgressSender(place.rank)
+    position = current_position()
+    _log_to(run_dir / record.LOGS_DIR / f"rank{position.rank}.log")
+    progress = ProgressSender(position.rank)
     progress.tell("starting")
     launched = Launched(run_dir=run_dir, job=job)
     set_launched(launched)
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             _run_program(request.program, launched)
         else:
             _run_workload(job)
-        _check_measured(run_dir, place.rank, job.workload)
+        _check_measured(run_dir, position.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
             _note_failure(run_dir, "ended from outside")  # the launcher reports why
@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # noqa: BLE001  # reported to the launcher
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        known = isinstance(error, GpudiagError)
-        text = str(error) if known else _described(error)
+        expected = isinstance(error, GpudiagError)
+        text = str(error) if expected else _described(error)
         with contextlib.suppress(OSError):
             _note_failure(run_dir, text)
         progress.fail(
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
             hint=vars(error).get("hint"),  # only this error's hint; the default hint of its class does not apply
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
-        return 1 if known or isinstance(error, Exception) else 2
+        return 1 if expected or isinstance(error, Exception) else 2
     return 0
 
 
@@ -91,7 +91,7 @@ def _run_workload(job: Job) -> None:
 
 
 def _run_program(plan: ProgramPlan, launched: Launched) -> None:
-    """Run one of gpudiag's own programs. It is imported late because it imports its framework."""
+    """Import and run one of gpudiag's own programs. The import loads the program's framework."""
     if isinstance(plan, StrategyBenchmarkPlan):
         from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
 
@@ -118,7 +118,7 @@ def _call(name: str, *arguments: object) -> None:
     getattr(importlib.import_module(module), function)(*arguments)
 
 
-class Ended(KeyboardInterrupt):  # not a failure; records contain this name
+class Ended(KeyboardInterrupt):  # not an error; records contain this class name
     """Raised when the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-#: Options by which a built-in workload makes a change. `fused` is missing because it changes the optimizer.
+#: Job options by which a built-in workload makes a change. `fused` needs none, because `train` wraps the optimizer.
 _OPTIONS: dict[Change, dict[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "channels-last": {"memory_format": "nhwc"},

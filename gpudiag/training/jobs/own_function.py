@@ -1,4 +1,4 @@
-"""Find a user-defined workload `module:function`, and call it with a change that it implements."""
+"""Find a user-defined workload `module:function`, and call it with the change that `--try` asks for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.model.job import Job
 
 
 def find_function(name: str) -> Callable[[], object]:
-    """Import `module:function`, first from the current directory, as `python -m` does.
+    """Import and return `module:function`. As for `python -m`, the current directory is first on the path.
 
     Raises:
         UsageError: the module does not exist, or does not have this function.
@@ -37,7 +37,7 @@ def find_function(name: str) -> Callable[[], object]:
 
 
 def call_changed(job: Job) -> None:
-    """Call the function with `CHANGE=True` if the job has a change.
+    """Call the job's function. If the job has a change, pass True as the argument of the change's name.
 
     Raises:
         UsageError: the function has no argument of the change's name.

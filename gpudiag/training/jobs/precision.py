@@ -46,6 +46,6 @@ class Arithmetic:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update the parameters. If gradients are scaled, wait for them, and skip the update if one is not finite."""
+        """Update the parameters. If gradients are scaled, wait for them, and update only if all of them are finite."""
         self._scaler.step(optimizer)
         self._scaler.update()

@@ -6,9 +6,9 @@ needs. A smaller job trains in the first processes, while the others sleep. Envi
 algorithm) cannot change between two jobs of a sweep.
 
 Each job has a separate rendezvous directory, so that it finds no values of an earlier job. If a job fails on all its
-processes but leaves the device usable (out of memory, conflicting options), the sweep goes on. Any other failure may
-leave peers in a collective that never ends, or a broken context. It ends the sweep, and the launcher starts another
-sweep with the remaining jobs.
+processes but leaves the device usable (out of memory, conflicting options), the sweep goes on. Any other failure ends
+the sweep, because it may leave ranks in a collective that never ends, or a broken CUDA context. The launcher then
+starts another sweep with the remaining jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gpudiag.training.session.step_counts import TimingTarget
 
 #: Maximum seconds to wait for all processes after a job. If a single process has failed, the launcher ends the sweep.
 _TOGETHER_S = 900.0
-#: Maximum seconds to wait after a process has failed, because its peers either hang or fail soon.
+#: Maximum seconds to wait after a process has failed, because the other processes either hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 
@@ -71,7 +71,7 @@ class ProcessMessages:
         self._store.set(key, value)
 
     def receive(self, key: str, *, failed: bool = False) -> str | None:
-        """Wait for a value without using the processor. Return None if it does not arrive in time.
+        """Wait for a value without using the processor. Return None if the value does not arrive in time.
 
         The timeout is short if a process has `failed`.
         """

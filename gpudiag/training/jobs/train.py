@@ -1,4 +1,4 @@
-"""The training loop of all built-in workloads under PyTorch. It uses only public features of gpudiag."""
+"""The training loop of all built-in workloads under PyTorch, which uses only public features of gpudiag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: Number of DataLoader workers per training process on GPUs. On CPUs there are none, because they would take its cores.
+#: DataLoader workers per training process on GPUs. On CPUs there are none, because workers would take its cores.
 _GPU_LOADER_WORKERS = 2
 
 
@@ -71,7 +71,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time only the fetching of batches in host memory, which are pinned as for training."""
+    """Time only the fetching of batches in host memory. The batches are pinned as for training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -87,7 +87,7 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """Train on the loader's lists of batches."""
+    """Train on the loader's lists of batches, one list per step."""
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format

@@ -1,8 +1,7 @@
 """Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
-The unchanged job stays in memory. The changed jobs are set up beside it, one after the other, so there are two models
-at a time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so that drift of the machine
-affects both alike.
+The unchanged job stays in memory. Changed jobs are set up one after the other, so there are two models at a time.
+Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so drift affects both alike.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends if two consecutive step times differ by less than this share; its minimum and maximum blocks.
+#: Warm-up ends if the step times of two blocks in a row differ by less than this share; minimum and maximum blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer ones.
 _SETTINGS = (
@@ -155,7 +154,7 @@ class _ChangeTrials:
             return None, problems[0].removeprefix(_FAILED)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks. Raises WorkerFailedError if a rank does not answer or only others failed."""
+        """Return the texts of all ranks. Raises WorkerFailedError if a rank is silent, or if only others failed."""
         self._gathered += 1
         messages, failed = self._messages, text.startswith(_FAILED)
         messages.send(f"{self._gathered}/{messages.rank}", text)
@@ -199,7 +198,7 @@ def _saved_settings() -> Callable[[], None]:
     before: list[tuple[Callable[[Any], object], Any]] = []
     for path in _SETTINGS:
         folder, _, name = path.rpartition(".")
-        # Older settings cannot be read if the job uses newer ones, and versions before 2.9 lack the newer ones.
+        # Older settings cannot be read if the job uses newer ones, which PyTorch before 2.9 lacks.
         with suppress(RuntimeError, AttributeError):
             owner = attrgetter(folder)(backends)
             before.append((partial(setattr, owner, name), getattr(owner, name)))
@@ -215,7 +214,7 @@ def _saved_settings() -> Callable[[], None]:
 
 @contextmanager
 def _one_process_group() -> Iterator[None]:
-    """Let all jobs share one default process group. The first job joins it, and no job leaves it before the end."""
+    """Let all jobs share one default process group. The first job joins the group. No job leaves it."""
     from torch import distributed
 
     dist: Any = distributed

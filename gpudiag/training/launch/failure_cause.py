@@ -28,7 +28,7 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
     """Return the most likely cause as an error.
 
-    A process that a signal ended cannot report its end, and its peers then report broken connections. Therefore a
+    A process that a signal ended cannot report its end, and the other ranks then report broken connections. Therefore a
     signal has precedence over the first reported failure. If there is neither a signal nor a reported failure, the
     error quotes the last line of `log`, torchrun's output.
     """
@@ -41,7 +41,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
-    """Return the error of the first process that torchrun lists as ended by a signal; None if it reported a failure."""
+    """Return the error of the first rank that torchrun lists as ended by a signal; None if it reported a failure."""
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
     # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]

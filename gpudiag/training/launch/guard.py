@@ -3,8 +3,8 @@
     python guard.py PRIVATE_DIRECTORY COMMAND...
 
 gpudiag starts this program, which starts torchrun. The program adopts every orphan of the run (PR_SET_CHILD_SUBREAPER),
-so that all processes of the run stay its descendants, although torchrun starts each worker in its own session. It
-cleans up in three cases: the command has ended, the program got a signal to stop, or gpudiag has died
+so that all processes of the run stay its descendants, although torchrun starts each worker in its own session. The
+program cleans up in three cases: the command has ended, the program got a signal to stop, or gpudiag has died
 (PR_SET_PDEATHSIG). The exit code is the command's.
 
 The program is run as a file, and imports only the standard library.

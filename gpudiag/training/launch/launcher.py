@@ -43,8 +43,8 @@ _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: bool = True) -> RunRecord:
     """Run the plan to its end.
 
-    The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file contains the
-    ranks' measurements, whatever the status is.
+    The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file always
+    contains the ranks' measurements.
 
     Args:
         plan: the launch.
@@ -127,7 +127,7 @@ def environment(
 
 
 def _write_request(plan: Plan, private: Path) -> Path:
-    """Write the request that the training processes read: a file, because a sweep's request exceeds an argument."""
+    """Write the request for the training processes to a file, because a sweep's request is too long for an argument."""
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
     return path
@@ -136,7 +136,7 @@ def _write_request(plan: Plan, private: Path) -> Path:
 def _watch(
     plan: Plan, guard: subprocess.Popen[bytes], listener: Listener, observer: Callable[[Progress], None], log: Path
 ) -> None:
-    """Pass messages on until the guard has ended; raise the cause if it failed."""
+    """Pass messages to the observer until the guard ends. Raise the cause of a failure or of a lack of progress."""
     failed_s: float | None = None
     while True:
         ended = guard.poll() is not None
@@ -222,7 +222,7 @@ def _signals_delayed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(numbers: tuple[signal.Signals, ...], handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Handle signals with `handler` within the block. Outside the main thread do nothing, because Python forbids it."""
+    """Handle signals with `handler` within the block. Do nothing outside the main thread, where Python forbids this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

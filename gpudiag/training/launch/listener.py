@@ -38,7 +38,7 @@ class Listener:
         self._socket.close()
 
     def receive(self, timeout_s: float) -> list[Progress]:
-        """Return the messages that have arrived, waiting at most this long for the first."""
+        """Return the messages that have arrived; wait at most `timeout_s` for the first."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return []
         messages: list[Progress] = []
@@ -57,5 +57,5 @@ class Listener:
                 self.failures.append(message)
 
     def silent_s(self) -> float:
-        """Return the seconds since the last message of any rank that differed from the rank's message before."""
+        """Return the seconds since any rank last sent a message that differed from its previous one."""
         return time.monotonic() - self._news_s

@@ -31,7 +31,7 @@ _current: Launched | None = None
 
 
 def set_launched(launched: Launched | None) -> None:
-    """Set the run. The program that gpudiag starts calls this before it trains."""
+    """Set the run. The program that gpudiag starts calls this function before training."""
     global _current  # noqa: PLW0603  # a process belongs to one run
     _current = launched
 

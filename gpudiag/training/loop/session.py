@@ -43,21 +43,21 @@ class Session:
 
     A session skips steps until step times have converged, and then times steps without the profiler. Finally it records
     a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
-    open the block with the same arguments. They enter each phase at the same step. They agree on this step through the
-    job's key-value store; gpudiag adds no collective. Afterwards `run_dir` contains `run.json`,
+    open the block with the same arguments. The processes enter each phase at the same step, on which they agree through
+    the job's key-value store; gpudiag adds no collective. Afterwards `run_dir` contains `run.json`,
     `traces/rank<r>.pt.trace.json.gz` and the kernel-only traces in `traces/light/`, and `gpudiag analyze run_dir`
-    reports where the time goes. If the loop ends early or the block raises an exception, the measurements are kept. The
-    exception is passed on.
+    reports where the time goes. If the loop ends early or the block raises, the measurements are kept. Exceptions are
+    passed on.
 
     Args:
         run_dir: the run directory; files of an earlier run are replaced. In a function that `gpudiag profile
-            module:function` runs, it may be omitted and is ignored, because the command chooses the directory.
+            module:function` runs, `run_dir` may be omitted and is ignored, because the command chooses the directory.
         steps: number of unprofiled steps; by default as many as take about three seconds, at least 10 and at most 100.
         warmup: number of steps to skip; by default until step times have converged.
         active: number of steps in each trace, at least 3. The analysis drops the first and the last of them.
         stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the loop goes on
             with the remaining batches.
-        model: the model. Its parameters, its gradient sizes and the operations of a step are recorded.
+        model: the model. Parameters, gradient sizes and the floating-point operations of a step are recorded.
         batch_size: number of samples per process and step, for the record.
         workload: name of the training in the record; by default the script's name.
         strategy: how gradients are communicated, for the record.
@@ -124,7 +124,7 @@ class Session:
         self._prepared, self._number = False, 0
         #: The steps of a loop that calls `step`.
         self._driven: Generator[None] | None = None
-        #: Marks the loaders of a loop that calls `step`, until it is closed.
+        #: While open, marks the loaders of a loop that calls `step`.
         self._marked = ExitStack()
         if model is not None:
             self.describe(model)
@@ -165,7 +165,7 @@ class Session:
                 prof.step()
 
         The first call begins the first step. The time in DataLoaders of torch.utils.data and in ranges named `input`
-        counts as waiting for input. Without both, this time is unknown.
+        counts as waiting for input. In a loop without both, this time is unknown.
 
         Returns:
             False when everything is measured and the loop should end (`stop`), else True.
@@ -245,7 +245,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework. It is looked up on each call, because the program may import a framework later."""
+        """Return the framework, which is looked up on each call, because the program may import a framework later."""
         return load_runtime(self._framework)
 
 

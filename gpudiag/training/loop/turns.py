@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns. Each loop runs in its own thread, and waits in its session."""
+"""Let several training loops of one process take turns. Each loop has its own thread, and waits in its session."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TurnsOver(BaseException):
 
 
 class JobTurns:
-    """The turns of one job. `block` trains some of its steps, while all other loops of the process wait.
+    """The turns of one job. `block` trains some steps of the job, while all other loops of the process wait.
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: returns a function that restores the current settings of the process. Each job has its own settings.
+        save: saves the process's current settings, which differ between jobs; returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
@@ -37,7 +37,7 @@ class JobTurns:
         self._error: Exception | None = None
 
     def block(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` steps, then `steps` steps. Return the times in ms of the latter. Raise errors of the job."""
+        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
         if self._thread.ident is None:
@@ -85,6 +85,7 @@ class JobTurns:
             raise TurnsOver
 
     def _run(self) -> None:
+        """Train in the job's thread. Keep an error for `block`."""
         _local.turns = self
         self._go.acquire()
         try:

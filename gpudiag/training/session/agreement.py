@@ -23,7 +23,7 @@ from gpudiag.training.session.position import ClusterPosition
 #: Variable with the directory of a `DirectoryStore`, which the launcher sets.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: In a user's command, a rank waits for its peers at most this number of seconds, plus this number of step times.
+#: In a user's command, a rank waits for the others at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 #: Key that a rank sets when it splits from the others.
 _SPLIT_KEY = "apart"
@@ -37,7 +37,7 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
         converged: step times have converged.
         unprofiled_steps: number of unprofiled steps that follow.
         line_steps: number of steps after the unprofiled ones in which the user's lines are timed.
-        ended: the loop of a rank is over, so that no further step can be measured.
+        ended: the loop of some rank has ended, so no further step can be measured.
         run_id: distinguishes the run from other runs in the same directory.
     """
 
@@ -54,9 +54,9 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 
 
 class Agreement:
-    """Make the decisions of the ranks of one session through their store. A job of one process needs no store.
+    """Agree on the decisions of one session through the ranks' store. A job of one process needs no store.
 
-    Only rank 0 is given a `run_id`. The other ranks receive the id with the first decision.
+    Only rank 0 uses the argument `run_id`. The other ranks receive the id with the first decision.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
@@ -131,7 +131,7 @@ class Agreement:
         """Wait until one of the keys is set, and return the first key that is set.
 
         The method polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds
-        the interpreter lock, so that the process could not be interrupted.
+        the interpreter lock, so that wait could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -148,9 +148,9 @@ class Agreement:
 class SplittableAgreement(Agreement):
     """Agreement in a user's command, in which the wait for other ranks is short.
 
-    Ranks that synchronize in every step are at most one step apart. They wait for a decision no longer than they would
-    otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too long
-    splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most one
+    Ranks that synchronize in every step are at most one step apart. Such ranks wait for a decision no longer than they
+    would otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too
+    long splits from the others: it posts the split, and from then on every rank decides alone. So a job has at most one
     long wait.
 
     Attributes:
@@ -172,7 +172,7 @@ class SplittableAgreement(Agreement):
             if not decision.ended:
                 return decision
             self.decide_alone()
-        # On rank 0, `judge` expects the times of all ranks. After a split, its own times replace those of the others.
+        # On rank 0, `judge` expects the times of all ranks. After a split, pass rank 0's times for each rank.
         copies = self._position.world_size if self._position.rank == 0 and self._store is not None else 1
         return judge([step_ms] * copies)
 

@@ -3,15 +3,15 @@
 Each step lasts from its start to the start of the next step. The training thread records three instants per step:
 before and after the fetch of the batch, and when the step's work is queued. A GPU records an event on its own clock at
 each step's end. Before and after a series of steps, the host records an anchor event on the idle device and waits for
-it. The anchors convert the other events to the host's clock, so that no step includes a wait.
+it. The two anchors convert all other events to the host's clock, so that the host need not wait within a step.
 
 Worked example. Anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's clock is
 slow by 0.1 %. The host had queued a step's work at 400 us, and the device finished it at 450 us of its own clock, which
-is 450.45 us of the host. The host's lead is 50 us.
+is 450.45 us of the host. The host's lead is 50.45 us.
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
-counters are read before and after all unprofiled steps, which takes 0.1 ms, and not within a step.
+counters are read only before and after a series of unprofiled steps, because a reading takes 0.1 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpudiag.model.run import LoaderPace, Scheduling, StepTimes, UnprofiledSteps
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of
 
 _NS_PER_MS = 1e6
-#: Steps over which the current fetch time is averaged.
+#: Number of recent steps over which the reported fetch time is averaged.
 _RECENT_STEPS = 20
 
 #: Linux's directory of this process's threads.
@@ -151,8 +151,7 @@ class StepClock:
         instant: records a mark on the device's clock, and returns it.
         between_ms: returns the milliseconds between two marks.
         synchronize: waits until every mark is complete.
-        anchor: records a mark, waits for it, and returns it with its time on the host's clock. None if `instant`
-            records marks on the host's clock.
+        anchor: records a mark, waits for it, and returns it with its host time; None if all marks are host times.
         happened: returns whether the device has reached a mark.
     """
 
@@ -177,7 +176,7 @@ class StepClock:
         self._marks: list[Any] = []
         #: Indices of marks that end no step.
         self._gaps: set[int] = set()
-        #: The host's instants before each mark; None if they were not reported.
+        #: The host's instants in the step that each mark ends; None if they were not reported.
         self._host: list[HostStep | None] = []
         #: The anchor before the series.
         self._begin: Anchor | None = None
@@ -196,7 +195,7 @@ class StepClock:
         return statistics.fmean(known) if known else None
 
     def anchor(self) -> None:
-        """Relate the device's clock to the host's before a series of steps. The method may wait for the device."""
+        """Record the anchor before a series of steps. The method may wait for the device."""
         self._begin = self._anchor() if self._anchor is not None else None
 
     def mark(self) -> None:
@@ -215,7 +214,7 @@ class StepClock:
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """End a series after its last step was marked. Subclasses override this if they must synchronize before."""
+        """End a series after its last step was marked. Subclasses that must synchronize first override this."""
 
     def so_far(self) -> list[float]:
         """Return the times in ms of the completed steps, without waiting and without clearing them."""
@@ -244,7 +243,7 @@ class StepClock:
 
 
 def host_clock() -> StepClock:
-    """Return a clock for training on the CPU. There a step's work is complete when its code has run."""
+    """Return a clock for training on the CPU, where a step's work is complete when the step's code has run."""
     return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
 
 
@@ -284,8 +283,8 @@ class _ThreadCounters(NamedTuple):
 class SchedulingWatch:
     """Read Linux's scheduling counters of the training threads before and after series of steps.
 
-    The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The figures are
-    scaled to one unprofiled step, because excluded steps (at the end of an epoch) also lie between the two readings.
+    The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The differences
+    are scaled to one unprofiled step, because excluded steps also lie between the two readings.
 
     Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms.
     In each step the threads wait 50 / 1000 * 20 = 1 ms.
@@ -298,7 +297,7 @@ class SchedulingWatch:
         self._cpu_ns = self._wait_ns = self._switches = 0
 
     def find_threads(self) -> None:
-        """Find the threads to read. The method must be called before `begin`; it takes 1 ms with 60 threads."""
+        """Find the threads whose counters are read. Call this before `begin`. With 60 threads the call takes 1 ms."""
         self._threads = [threading.get_native_id(), *_autograd_threads()]
 
     def begin(self) -> None:
@@ -320,7 +319,7 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the figures scaled to a step of `step_ms`; None if the kernel has no counters of CPU time."""
+        """Return the counters' increases, scaled to a step of `step_ms`; None if the kernel does not count CPU time."""
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
         steps = step_ms * _NS_PER_MS / self._wall_ns

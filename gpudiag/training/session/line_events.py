@@ -1,12 +1,12 @@
 """Receive events of the user's lines, calls and returns, within a bound on the overhead.
 
 On Python 3.12 and later `sys.monitoring` reports lines, calls and returns of selected functions. On Python 3.11
-`sys.settrace` reports them, and makes pure Python up to 2.7 times as slow meanwhile. In discovery steps the user's
-functions are found. Then the lines with the least time per event are disabled until the overhead is within its bound.
+`sys.settrace` reports these events, and makes pure Python up to 2.7 times as slow. Discovery steps find the user's
+functions. Then lines are disabled until the overhead is within its bound, those with the least time per event first.
 
-Worked example. A step of 20 ms may spend 0.4 ms on events. A hook runs `for x in values:` and `total += x` 1,000 times
-each, and the other lines of the user's functions run 80 times. Both lines of the loop are disabled. The events of the
-discovery steps still show how the hook's time divides among its lines.
+Worked example. A step of 20 ms may spend 0.4 ms on events. A user's function runs `for x in values:` and `total += x`
+1,000 times each, and all other lines together run 80 times. Both lines of the loop are disabled. The events of the
+discovery steps still show how the function's time divides among its lines.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from gpudiag.training.session.ranges import INPUT_BOUNDS
 from gpudiag.training.session.user_code import is_own
 
-#: Values of entries that are no lines: a call, a return or exception, a step's end, the begin of gpudiag's own work.
+#: Values that are not line numbers: a call, a return or exception, a step's end, the start of gpudiag's code.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
 CALLS = -1000
-#: Values of an entry that give the kind of work that the current line has called.
+#: Values of entries that record a call of PyTorch from the current line, by kind of work.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
-#: Values of an entry that begin and end a range named `input`.
+#: Values of entries that record the start and the end of a range named `input`.
 INPUT_BEGIN, INPUT_END = -15, -16
 
 #: Cost in ns of each of the first events of a step, cost of each later event (the processor's caches are filled then),
@@ -38,8 +38,8 @@ INPUT_BEGIN, INPUT_END = -15, -16
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of the training thread in one step, and of each other thread in one section. Functions with the loop
-#: may cause twice as many events, because without their events the others would belong to wrong lines.
+#: Maximum events of the training thread in one step, and of each other thread in one section. Functions that contain
+#: the training loop may cause twice as many, because otherwise other events would be attributed to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of `calibrate`'s measurement, and calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -49,7 +49,7 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the value of an entry for PyTorch's functions that do work, and for the bounds of input ranges."""
+    """Return entry values by function: PyTorch functions that do a kind of work, and the bounds of input ranges."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -97,7 +97,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the (code, line) events to disable, so that the others stay within the bound on the overhead.
+    """Return the (code, line) events to disable, so that the remaining events stay within the bound on the overhead.
 
     Events with the least time per event are disabled first. Events outside the loop's functions are disabled before
     events inside them. Line 0 stands for the calls and returns of a function; disabling line 0 disables all lines of
@@ -140,7 +140,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
 class MonitoredEvents:
     """Receive events of `sys.monitoring` for selected code objects, on all threads.
 
-    `_loop` has the functions that contain the training loop, `_own` the user's functions that they call.
+    `_loop` holds the functions that contain the training loop, and `_own` the user's functions called within the loop.
     """
 
     def __init__(self, tool: int) -> None:
@@ -148,7 +148,7 @@ class MonitoredEvents:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._thread = threading.get_ident()
         self._works = _works()
-        # By `id`, because hashing a code object takes up to a microsecond.
+        # Keyed by `id`, because hashing a code object takes up to a microsecond.
         self._work_of = _by_id(self._works)
         self._loop: dict[int, CodeType] = {}
         self._own: dict[int, CodeType] = {}
@@ -220,7 +220,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread. Return False if this is another thread that has too many events."""
+        """Append an event of the current thread. Return False if this is another thread with too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:
@@ -241,7 +241,7 @@ class MonitoredEvents:
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        """Record a call of a user's function or of PyTorch's work. Watch a user's function from its first call on."""
+        """Record a call of a user's function or of a function in `_works`; begin to watch a user's function."""
         key = id(code)
         if key in self._own or key in self._loop:
             self._note(code, CALL)
@@ -261,7 +261,7 @@ class MonitoredEvents:
         self._note(code, LEAVE)
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
-        # This event cannot be enabled for single functions.
+        # PY_UNWIND events cannot be enabled for single functions.
         if id(code) in self._own or id(code) in self._loop:
             self._note(code, LEAVE)
 
@@ -286,9 +286,9 @@ class TracedEvents:
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
-        #: Functions on the loop's stack, by `id`. A library calls some of them anew in each step.
+        #: Functions on the loop's stack, by `id`. A library may call some of these functions again in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, by `id`. `_closed` has those of them that `limit` has disabled.
+        #: Functions that are not recorded, by `id`. `_closed` holds those that `limit` has disabled.
         self._foreign: dict[int, CodeType] = {}
         self._closed: dict[int, CodeType] = {}
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
@@ -330,10 +330,10 @@ class TracedEvents:
         self._loop = []
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Do the same as `MonitoredEvents.limit`, but disable whole functions, because lines cannot be disabled."""
+        """Do the same as `MonitoredEvents.limit` for whole functions: `sys.settrace` cannot disable single lines."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         for frame in self._loop:
-            frame.f_trace_lines = True  # `_trace` sets it to False in a step with too many events
+            frame.f_trace_lines = True  # in a step with too many events, `_trace` sets False
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}

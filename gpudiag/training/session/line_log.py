@@ -1,7 +1,7 @@
 """Record when the training thread enters each line of the user's program, in sections of consecutive steps.
 
-The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The file
-contains the recorded events. The analysis attributes time to lines.
+The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The log file
+contains the events only. The analysis later attributes time to lines.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DISCOVERY_STEPS = 2
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
-#: A file counts as changed if it was modified more than this number of seconds after the program began. The margin is
-#: necessary because clocks differ.
+#: A file counts as changed if it was modified more than this number of seconds after the program began. Clocks differ
+#: less.
 _CHANGED_S = 2.0
 #: Maximum length of the reason for a recompilation, in characters.
 _MAX_REASON = 300
@@ -121,7 +121,7 @@ class LineLog:
             self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
 
     def mark(self) -> None:
-        """Set the end of the last step to now, because the profiler's mark of the next step begins now."""
+        """Move the latest step boundary to now, because the profiler's range of the next step begins now."""
         entries = self.sections[-1][1] if self.sections else []
         if entries and entries[-1][2] == STEP:
             entries[-1] = (time.perf_counter_ns(), None, STEP)
@@ -184,7 +184,7 @@ class LineLog:
 
 
 class _Compilations:
-    """Count compilations of `torch.compile` by function, after each step because PyTorch keeps only the last 64."""
+    """Count `torch.compile` compilations by function. PyTorch keeps only the last 64, so read after each step."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()
@@ -294,18 +294,18 @@ def _texts(
         elif not linecache.getlines(file):
             without_text[shown_name(file)] = "cannot be read"
         else:
-            found = {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
-            texts[shown_name(file)] = found
+            line_texts = {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
+            texts[shown_name(file)] = line_texts
     return texts, without_text
 
 
 def _still_has(file: str, codes: list[CodeType]) -> bool:
-    """Return whether the changed file contains these functions. A program may write a module and then import it."""
+    """Return whether a modified file still has these functions. Some programs write a module and then import it."""
     try:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
-    for code in known:  # the list grows by nested functions
+    for code in known:  # nested functions are appended meanwhile
         known.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return all(any(code == other for other in known) for code in codes)
 

@@ -95,8 +95,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes the files of the whole run. Then every rank must call this before the
-        first step.
+        With `clear_run`, rank 0 also removes the run's files, so every rank must call `open` before the first step.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -127,7 +126,7 @@ class RankMeasurement:
             device: the device of the training; None for the framework's current device.
             model: the model, if it is known.
             loaders: times the workers that produce batches.
-            agreement: creates the ranks' agreement from the position, the store and `run_id`.
+            agreement: creates the agreement between ranks from the position, the store and `run_id`.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -182,7 +181,7 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Add the beginning of the step that has just begun to the line events."""
+        """Note in the line events that the current step has just begun."""
         if self._lines is not None:
             self._lines.mark()
 
@@ -267,7 +266,7 @@ class RankMeasurement:
         )
 
     def _write_final_run(self, status: RunStatus, *, wait_for_others: bool) -> None:
-        """Write the run's record at its end; see `close`."""
+        """Write the run's record when the run ends; see `close`."""
         error = self.error
         if wait_for_others:
             if self.phases is not None:
@@ -303,11 +302,11 @@ class RankMeasurement:
 
 
 def runs_ahead(timed: UnprofiledSteps | None) -> bool:
-    """Return whether the host mostly finishes a step's work long before the device, so that it can also record shapes.
+    """Return whether the host mostly finishes a step's work long before the device, and so can also record shapes.
 
     Recording shapes costs host time. Measured (H100): at most 2 % of a recorded step where the device is the limit, and
-    41 % of a step of ResNet-50 where the host is the limit. If the device is still busy for half of the host's time,
-    that much more host time does not make the step longer.
+    41 % of a step of ResNet-50 where the host is the limit. If the device works on for half the host's time after the
+    host has finished, that much more host time does no harm.
     """
     if timed is None or not timed.lead_ms or not timed.host_ms:
         return False

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: Index of the warm-up step in which operations are counted. In step 0 modules and libraries still initialize.
+#: Index of the warm-up step whose floating-point operations are counted. In step 0 libraries still initialize.
 _COUNTED_STEP = 1
-#: Steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU again.
+#: Number of steps between a synchronization and unprofiled steps, so that the host runs ahead of the GPU again.
 _RUN_IN_STEPS = 2
-#: Maximum duration of a block of warm-up steps, as a share of the time for unprofiled steps.
+#: Maximum duration of a warm-up block (see `step_counts`), as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
 #: Number of unprofiled steps if the step time is unknown, because no warm-up step was timed.
 _DEFAULT_STEPS = 20
@@ -50,18 +50,17 @@ _NO_DEVICE_ACTIVITY = (
 
 
 class Phases:
-    """Measure one rank. The attributes always hold the current results, also if the loop ends early.
+    """Measure one rank. The attributes always hold the current results, even if the loop ends early.
 
-    `changed` is called when there is something to save. If there is a `counter`, it counts the operations of one
-    warm-up step, and the time of this step is excluded.
+    `changed` saves each new result. `counter`, if given, counts the operations of one warm-up step, which is not timed.
 
     Attributes:
         recorded: step times of recorded steps, by kind of trace.
         saved: kinds of the traces that were saved.
-        notes: defects of recordings, by code.
+        notes: warnings about incomplete recordings, by short code.
         sees_input: False if the batch is fetched within the step's own work.
         problem: reason why the phases ended early, if they did.
-        around: context manager that must be open during the current step's work: `counter` or none.
+        around: context manager to open around the current step's work: `counter` in the step that it counts.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Phases:
         self._phase = "over"
 
     def close(self) -> None:
-        """Save the measurements of the current phase after the loop has ended."""
+        """Keep the results of the unfinished phase when the loop has ended early, and set `problem`."""
         if self._phase == "over" or self.problem is not None:
             return
         if self._phase == "warm-up":
@@ -192,6 +191,7 @@ class Phases:
         )
 
     def _warm_up(self) -> Generator[None, None, PhaseDecision]:
+        """Run warm-up steps, and return rank 0's decision that ends them."""
         self._began_s = time.perf_counter()
         self._clock.restart()
         warmup = self._settings.warmup
@@ -230,15 +230,14 @@ class Phases:
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
-        # The slowest rank determines the duration of a step.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
-        step_ms = statistics.median(slowest[-8:])
+        step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the duration of a step
         block = step_counts.block_length(step_ms, self._block_ms)
         converged = all(step_counts.has_converged(series, block) for series in usable)
         if settings.warmup is None and not converged and not self._at_limit():
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
-            converged = True  # too few steps to decide, but a trend would show in the unprofiled steps
+            converged = True  # too few steps to decide; if there is a trend, the unprofiled steps show it
         steps = self._choose_steps(step_ms)
         line_steps = step_counts.line_steps(step_ms, steps)
         return PhaseDecision(converged=converged, unprofiled_steps=steps, line_steps=line_steps)
@@ -256,6 +255,7 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
+        """Time `steps` unprofiled steps, and further blocks of steps until the timing target is met."""
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps
@@ -313,7 +313,7 @@ class Phases:
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only trace fails, its steps still run, to keep all ranks in one phase."""
+        """Record one trace. If the kernel-only trace fails, its steps still run, so that ranks stay in one phase."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
@@ -359,7 +359,7 @@ class Phases:
 
     @contextlib.contextmanager
     def _tolerating_failure(self) -> Iterator[None]:
-        """Suppress a failure of recording the kernel-only trace, so that only this trace is lost."""
+        """Suppress exceptions while the kernel-only trace is recorded, so that only this trace is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the profiler's private interface may raise any exception

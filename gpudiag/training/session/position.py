@@ -16,7 +16,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPosition:
-    """Position of one process in the job, as in `torchrun`, the default process group, or TensorFlow's cluster.
+    """Position of one process in the job, as defined by `torchrun`, the default process group or TensorFlow's cluster.
 
     `rank` and `world_size` count processes. Each process drives `devices` devices, each of which is a rank in records.
     """
@@ -43,9 +43,8 @@ class ClusterPosition:
 def current_position() -> ClusterPosition:
     """Return the position in the default process group; without a group, the one in torchrun's environment variables.
 
-    Without both, the position is that of a job with one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE,
-    LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE
-    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+    If both are missing, the job has one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
+    GROUP_WORLD_SIZE (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
     """
     rank, world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
     group = _process_group()
@@ -65,7 +64,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position in a command whose processes gpudiag did not start.
 
-    Processes without a process group train independently. Each of them has a world size of 1.
+    Processes without a process group train independently, each with a world size of 1.
     """
     position = current_position()
     if _process_group() is not None:

@@ -1,8 +1,7 @@
 """Send progress messages from a running training process to the program that started it.
 
 Each message is one datagram on a private Unix socket. A datagram arrives whole or not at all, and an absent or slow
-listener does not delay the training. Each message contains the complete state of its rank, so that a lost message does
-no harm.
+listener does not delay the training. Each message contains its rank's complete state, so a lost one does no harm.
 """
 
 from __future__ import annotations

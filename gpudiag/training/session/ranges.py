@@ -1,10 +1,10 @@
 """Report named ranges to all active profilers, with almost no overhead if none is active.
 
-A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). It is also reported to the profilers of
-PyTorch and TensorFlow (as `gpudiag.<name>`) if the program has imported them. `torch.profiler.record_function` takes
-5.8 us even if no profiler runs. Checking whether a profiler runs takes 0.04 us, so a range first checks this. Without a
-profiler a range takes 0.5 us in total (0.7 us with creating the object). For comparison, adding two numbers in PyTorch
-takes 1.1 us. The times were measured on one CPU, PyTorch 2.13.
+A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). A range is also reported to the profilers of
+PyTorch and TensorFlow, if imported, as `gpudiag.<name>`. `torch.profiler.record_function` takes 5.8 us even if no
+profiler runs. Checking whether a profiler runs takes 0.04 us, so a range first checks this. Without a profiler a range
+takes 0.5 us in total (0.7 us if the object is also created). For comparison, adding two numbers in PyTorch takes 1.1
+us. These times were measured on one CPU with PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INPUT = "input"
 _domain: Any = None
 #: NVTX attributes by name of the range.
 _attributes: dict[str, Any] = {}
-#: Open ranges of this thread, outermost first, in `stack`.
+#: Attribute `stack`: the open ranges of this thread, outermost first.
 _open = threading.local()
 
 
@@ -57,7 +57,7 @@ class _InputTime(threading.local):
 
 
 _input = _InputTime()
-#: The functions that every range named `input` calls when it begins and ends.
+#: Code of the functions that every range named `input` calls at its start and at its end.
 INPUT_BOUNDS: tuple[CodeType, CodeType] = (_InputTime.begin.__code__, _InputTime.end.__code__)
 
 
@@ -96,11 +96,11 @@ class Range:
     The section appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain
     `gpudiag`. In the body of a `tf.function` a range is the name scope of the ops created there. The analysis
     interprets the names `input` (waiting for data), `forward`, `backward`, `exchange` (communication) and `optimizer`.
-    Ranges can be nested, and entered on any thread. A range can be entered again, also while it is open.
+    Ranges can be nested, and entered on any thread. A range can be entered again, even while it is open.
 
     Args:
         name: name of the section. Use few distinct names, because each name is kept for the life of the process.
-        number: appended to the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
+        number: appended to the name as `#<number>` in PyTorch traces, and set as the payload of the NVTX range.
 
     Raises:
         TypeError: the decorated function is a generator or coroutine, whose body runs after the call has returned.
@@ -170,8 +170,8 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
     """Return the range's TensorFlow context manager, not entered yet; None if TensorFlow is still being imported.
 
     In eager code the context manager is a trace annotation. In the body of a `tf.function`, Python builds a graph once,
-    so an annotation would not cover later steps. There the context manager is a name scope, so that the ops of the
-    graph have the scope's name in the trace of every later step.
+    so an annotation would not cover later steps. In graphs the context manager is a name scope, so that the ops have
+    the scope's name in the trace of every later step.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:

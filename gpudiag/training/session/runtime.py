@@ -18,7 +18,7 @@ class Window(Protocol):
 
     Attributes:
         saved: the trace has been written.
-        device_activity: the trace contains device activity; None for training on the host, and before it is saved.
+        device_activity: the trace contains device activity; None before it is saved, and for training on the CPU.
         unmarked: reason why no modules are marked in the trace; "" if modules are marked or no marks were requested.
     """
 
@@ -33,7 +33,7 @@ class Window(Protocol):
         """End a step. After the last step the trace is saved, which can take seconds."""
 
     def stop(self) -> None:
-        """End the recording; if it was cut short, save the steps so far."""
+        """End the recording. If the loop ended early, save the steps recorded so far."""
 
     def discard(self) -> None:
         """End a failed recording, and remove its files. The method raises no exceptions."""

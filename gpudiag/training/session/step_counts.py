@@ -1,13 +1,12 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
 The step times have converged when two conditions hold for the last two blocks of steps. First, their medians agree
-within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks. These criteria suit
-steps of 2 ms and of 5 s.
+within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks.
 
-Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is ignored, because it includes compilation,
-autotuning and allocation. The blocks' medians are 32.5 and 30. They differ by 8 %, of which the scatter explains only
-4 %, so the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Their medians are
-30 and 30 and there is no trend, so they have converged.
+Worked example. Steps (ms): 900 | 36 35 34 34 | 30 29 31 30. The first step is ignored, because it includes compilation,
+autotuning and allocation. The blocks' medians, 34.5 and 30, differ by 15 %, of which the scatter explains only 4 %, so
+the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Both medians are 30 and
+there is no trend, so the step times have converged.
 """
 
 from __future__ import annotations
@@ -109,9 +108,9 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
 def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether a trend is significant and exceeds the tolerance over the whole series.
 
-    The Mann-Kendall test gives the significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both criteria use ranks and
-    medians, so that one slow step is not a trend.
+    The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
+    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). The test uses ranks,
+    and the slope is a median, so one slow step is not a trend.
     """
     n = len(step_ms)
     if n < 4:

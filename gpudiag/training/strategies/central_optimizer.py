@@ -12,16 +12,15 @@ from torch import nn
 class CentralOptimizer(torch.optim.Optimizer):
     """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    Learning-rate schedulers can change its settings, because they are copied to the inner optimizer before each step.
+    Learning-rate schedulers can change the settings, which are copied to the inner optimizer before each step.
 
     Args:
         parameters: the model's parameters.
         make: makes an optimizer of given parameters.
-        owned: the master parameters that this process updates. They may be other tensors than the model's parameters.
-            The list may be empty.
+        owned: the master parameters that this process updates, which may differ from the model's tensors; can be empty.
         before: called before each update, to fill the masters' gradients.
         after: called after each update, to copy all parameters into the model.
-        kept: tensors of gradients that are communicated. `zero_grad` zeroes them, and never frees them.
+        kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors, and never frees them.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update on all processes. A closure is refused, because it would run backward again."""
+        """Update on all processes. A closure is refused, because a closure would run backward again."""
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
@@ -54,7 +53,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero kept gradients; without any, do what every optimizer does."""
+        """Zero the gradients in `kept`; if `kept` is empty, do what every optimizer does."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:

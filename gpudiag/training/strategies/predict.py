@@ -10,7 +10,7 @@ from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.situation import Situation
 from gpudiag.training.strategies.registry import strategies, strategy_entry
 
-#: Relative error of step time that predictions may have.
+#: Maximum relative error that is assumed for a predicted step time.
 MAY_ERR = 0.2
 #: Maximum number of finalists besides the preferred candidate.
 MOST_FINALISTS = 6
@@ -37,7 +37,7 @@ def predict(
     Args:
         facts: measured properties of the machine.
         model: the gradients of the training. Without `compute`, all communication counts as exposed.
-        candidates: candidates to predict. If the cost of a strategy is unknown, it is treated as unable to run.
+        candidates: candidates to predict. A strategy of unknown cost is treated as unable to run.
         devices: number of devices that train.
         p2p: False if peer access is switched off.
         curves: measured all-reduces by transport, which take precedence over the facts.
@@ -53,6 +53,7 @@ def predict(
 
 
 def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
+    """Predict the cost of one candidate, which may be unable to run for the reason `cannot`."""
     strategy = strategies(candidate.framework).get(candidate.strategy)
     now.paths.assumed.clear()
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
@@ -62,7 +63,7 @@ def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Predic
     compute = now.model.compute
     exposed = cost.exposed_ms
     if compute is not None and now.on_gpu and strategy.launched_ahead:
-        # While a device waits for its host, it can communicate, unless the host's work for communication takes longer.
+        # A device can communicate while it waits for its host. The host's own work for communication stays exposed.
         exposed = max(cost.host_ms, exposed - compute.waiting_ms)
     return Prediction(
         candidate=candidate,

@@ -67,7 +67,7 @@ class PytorchStrategy(Strategy):
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
         """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
 
-        They measure the transport without training. The default process group has this strategy's `backend`. All
+        Benchmarks use both functions without training. The default process group has this strategy's `backend`. All
         processes must call this method at the same time.
         """
         import torch.distributed as dist
@@ -85,7 +85,7 @@ class PytorchStrategy(Strategy):
         dist.init_process_group(backend, device_id=self.device if backend == "nccl" else None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model to train instead of `model`. Raises UsageError if its gradients cannot be communicated."""
+        """Return the model to train instead of `model`. Raises UsageError if this strategy cannot train it."""
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
@@ -110,9 +110,9 @@ class PytorchStrategy(Strategy):
         """Release everything and leave the process group. The caller must have deleted the wrapped model.
 
         If DDP's reducer outlives its process group, it joins the group's threads while it holds the interpreter's lock.
-        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). This
-        happened in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first. Garbage is
-        collected because `torch.compile` keeps a model in a reference cycle.
+        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). The
+        deadlock occurred in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first.
+        Garbage is collected because `torch.compile` keeps a model in a reference cycle.
         """
         import torch.distributed as dist
 
@@ -143,7 +143,7 @@ class PytorchStrategy(Strategy):
     def check_gradients(self, model: nn.Module) -> None:
         """Raise UsageError if a trained parameter has no gradient after the first backward.
 
-        Otherwise the other ranks would wait in the next step for a parameter that forward does not use.
+        Otherwise ranks would wait in the next step for the gradient of a parameter that forward does not use.
         """
         if self._checked:
             return

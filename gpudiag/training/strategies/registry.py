@@ -48,6 +48,7 @@ def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
 
 
 def _all_strategies() -> Iterator[type[Strategy]]:
+    """Yield gpudiag's strategies and those of entry points. Raises UsageError if one cannot be loaded."""
     yield from _strategies_in(tensorflow1)
     for framework in ("pytorch", "tensorflow"):
         package = importlib.import_module(f"gpudiag.training.strategies.{framework}")

@@ -11,7 +11,7 @@ from gpudiag.model.job import INDEPENDENT, CommunicationOptions
 from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.situation import Situation
 
-#: Default position and rank, behind all of gpudiag's strategies.
+#: Default `list_order` and `preference_rank`, behind all of gpudiag's strategies.
 _LAST = 1000
 
 
@@ -26,8 +26,7 @@ class Strategy:
         summary: one line for help and documentation.
         framework: name of the framework that trains.
         list_order: position in lists, smallest first.
-        preference_rank: of equally fast strategies, the one with the smallest rank is recommended. Well-known
-            strategies have small ranks.
+        preference_rank: of equally fast strategies, the one with the smallest (best-known) rank is recommended.
         default_on: kind of device on which the strategy is the default.
         needs_gpu: the strategy cannot run in CPU processes.
         one_process: one process drives all devices of a node; otherwise each device has its own process.
@@ -37,11 +36,9 @@ class Strategy:
         scales_losses: the strategy can train with fp16 under gradient scaling, which must see the reduced gradients.
         takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
-        rounding_pays: the strategy with gradients rounded for transport is a further candidate.
-        through_host: gradients are copied to host memory and back. Then copies between host and device count as
-            communication, otherwise as input.
-        launched_ahead: communication is queued on the devices and does not wait for the host, so it costs nothing while
-            a device is idle.
+        rounding_pays: the strategy is also a candidate with gradients rounded for transport.
+        through_host: gradients are copied to host memory and back. Then copies count as communication, else as input.
+        launched_ahead: communication is queued on the devices, and costs nothing while a device waits for its host.
     """
 
     name: ClassVar[str]

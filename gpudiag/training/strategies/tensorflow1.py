@@ -1,7 +1,7 @@
 """Predict TensorFlow 1's strategies in published benchmarks for `recommend --predict-only`. gpudiag never runs them.
 
-The models of links are those of PyTorch's strategies; only the software differs. Each tensor is sent separately,
-except by Horovod:
+Links are modelled as for PyTorch's strategies; only the software differs. Each tensor is sent separately, except by
+Horovod:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
@@ -140,7 +140,7 @@ class _Central(_Tensorflow1):
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
             # Read n gradients and write their sum; read the sum and the variable, and write the variable. If gradients
-            # are sent during backward, this is hidden.
+            # are sent during backward, this work is hidden.
             passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
             updating = 0.0 if cls.overlapped else passes
         else:

@@ -33,7 +33,7 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuNow, ...]]]:
-    """Open NVML, and yield a function that reads all GPUs; without NVML it returns none. See `open_nvml`."""
+    """Open NVML, and yield a function that returns the state of all GPUs, or () without NVML. See `open_nvml`."""
     with open_nvml(replacement) as session:
         count = session.ask({}, "gpus", "nvmlDeviceGetCount") or 0
         opened = [(index, session.ask({}, "gpu", "nvmlDeviceGetHandleByIndex", index)) for index in range(count)]
@@ -42,6 +42,8 @@ def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuN
 
 
 def _read(session: NvmlSession, index: int, handle: Any) -> GpuNow:
+    """Return the current state of one GPU."""
+
     def ask(function: str, *arguments: Any) -> Any | None:
         return session.ask({}, function, function, handle, *arguments)
 

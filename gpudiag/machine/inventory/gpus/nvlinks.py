@@ -39,7 +39,8 @@ def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple
         lane_reasons: dict[str, str] = {}
         state = session.ask(lane_reasons, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
         if state is None:
-            # The driver refuses numbers after the last lane. Keep the reason if it refuses the first one, or fails.
+            # The driver refuses numbers after the last lane. Keep the reason if lane 0 is refused, or if the driver
+            # fails.
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = lane_reasons["nvlinks"]
             break

@@ -60,7 +60,7 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
 
     Returns:
         Indices in CUDA's order. Entries that are numbers count in PCI order. On machines with several GPU models CUDA
-        counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the note says so.
+            counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Then the note says so.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))

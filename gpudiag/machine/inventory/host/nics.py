@@ -54,7 +54,7 @@ def _ethernet(root: Path) -> list[Nic]:
 
 
 def _rdma(root: Path) -> list[Nic]:
-    """Return the RDMA devices, without distances. The speed is that of the fastest port."""
+    """Return the RDMA devices, without distances. A device's speed is that of its fastest port."""
     nics = []
     for entry in sorted((root / "sys/class/infiniband").glob("*")):
         ports = sorted((entry / "ports").glob("*"))

@@ -37,7 +37,7 @@ _DMI = {
 
 
 def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
-    """Return the kind of container in which this process runs; None without any sign of one."""
+    """Return the kind of container in which this process runs; None without any sign of a container."""
     hints = [name for variable, name in _ENVIRONMENT.items() if variable in environment]
     groups = "\n".join(read_text(root / path) or "" for path in ("proc/self/cgroup", "proc/1/cgroup"))
     hints += [name for word, name in _CGROUP_NAMES.items() if word in groups]
@@ -49,7 +49,7 @@ def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def hypervisor_hint(root: Path) -> str | None:
-    """Return the hypervisor that the guest can see; None without any sign of one.
+    """Return the hypervisor that the guest can see; None without any sign of a hypervisor.
 
     The firmware of EC2's bare-metal instances has Amazon's name too. Therefore names count only together with the CPU's
     hypervisor bit. On processors without such a bit (Arm), only the firmware's names are used.

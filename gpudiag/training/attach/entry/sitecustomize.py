@@ -1,8 +1,8 @@
-"""Enter each Python process of a command under `gpudiag profile --` when it has imported PyTorch.
+"""Load gpudiag into each Python process of a command under `gpudiag profile --`, after the process imports PyTorch.
 
-This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. The
-module imports only what the interpreter has imported by then. It removes its folder from `sys.path`, and runs the
-user's own `sitecustomize`.
+This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. At first
+the module imports only modules that the interpreter has already loaded. Then it removes its folder from `sys.path`, and
+runs the user's `sitecustomize`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pa
 
 
 class _Torch:
-    """Find `torch` with the other finders, and enter the process once the module has been executed.
+    """Find `torch` with the other finders, and call `_enter` once the module has been executed.
 
     This finder stays until an import has succeeded, because an import may fail and be repeated, and because programs
     also look for `torch` without importing it (`importlib.util.find_spec`).
@@ -61,7 +61,7 @@ def _enter_after(loader: Any, finder: _Torch) -> None:
 
 
 def _enter() -> None:
-    """Import the gpudiag package that contains this file, even if another one is installed, and enter the process."""
+    """Import the gpudiag package that contains this file, even if another one is installed, and call its `enter`."""
     try:
         import importlib.util
 
@@ -104,7 +104,7 @@ def _reports() -> str:
 
 
 def _report_python() -> None:
-    """Make the empty file `PYTHON_SEEN`, which shows that a Python process of the command got the environment."""
+    """Create the empty file `PYTHON_SEEN`, which shows that a Python process of the command ran this module."""
     try:
         if reports := _reports():
             os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
@@ -125,9 +125,9 @@ def _run_user_sitecustomize() -> None:
             sys.modules[__name__] = ours
 
 
-# The interpreter imports this file under this name. If a program imports it under another name, nothing is done.
+# The interpreter imports this file as `sitecustomize`. If a program imports this file by another name, do nothing.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Torch())  # has the only method of a finder that is called
+        sys.meta_path.insert(0, _Torch())  # `find_spec` is the only method of a finder that is called
         _report_python()
     _run_user_sitecustomize()

@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
-The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
-two ranks are equally slow, the workers of one rank are later by chance. This rank waits for nearly the whole time that
-a batch takes. The other rank's batches are ready by then, so the other rank does not wait. Only times measured in the
-workers show that both loaders are equally slow.
+The training thread's wait for a batch shows how late the batch is, but not how long the batch took to make. If the
+workers of two ranks are equally slow, the workers of one rank are later by chance. This rank waits for input, and the
+other rank waits for this rank in a collective. Meanwhile the other rank's batches become ready, so that rank never
+waits for input. Only times measured in the workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Spawned workers share no memory, so their times are unknown.
@@ -51,7 +51,7 @@ class _WorkerTable:
 
 #: The table of the process that starts workers. Forked workers inherit it.
 _table: _WorkerTable | None = None
-#: PyTorch's classes have been changed.
+#: True if PyTorch's classes have been changed.
 _watched = False
 #: Directory of line logs; "" if no lines are timed. Forked workers inherit it.
 _lines_dir = ""
@@ -94,13 +94,13 @@ class WorkerTimes:
     def pace(self) -> LoaderPace | None:
         """Return the mean time per batch since `begin`; None if no watched worker has made a batch."""
         before = self._before or [0] * (2 * _ROWS)
-        more = [now - then for now, then in zip(_cells(), before, strict=False)]
-        batches = [count for count in more[::2] if count > 0]
+        increases = [now - then for now, then in zip(_cells(), before, strict=False)]
+        batches = [count for count in increases[::2] if count > 0]
         if not batches:
             return None
         from gpudiag.model.run import LoaderPace
 
-        took_ms = sum(more[1::2]) / _NS_PER_MS / sum(batches)
+        took_ms = sum(increases[1::2]) / _NS_PER_MS / sum(batches)
         return LoaderPace(workers=len(batches), batches=sum(batches), batch_ms=round(took_ms, 6))
 
 
@@ -153,13 +153,14 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap a fetcher's `fetch`, so that a worker records each batch's time, and its lines on request."""
     from torch.utils.data import get_worker_info
 
     lines = _WorkerLines()
 
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
-        if get_worker_info() is None:  # this process is no worker: it makes its batches itself
+        if get_worker_info() is None:  # the training process makes its batches itself
             return fetch(fetcher, wanted)
         if lines.wanted():
             lines.begin_batch()
@@ -186,7 +187,7 @@ class _WorkerLines:
         return not self._over and bool(_lines_dir) and Path(_lines_dir, REQUEST).exists()
 
     def begin_batch(self) -> None:
-        """Begin to time lines, if they are not timed yet."""
+        """Begin to time lines, unless this has begun already."""
         if self._log is None:
             from gpudiag.training.session.line_log import LineLog
 

@@ -1,9 +1,9 @@
 """Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. It runs Python's
-decompositions instead of the dispatcher's if no gradient is needed. It counts recomputation by checkpointing as work of
-the model. It does not know attention on CPUs. It counts the backward of a grouped convolution once per group. The mode
-in this module runs the program's operators unchanged, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable, because it hooks every module of the process, replaces operators by Python
+decompositions if no gradient is needed, counts recomputation by checkpointing as work of the model, has no formula for
+attention on CPUs, and counts the backward of a grouped convolution once per group. The mode in this module runs the
+program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 #: Namespaces of PyTorch's own operators. Operators in other namespaces may multiply matrices.
 _PYTORCH = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
-#: Names of operators that multiply matrices. If such an operator has no formula, it is reported.
+#: Names of operators that multiply matrices. Such operators are reported if they have no formula.
 _MULTIPLIES = re.compile(r"mm(_|$)|rnn|attention|conv(?!ert)|mkldnn_linear")
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -42,9 +42,9 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count the operations of this thread and of its backward while the context is open.
+    """Count the floating-point operations of this thread and its backward passes while the context is open.
 
-    Nothing is counted if the program uses torch.compile, because the counter might make it compile anew.
+    Nothing is counted if the program uses torch.compile, because the counter might cause a recompilation.
 
     Attributes:
         result: the count, or the reason why there is none. None until the context closes after a complete step.
@@ -106,7 +106,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = all(kind in _PLAIN for kind in types)
-        if not plain and FakeTensor not in types:  # DTensor runs fake tensors to compute shapes
+        if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
@@ -118,7 +118,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return out
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        packet = getattr(func, "overloadpacket", func)  # some operators, such as flex_attention, have none
+        """Add the FLOPs of one operator call, or note that the operator has no formula."""
+        packet = getattr(func, "overloadpacket", func)  # flex_attention is not an overload
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):
@@ -148,17 +149,17 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return "tf32" if known == "fp32" and first.device.type == "cuda" and self._tf32[kind] else known
 
     def result(self) -> StepFlops:
-        """Return the operations of the whole step."""
+        """Return the operations of the whole step, or the reason why they are unknown."""
         total = self._forward.copy()
         for work in self._backward.values():
             total += work
-        again = 0
+        recomputed = 0
         for (task, in_function), work in self._recomputed.items():
             # If a backward pass is itself differentiated (create_graph), gradients are enabled in all its operations.
-            # In other backward passes they are enabled only where a checkpoint recomputes forward. Then the pass also
-            # has operations with gradients disabled, or the recomputation runs in a custom autograd function.
+            # In other backward passes gradients are enabled only where a checkpoint recomputes forward. Then the pass
+            # also has operations with gradients disabled, or the recomputation runs in a custom autograd function.
             if in_function or task in self._backward:
-                again += work.total()
+                recomputed += work.total()
             else:
                 total += work
         reason = ""
@@ -170,7 +171,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             reason = f"{_NOTHING}; not known: {', '.join(sorted(self._unknown))}" if self._unknown else _NOTHING
         if reason:
             return StepFlops(reason=reason)
-        return StepFlops(by_precision=dict(total), recomputed=again, unknown=tuple(sorted(self._unknown)))
+        return StepFlops(by_precision=dict(total), recomputed=recomputed, unknown=tuple(sorted(self._unknown)))
 
 
 @cache
@@ -189,7 +190,8 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # The first step is over, so the whole program has been compiled by now, including the loss and the optimizer.
+    """Return why the operations of a step cannot be counted; None if they can."""
+    # One step has run before, so everything that the program compiles is compiled by now, including the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -216,12 +218,12 @@ def _noting_replays(counts: _Counts) -> Any:
 def _tf32(backend: str, kind: str) -> bool:
     """Return whether this kind of operator may round fp32 inputs to tf32."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # versions with this name warn about `allow_tf32`
+    precision = getattr(settings, "fp32_precision", None)  # PyTorch that has it deprecates `allow_tf32`
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of a convolution's backward. Each of the two gradients, if wanted, needs as many as forward."""
+    """Return the FLOPs of a convolution's backward: as many as forward for each requested gradient."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))

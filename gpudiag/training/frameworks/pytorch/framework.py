@@ -83,8 +83,7 @@ class PyTorch(Framework):
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
-            # torchrun also reads its options from variables PET_*. Other users of the machine can see command lines,
-            # but not environment variables.
+            # torchrun also reads options from PET_* variables. Other users can see command lines, but not variables.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
             # On the loopback interface other hosts cannot reach the processes. Without this variable gloo resolves the

@@ -48,11 +48,10 @@ class MarkedCollections:
         self._range: Any = None
 
     def start(self) -> None:
-        """Mark collections from now on, at most until the process exits, because Python also collects during shutdown.
+        """Mark collections from now on, except those during Python's shutdown.
 
         First run a full collection, unless the program has disabled collections. Otherwise a rare full collection could
-        fall into the few recorded steps, and seem to occur in that share of all steps. In an FSDP job on two H200 GPUs
-        one collection took 85 ms.
+        fall into the few recorded steps, and seem frequent. In an FSDP job on two H200 GPUs one collection took 85 ms.
         """
         from torch.autograd.profiler import record_function
 
@@ -133,8 +132,7 @@ class _ModuleRanges:
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast = fast
         self._containers = containers
-        #: Labels by id. The modules are stored beside their labels, so that a later module cannot get the id of a
-        #: deleted one.
+        #: Labels by id. The modules are stored too, so that a later module cannot get the id of a deleted one.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}
         self._open: set[Any] = set()
@@ -176,7 +174,7 @@ class _ModuleRanges:
             return ""
         root = self._outermost(module)
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
-            return _label(_class_name(root), "", root)  # not stored: a program may make a loss anew in each step
+            return _label(_class_name(root), "", root)  # not stored, because a program may create a loss in each step
         tree = list(_tree(root, "", set()))
         kind = next(_class_name(child) for path, child in tree if path is not None)
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
@@ -202,10 +200,10 @@ class _ModuleRanges:
 
 
 def _containers(kind: type) -> dict[int, Any]:
-    """Return, by the id of each module, the module that contains it now.
+    """Return the module that contains each module now, keyed by the id of the contained module.
 
-    All modules of the process are searched, because the outermost module may never be called: some trainers call a
-    method of it, which calls its children.
+    All modules of the process are searched, because the outermost module may never be called, for example if one of its
+    methods is.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():
@@ -221,7 +219,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the name of the module's class; if `fully_shard` has replaced the class, that of the original class."""
+    """Return the name of the module's class; if `fully_shard` has replaced the class, the original name."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"

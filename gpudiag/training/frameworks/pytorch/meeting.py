@@ -1,6 +1,6 @@
 """Make the ranks of a process group on one host find each other through files in the launch's private directory.
 
-By default ranks connect through a TCP store. It has no authentication, so another user of the host could change its
+By default ranks connect through a TCP store without authentication, so another user of the host could change its
 contents. Other users cannot access files in a directory of mode 0700.
 """
 
@@ -17,7 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Number of groups that this process has joined, by directory and group size. It is the same on all members of a group.
+#: Number of groups that this process has joined, by directory and group size. All members of a group have equal
+#: numbers.
 _joined: Counter[tuple[str, int]] = Counter()
 
 
@@ -42,7 +43,7 @@ def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tupl
     """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
     from torch import distributed
 
-    dist: Any = distributed  # its stores are not in `__all__`
+    dist: Any = distributed  # the stores are not in `__all__`
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
     rank = int(query.get("rank") or os.environ["RANK"])
     world_size = int(query.get("world_size") or os.environ["WORLD_SIZE"])

@@ -1,7 +1,7 @@
 """Record a few steps with the PyTorch profiler, and save them as one compressed trace.
 
 The module uses private functions of PyTorch's profiler. If one is missing, the module raises RuntimeError or omits the
-feature. It was checked with PyTorch 2.11 and 2.13.
+feature. The module was checked with PyTorch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ProfiledWindow:
         active: number of steps to record; None to record all the time from `start` to `stop`, without step marks.
         cuda: also record device activity, and which stream waits for which event.
         kernel_only: record no operators and no module marks; on the host record only runtime calls and annotations.
-        shapes: record the shapes of operators' inputs. This can double the overhead on the host: on a CPU, 8 ms instead
-            of 4 ms in a step of 62 ms with 1,800 operators.
+        shapes: record the shapes of operators' inputs. Shapes can double the overhead on the host: on a CPU, 8 ms
+            instead of 4 ms in a step of 62 ms with 1,800 operators.
 
     Raises:
         RuntimeError: this PyTorch cannot record without operators.
@@ -74,7 +74,7 @@ class ProfiledWindow:
         self._profiler.step()
 
     def stop(self) -> None:
-        """End the recording; if it was cut short, save the steps so far."""
+        """End the recording. If the loop ended early, save the steps recorded so far."""
         self._collections.stop()
         if self._modules is not None:
             self._modules.stop()
@@ -92,6 +92,7 @@ class ProfiledWindow:
             self.path.unlink()
 
     def _save(self, profiler: Any) -> None:
+        """Write the compressed trace, and note whether it contains device activity."""
         if not self._kept:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,14 +113,14 @@ class ProfiledWindow:
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second profiler would take its events away."""
+    """Return whether any PyTorch profiler records this thread. A second one would take the events of the first."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _synchronization_events() -> Any:
-    """Return the configuration that records CUDA synchronizations; None if this PyTorch has none."""
+    """Return a configuration that records CUDA synchronizations; None if this PyTorch has no such option."""
     from torch._C import _profiler
 
     make: Any = _profiler._ExperimentalConfig  # noqa: SLF001
@@ -132,9 +133,9 @@ def _synchronization_events() -> Any:
 def _end_open_ranges() -> None:
     """End every open `record_function`, including the program's, because the recording in which it began is over.
 
-    Each open range points into memory of that recording, which is freed. If a range ends while a later profiler runs,
-    it writes to freed memory. With PyTorch 2.13 this causes a segmentation fault, immediately or at exit. Ending a
-    range a second time does nothing.
+    Each open range points into memory of that recording, which is freed. If such a range ends while a later profiler
+    runs, the range writes to freed memory. With PyTorch 2.13 this causes a segmentation fault, immediately or at exit.
+    Ending a range a second time does nothing.
     """
     import torch
     from torch.autograd.profiler import record_function

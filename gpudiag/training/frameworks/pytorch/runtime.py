@@ -84,8 +84,8 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
 
-    Work on another stream belongs to the step in which the current stream waits for it. DDP's and FSDP's streams are
-    waited for in every step.
+    Work on another stream belongs to the step in which the current stream waits for that work. DDP and FSDP make the
+    current stream wait in every step.
     """
     import torch
 
@@ -121,7 +121,7 @@ def cuda_clock(device: Any) -> StepClock:
 def new_job() -> None:
     """Restart the numbering of sessions, because this process is about to join another job with a separate store.
 
-    Otherwise processes that were in different jobs before would use different prefixes in the store.
+    Otherwise processes that were in different jobs before would use different prefixes in the new store.
     """
     global _sessions  # noqa: PLW0603  # a process is in one job at a time
     _sessions = itertools.count()
@@ -140,7 +140,7 @@ def job_store(position: ClusterPosition) -> Any:
         return DirectoryStore(Path(directory) / f"session-{session}")
     from torch import distributed
 
-    dist: Any = distributed  # its stores are not in `__all__`
+    dist: Any = distributed  # the stores are not in `__all__`
     if dist.is_initialized():
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no public way to the store
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -189,7 +189,7 @@ class PyTorchRuntime:
         return clock_for(devices[0])
 
     def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data if PyTorch is imported. They write line logs to `lines_dir`."""
+        """Time forked workers of torch.utils.data if PyTorch is imported. Workers write line logs to `lines_dir`."""
         if "torch" not in sys.modules:
             return None
         watch_workers(lines_dir)
@@ -203,7 +203,7 @@ class PyTorchRuntime:
         return ProfiledWindow(path, active=active, cuda=on_gpu, kernel_only=kind == "light", shapes=shapes)
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
-        """Create a counter for a process with one device; the threads that drive several devices cannot be observed."""
+        """Create a counter; None for several devices, because the threads that drive them cannot be observed."""
         if model is None or len(devices) > 1:
             return None
         try:

@@ -1,11 +1,11 @@
-"""Run torchrun for several nodes, with stores that listen on one address only, and signed state.
+"""Run torchrun for several nodes, with stores that listen on one address only and sign their state.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
 PyTorch's stores listen on every interface, whatever address they get, and have no authentication. torchrun unpickles
-the value of a key with a known name, so another host could run code here. This program binds the socket of a serving
-store to its host's address. It signs the pickled value (HMAC) with the secret that the nodes share. The file runs as a
-script, with an interpreter that need not have gpudiag.
+the value of a key with a known name, so another host could run code here. This program binds a serving store's socket
+to the address of its `host_name`. The program also signs the pickled value (HMAC) with the secret that the nodes share.
+The file runs as a script, and its interpreter need not have gpudiag.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stores_on_their_hosts() -> None:
         return
 
     class TCPStore(plain):  # type: ignore[misc]
-        """PyTorch's store, but serving on a socket that gpudiag has bound."""
+        """PyTorch's store, which serves on a socket that gpudiag has bound."""
 
         on_its_host = True
 
@@ -95,7 +95,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
     Raises:
         RuntimeError: the address cannot be used, for example because another process listens there. PyTorch's store
-            raises the same error.
+            raises this error too.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run torchrun with the changed stores."""
-    # Python puts this file's folder on the path. Remove it, so that no program imports the modules beside this file.
+    # Python puts this file's folder on the path. Remove the folder, so that no program imports modules from there.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 

@@ -18,7 +18,7 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position in the launcher's variables, else in `TF_CONFIG`, else that of a single process."""
+    """Return the position from the launcher's variables, else from `TF_CONFIG`, else that of a single process."""
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))

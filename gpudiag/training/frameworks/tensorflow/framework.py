@@ -95,7 +95,7 @@ class TensorFlow(Framework):
             values["LD_PRELOAD"] = preload(private, values.get("LD_PRELOAD"))
         if plan.job.device == "cpu":
             values["CUDA_VISIBLE_DEVICES"] = ""  # otherwise TensorFlow warns of a missing driver
-        # Threads within an op, and ops at the same time. By default every process uses the number of cores for both.
+        # Threads within an op, and ops that run at the same time. The default of both is the number of cores.
         values.setdefault("TF_NUM_INTRAOP_THREADS", str(plan.threads))
         values.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, plan.threads)))
 

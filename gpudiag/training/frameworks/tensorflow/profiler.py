@@ -19,11 +19,11 @@ class TensorflowWindow:
     Args:
         path: path of the trace, `*.xplane.pb.gz`. The trace is first written to another file and renamed when complete.
         active: number of steps to record.
-        on_gpu: record the discarded steps too, and discard their trace. This starts CUPTI, which CPUs do not need, and
-            on CPUs every recording is a risk. An event of a collective begins on one thread and ends on another. For
-            such events TensorFlow 2.21 may damage its heap when the recording ends
-            (`SplitEventTracker::FindStartAndMerge`), and crash or hang.
-        kernel_only: on the host record the program's marks, but no ops.
+        on_gpu: record the discarded steps too, and discard their trace, because the first recording starts CUPTI. On
+            CPUs no extra recording is made, because each may crash or hang: at the end of a recording, TensorFlow 2.21
+            may damage its heap (`SplitEventTracker::FindStartAndMerge`) if an event began on one thread and ended on
+            another, as the events of collectives do.
+        kernel_only: on the host record the program's marks, but only few ops.
     """
 
     def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:
@@ -60,7 +60,7 @@ class TensorflowWindow:
             self.stop()
 
     def stop(self) -> None:
-        """End the recording; if it was cut short, save the steps so far."""
+        """End the recording. If the loop ended early, save the steps recorded so far."""
         if self._directory is None:
             return
         try:
@@ -80,6 +80,7 @@ class TensorflowWindow:
             self.path.unlink()
 
     def _begin(self) -> None:
+        """Start TensorFlow's profiler. Raises RuntimeError if another profiler is recording."""
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101 # set by start
@@ -93,6 +94,7 @@ class TensorflowWindow:
         self._records = True
 
     def _end(self, *, save: bool) -> None:
+        """Stop TensorFlow's profiler, and keep its trace only with `save`."""
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101  # made by start

@@ -28,12 +28,12 @@ _sessions = itertools.count()
 
 
 class SynchronizedClock(StepClock):
-    """Measure a series of steps on the host's clock, from idle devices to idle devices.
+    """Measure a series of steps on the host's clock. The devices are idle before and after the series.
 
     TensorFlow cannot record events on a device. A step's function returns when its kernels are launched, so a mark
-    gives the host's time only. Therefore every series begins and ends with a synchronization. The total time of the
-    series, and so the mean step time, is that of the devices. Single step times are the host's: if the host runs ahead,
-    the first steps seem short and the last step long.
+    gives the host's time only. Therefore every series begins and ends with a synchronization. So the total time of the
+    series and the mean step time include all device work. A single step time is the host's: if the host runs ahead, the
+    first steps seem short and the last step long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -73,7 +73,7 @@ def synchronize(devices: Sequence[str]) -> None:
     the other processes, and fails.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context  # there is no public way to wait for its queue
+    from tensorflow.python.eager import context  # no public function waits for the queue
 
     for device in devices:
         with tf.device(device):
@@ -129,14 +129,14 @@ def hardware_name(device: str, cpu: str) -> str:
 
 
 class TensorflowRuntime:
-    """The runtime of TensorFlow. One process may drive several devices; each is a separate rank in the records, and all
-    are in one trace."""
+    """The runtime of TensorFlow. One process may drive several devices. Each device is a separate rank in the records,
+    and one trace contains all of them."""
 
     framework = "tensorflow"
     label = staticmethod(str)
     devices = staticmethod(training_devices)
     trace_name = staticmethod(record.tensorflow_trace_name)
-    marked_loaders = staticmethod(nullcontext)  # tf.data marks itself in the trace
+    marked_loaders = staticmethod(nullcontext)  # tf.data itself marks its work in the trace
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Read the launcher's variables, else `TF_CONFIG`."""

@@ -34,8 +34,7 @@ def batches(
     """Return endless batches of `batch_size` samples.
 
     Source `device` is one batch that stays on the device. `host` is a few batches in host memory, which the training
-    copies in each step. `loader` is a DataLoader with `workers` processes that collates single samples. Host memory is
-    pinned for a GPU.
+    copies in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
 
     Raises:
         ValueError: the source is `zmq`, which needs `batch_client.open_batches` to end its servers.
@@ -56,7 +55,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """A data set of samples in memory. It returns copies of inputs, as a decoder does."""
+    """A data set of samples in memory, which returns copies of inputs, as a decoder does."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs = inputs
@@ -71,7 +70,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples. A batch that crosses their end continues at the beginning."""
+    """Make a DataLoader over the workload's samples. After the last sample, the first one follows."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,
@@ -122,7 +121,7 @@ class DevicePrefetch:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(side)
             for tensor in ahead:
-                # The memory was allocated on the side stream. It must not be reused before this step has ended.
+                # The memory was allocated on the side stream. The memory must not be reused before this step has ended.
                 tensor.record_stream(current)
             batch, ahead = ahead, self._copied(source, side)
             yield batch

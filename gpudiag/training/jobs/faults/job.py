@@ -39,10 +39,10 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Number of untimed steps after a switch. In these steps the host runs ahead again, and waits for stragglers begin.
+#: Number of untimed steps after a switch. The host runs ahead again, and ranks begin to wait for stragglers.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps of a block with all work launched ahead. Such blocks have a third of the usual number,
-#: because the host waits for each step.
+#: Minimum number of steps of a block with all work launched ahead. Such a block has a third of the usual steps, because
+#: the host waits for each step.
 _LEAST_AHEAD = 4
 #: Time for which the device is held while the host launches the next step, in step times.
 _HELD_STEPS = 2.0
@@ -78,8 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Sessions come first because they time steps too, and launches take longer once the profiler's library is
-        # loaded.
+        # Faults with a session come first, because a session also times steps. A loaded profiler slows launches.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)
@@ -116,7 +115,7 @@ class FaultTrials(Generic[TrainerT]):
         self._failed: set[str] = set()
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Run a trial of a fault. If it fails on any rank, skip all further trials of this fault."""
+        """Run a trial of a fault. If the trial fails on any rank, skip all further trials of this fault."""
         if plan.name in self._failed:
             return
         problem = None
@@ -222,7 +221,7 @@ class FaultTrials(Generic[TrainerT]):
         self.save(directory, plan, recorded, flops)
 
     def _counted_step(self) -> StepFlops | None:
-        """Train a step and count its operations. They differ between ranks if the ranks divide the model."""
+        """Train a step and count its operations, which differ between ranks if the ranks divide the model."""
         counter = self._runtime.flop_counter([self.trainer.device], self.trainer.model)
         with counter or nullcontext():
             self.trainer.step()
@@ -297,14 +296,14 @@ class FaultTrials(Generic[TrainerT]):
         flops: StepFlops | None = None,
     ) -> None:
         """Write this rank's record to a run directory; then, on rank 0, write the run's record."""
-        place, runtime, recorded = self.place, self._runtime, recorded or {}
+        position, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()
         rank_record = RankRecord(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            host=place.host,
-            pid=place.pid,
+            rank=position.rank,
+            local_rank=position.local_rank,
+            host=position.host,
+            pid=position.pid,
             device=runtime.label(self.trainer.device),
             device_name=self._device_name,
             unprofiled=summarize(timed.step_ms),
@@ -317,20 +316,20 @@ class FaultTrials(Generic[TrainerT]):
         )
         record.write_rank(directory, rank_record)
         self.trainer.gather(None)
-        if place.rank == 0:
+        if position.rank == 0:
             run = RunRecord(
                 created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 command=("gpudiag", "selftest"),
                 workload=self._title(plan),
                 framework=runtime.framework,
                 strategy=self.trainer.strategy,
-                world_size=place.ranks,
-                nodes=place.nodes,
+                world_size=position.ranks,
+                nodes=position.nodes,
                 batch_size_per_device=self.plan.batch_size,
                 options={"precision": self.plan.precision, "memory_format": self.plan.memory_format},
                 model=runtime.describe(self.trainer.model, ()),
                 software=runtime.software(),
-                ranks=record.read_ranks(directory, place.ranks),
+                ranks=record.read_ranks(directory, position.ranks),
                 parallel=self.trainer.parallel,
                 status="complete",
             )

@@ -11,11 +11,11 @@ from gpudiag.model.run import ParallelLayout
 
 #: Name of the divided jobs' workload in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"
-#: Number of CPU processes. They wait instead of computing, so there may be more processes than cores.
+#: Number of CPU processes. The processes wait instead of computing, so there may be more processes than cores.
 CPU_PROCESSES = 4
 #: Sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many sequences.
 SEQUENCES = 2
-#: Number of pipeline stages if each of them then has two ranks or more; otherwise there are two stages.
+#: Number of pipeline stages if this leaves at least two ranks per stage; otherwise there are two stages.
 _STAGES = 4
 #: Dimension of the layout along which one position is slow, by kind of fault.
 _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": "ep"}

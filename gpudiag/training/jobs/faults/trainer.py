@@ -44,8 +44,8 @@ class Trainer(ABC):
     """A process of the job.
 
     Attributes:
-        time_all_first: on GPUs all faults are timed before the first fault is recorded. This is necessary if the
-            profiler stays loaded after its first use.
+        time_all_first: on GPUs all faults are timed before the first fault is recorded. This order is necessary if the
+            profiler stays loaded after its first use, and then slows all steps.
         holds: `hold` is implemented.
         device: the framework's device that the process trains on.
         place: position of this process in the cluster.
@@ -98,7 +98,7 @@ class Trainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the context manager for recorded step `number`. It marks the step if the profiler does not."""
+        """Return the context manager of recorded step `number`, which marks the step if the profiler does not."""
         return nullcontext()
 
     def close(self) -> None:
@@ -137,9 +137,8 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
 
-        Before each step the device is held idle for `hold_ms`, which does not count. All ranks begin at about the same
-        time. If a step has more launches than the launch queue holds (1,024), the others follow while the device
-        executes the step.
+        Before each step a waiting kernel holds the device for `hold_ms`, which is not timed. All ranks begin at about
+        the same time. If a step has more launches than the launch queue holds (1,024), the rest follow later.
         """
         times = []
         for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Work of a given duration that keeps no CPU core busy, so that more processes than cores do not disturb each other."""
+"""Work of a given duration that keeps no CPU core busy, so that more processes than cores can run undelayed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ArtificialWork(torch.autograd.Function):
 def occupy(device: torch.device, milliseconds: float) -> None:
     """Keep a GPU busy, or let a CPU process wait, for this long."""
     if device.type == "cuda":
-        # No GPU's clock is above 2 GHz, and PyTorch has no public equivalent.
+        # `_sleep` counts clock cycles, and no GPU's clock is above 2 GHz. PyTorch has no public equivalent.
         torch.cuda._sleep(int(2e6 * milliseconds))  # type: ignore[no-untyped-call]  # noqa: SLF001
     else:
         time.sleep(milliseconds / 1e3)

@@ -12,7 +12,7 @@ from gpudiag.training.jobs.parallel.artificial import artificial_work
 
 
 class RowCounts(NamedTuple):
-    """Rows sent to and received from each rank of a group."""
+    """Numbers of rows sent to and received from each rank of a group."""
 
     group: dist.ProcessGroup
     sent: list[int]
@@ -20,7 +20,7 @@ class RowCounts(NamedTuple):
 
     @property
     def reversed(self) -> RowCounts:
-        """The counts of the way back."""
+        """The counts for sending the rows back."""
         return RowCounts(self.group, self.received, self.sent)
 
     def exchange(self, rows: Tensor) -> Tensor:
@@ -51,10 +51,9 @@ def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
 
 
 class ExpertLayer(nn.Module):
-    """Feed-forward layers, one per rank of the group, each for its own tokens.
+    """Feed-forward layers, one per rank of the group, each for the tokens assigned to it.
 
-    Tokens are assigned in turn (hash layers, S. Roller et al., 2021), so that all experts have the same work unless
-    `hot_share` is set.
+    Tokens are assigned in turn (hash layers, S. Roller et al., 2021). All experts have equal work if `hot_share` is 0.
 
     Attributes:
         hot_share: share of the tokens that all go to the expert `hot`; the others are assigned in turn.
@@ -79,7 +78,7 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # An expert's gradient is a sum over the batches of all its ranks, which average those of all other layers.
+        # An expert's gradient sums over the batches of all ranks in the group. Other gradients are averaged over ranks.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)

@@ -43,9 +43,9 @@ class SplitAttention(nn.Module):
     """Causal self-attention of this process's heads and part of the sequence.
 
     Args:
-        sizes: of the whole model.
-        sequence_group: processes with the other parts of the same sequences; None if it has whole sequences. Keys and
-            values of all parts are gathered.
+        sizes: sizes of the whole model.
+        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if there are
+            no parts.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -58,7 +58,7 @@ class SplitAttention(nn.Module):
         self.projection = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, t, width] to the same shape; under tensor parallelism the linear layers return own heads."""
+        """Map float[n, t, width] to the same shape. Under tensor parallelism this process has some of the heads."""
         query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         if self._group is None:
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -121,11 +121,11 @@ class GptStage(nn.Module):
     """Consecutive layers of a GPT; the first stage embeds tokens and the last returns logits.
 
     Args:
-        sizes: of the whole model.
-        stage, stages: number of this stage, and of all.
-        sequence_group: as for `SplitAttention`.
+        sizes: sizes of the whole model.
+        stage, stages: index of this stage, and number of stages.
+        sequence_group: see `SplitAttention`.
         expert_group: processes that share each layer's experts; None for layers without experts.
-        bf16: compute under autocast; what stages send to each other stays in fp32.
+        bf16: compute under autocast. Stages still send each other fp32 values.
     """
 
     def __init__(

@@ -12,13 +12,12 @@ _REPLICAS = ("dp", "ep", "cp")
 
 
 class ParallelMesh:
-    """The mesh of all processes, whose groups PyTorch describes in traces as `mesh_pp`, `mesh_dp` and so on.
+    """The mesh of all processes. PyTorch calls its process groups `mesh_pp`, `mesh_dp` and so on in traces.
 
     Attributes:
         mesh: dimensions larger than one, in the layout's order; None if there is one process.
         replicas: the processes that average the gradients of layers without experts; None if this is one process.
-        expert_replicas: the processes that average the gradients of the same expert; None if this is one process, or
-            there are no experts.
+        expert_replicas: the processes that average an expert's gradients; None for one process, or without experts.
         batch_index: number of this process's batch, the same for processes that train on one batch together.
     """
 
@@ -30,19 +29,19 @@ class ParallelMesh:
         self.batch_index = self.coordinate("dp") * layout.ep + self.coordinate("ep")
 
     def dimension(self, name: str) -> DeviceMesh | None:
-        """Return the mesh of this process's group along a dimension; None if it is alone there."""
-        has = self.mesh is not None and name in (self.mesh.mesh_dim_names or ())
-        return self.mesh[name] if self.mesh is not None and has else None
+        """Return the mesh of this process's group along a dimension; None if the group has no other process."""
+        has_dimension = self.mesh is not None and name in (self.mesh.mesh_dim_names or ())
+        return self.mesh[name] if self.mesh is not None and has_dimension else None
 
     def _flat(self, *names: str) -> DeviceMesh | None:
-        """Return one dimension for several, without those of size one."""
+        """Return the mesh of this process's group along several dimensions together; None if all have size one."""
         names = tuple(name for name in names if self.dimension(name) is not None)
         if self.mesh is None or not names:
             return None
         return self.mesh[names]._flatten("_".join(names)) if len(names) > 1 else self.mesh[names[0]]  # noqa: SLF001
 
     def group(self, name: str) -> dist.ProcessGroup | None:
-        """Return this process's group along a dimension; None if it is alone there."""
+        """Return this process's group along a dimension; None if the group has no other process."""
         mesh = self.dimension(name)
         return None if mesh is None else mesh.get_group()
 

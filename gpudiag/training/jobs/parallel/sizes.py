@@ -1,4 +1,4 @@
-"""Sizes of the GPT that is divided over processes; importing this imports no framework."""
+"""Sizes of the GPT that is divided over processes. Importing this module imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INTERLEAVED_STAGES = 2
 
 
 class GptSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a GPT: tokens known, tokens per sequence, width, layers, attention heads."""
+    """Sizes of a GPT: distinct tokens, tokens per sequence, width, layers, attention heads."""
 
     vocabulary: int
     context: int

@@ -28,20 +28,19 @@ class ParallelGpt:
     """This process's part of a GPT.
 
     Attributes:
-        parts: its stages without wrappers.
+        parts: this process's stages, without wrappers.
         mesh: the groups of processes.
-        sharded: as given.
+        sharded: see the arguments.
         optimizer: updates this process's parameters.
 
     Args:
         layout: how the work is divided.
-        sizes: of the model.
-        device: what this process trains on.
-        sharded: parameters and gradients are sharded over data-parallel processes (FSDP2); otherwise they are copies
-            (DDP), which experts and split matrices exclude.
+        sizes: sizes of the model.
+        device: the device of this process.
+        sharded: use FSDP2 over data-parallel processes, as experts and split matrices require; otherwise use DDP.
         make_optimizer: makes the optimizer of groups of parameters.
         bf16: compute in bf16 under autocast.
-        marked: mark forward, backward and the update for gpudiag; a pipeline's schedule mixes the first two.
+        marked: open gpudiag's ranges; in a pipeline only that of the update, because forward and backward alternate.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ParallelGpt:
         self._schedules: dict[tuple[int, int], Any] = {}
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
-        """Run forward, backward and update on a batch, int64[n, t] on the device, of which it takes its own tokens."""
+        """Run forward, backward and update on int64[n, t] on the device. Each process selects its part of t."""
         parts, part = self.layout.cp, self.mesh.coordinate("cp")
         tokens, targets = (batch.chunk(parts, dim=1)[part].contiguous() for batch in (tokens, targets))
         if self.layout.pp > 1:
@@ -119,6 +118,7 @@ class ParallelGpt:
         return part if replicas is None else DistributedDataParallel(part, process_group=replicas.get_group())
 
     def _sharded(self, part: GptStage) -> nn.Module:
+        """Shard a stage with FSDP2. Experts are sharded over the processes with the same expert."""
         replicas = self.mesh.replicas
         if replicas is None:
             return part
@@ -133,6 +133,7 @@ class ParallelGpt:
         return part
 
     def _train_pipeline(self, tokens: Tensor, targets: Tensor) -> None:
+        """Run forward and backward of all microbatches through the pipeline."""
         shape = (tokens.shape[0], tokens.shape[1])
         if shape not in self._schedules:
             self._schedules[shape] = self._schedule(*shape)
@@ -144,7 +145,7 @@ class ParallelGpt:
         schedule.step(*((tokens,) if first else ()), **keywords)
 
     def _schedule(self, n: int, t: int) -> Any:
-        """Make the schedule of batches of this shape."""
+        """Make the pipeline schedule for batches of n sequences with t tokens each."""
         count = self.layout.microbatches
         hidden = torch.empty(n // count, t, self.sizes.width, device="meta", requires_grad=True)
         tokens = torch.empty(n // count, t, dtype=torch.int64, device="meta")
@@ -173,7 +174,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return groups of parameters on the same mesh, because an update of several at once cannot mix meshes."""
+    """Group parameters by mesh, because an update of several parameters at once cannot mix meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)

@@ -20,7 +20,7 @@ _GPU_SEQUENCES, _CPU_SEQUENCES = 4, 1
 
 
 def train_parallel(job: Job, layout: ParallelLayout) -> None:
-    """Train until the session is complete, in each process; `job` is one that `gpudiag profile` has checked."""
+    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`."""
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     sizes = gpt_sizes(on_gpu=on_gpu)

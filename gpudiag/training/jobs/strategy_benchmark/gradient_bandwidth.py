@@ -55,7 +55,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
     """Time all-reduces of fp32 values per transport and size. Unusable transports are skipped.
 
     Args:
-        world: the processes. All of them must call this function together.
+        world: the processes. All processes must call this function together.
         transports: a candidate that uses the transport, by the transport's name.
         sizes: bytes per rank, in rising order.
     """
@@ -83,6 +83,8 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
 def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
+    """Return the time per all-reduce of each size; if `_SECONDS` pass, larger sizes are omitted."""
+
     def all_reduce(values: torch.Tensor) -> None:
         # The concurrent all-reduces may use the same memory, because the values do not matter.
         for handle in [start(values, number) for number in range(_CONCURRENT)]:

@@ -1,9 +1,9 @@
 """The strategy benchmark of `gpudiag recommend`, in each training process.
 
-For each workload of the plan it measures a step without communication, the phases of this step, and the time at which
-each gradient is ready. It also measures all-reduces of the workload's buckets over each transport. From these times and
-the machine's facts it predicts each candidate. Then it times the best candidates in turns, so that drift of the machine
-affects all equally. Each candidate has a separate copy of the model.
+For each workload of the plan the benchmark measures a step without communication, the phases of this step, and the time
+at which each gradient is ready. The benchmark also measures all-reduces of the workload's buckets over each transport.
+From these times and the machine's facts the benchmark predicts each candidate's step time. Then the best candidates are
+timed in turns, so that drift of the machine affects all equally. Each candidate has a separate copy of the model.
 """
 
 from __future__ import annotations
@@ -50,21 +50,19 @@ _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up of a candidate ends if two consecutive step times differ by less than this share, or after this number of
-#: looks. A look is a measurement of the step time during warm-up.
+#: A look is a measurement of a candidate's step time during warm-up. Warm-up ends if two looks in a row differ by less
+#: than this share, or after this number of looks.
 _AGREE, _MOST_LOOKS = 0.03, 6
-#: A candidate whose step time is longer than another's by this factor is slow. It has no turns. Instead, its last looks
-#: count as rounds, and it has at most this number of looks.
+#: A candidate whose step time is longer than another's by this factor is slow. A slow candidate has no turns, but at
+#: most this number of looks, of which the last count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of `independent`, and again for measuring the phases of its step.
+#: Share of the remaining time for the warm-up of `independent`, and the same for measuring its step's phases.
 _ALONE = 0.3
-#: Minimum number of rounds of `independent` and the first strategy, also if the time is over, because one round has no
-#: confidence interval.
+#: Minimum rounds of `independent` and the first strategy if no time is left. One round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them. On busy cores it took 6 s after 18 s, and 9 s after
-#: 19 s.
+#: Time to end the processes, as a share of the time to start them (6 s after 18 s, 9 s after 19 s on busy cores).
 _ENDING = 0.5
 
 
@@ -131,7 +129,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Take the slowest rank's times, because all ranks wait for it.
+            # Take the slowest rank's times, because all ranks wait for that rank.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):
@@ -211,7 +209,7 @@ class _Benchmark:
             if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and a candidate have been set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # Divide the free time equally among the remaining candidates, or among as many as it suffices for.
+            # Divide the free time equally among the remaining candidates, or among as many as have time.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
@@ -221,17 +219,17 @@ class _Benchmark:
         self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> dict[str, Candidate]:
-        """Return the transports of all candidates that can run, each with a candidate."""
+        """Return the transports of all candidates that can run, each with one candidate that uses it."""
         possible = [candidate for candidate in self.entry.candidates if candidate.label not in self.entry.cannot]
         return transports_of(possible, on_gpu=self.world.on_gpu, p2p=self.plan.p2p)
 
     def _sizes(self, gradients: Gradients) -> list[int]:
         buckets = [sum(gradients.sizes[i] for i in bucket) for bucket in ddp_buckets(gradients.sizes)]
-        # Half of the smallest size is that of the smallest bucket compressed to bf16.
+        # The smallest bucket has half its size if it is compressed to bf16.
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up a candidate, and warm it up while over `kept_s` seconds are left. If it fails on one rank, drop it."""
+        """Set up and warm up a candidate while more than `kept_s` seconds are left. Drop failed candidates."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -240,6 +238,7 @@ class _Benchmark:
         self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
 
     def _set_up(self, subject: Subject, candidate: Candidate, kept_s: float) -> None:
+        """Make and warm up a trainer. Record its step time in ms, or the reason why it failed."""
         label = candidate.label
         trainer: StrategyTrainer | None = None
         try:
@@ -272,7 +271,7 @@ class _Benchmark:
         A slow candidate needs no precision, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last of them is about as long as later steps
+        for number in range(_FIRST_STEPS):  # the last of these is as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:
                 return first
@@ -310,8 +309,7 @@ class _Benchmark:
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
         """Time rounds in which each candidate has its turn, in an order that rotates by one per round.
 
-        When the time is over, only the first two candidates (`independent` and the first strategy) continue to the
-        minimum number of rounds.
+        When the time is over, only `independent` and the first strategy continue, to the minimum number of rounds.
         """
         rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.trainers]

@@ -23,14 +23,14 @@ from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
 #: Number of steps whose phases are timed.
 _STEPS = 8
-#: Time for which a device is held before a step, in step times, so that it does not wait for the host in the step.
+#: Step times for which a device is held before each step, so that it does not wait for the host within the step.
 _HELD_STEPS = 1.5
 #: Maximum number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """A workload with a batch on this process's device. All strategies train it, so only communication differs."""
+    """A workload with a batch on this process's device, which all strategies train, so only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -59,7 +59,7 @@ class Subject:
 
     def fresh_model(self) -> nn.Module:
         """Return a new model on the device, with the same initial values on every rank and in every call."""
-        # Drawing 138 million random values takes seconds on a CPU. Copying them takes a millisecond on a GPU.
+        # Drawing 138 million random values takes seconds on a CPU. Copying the values takes a millisecond on a GPU.
         return copy.deepcopy(self._initial_model)
 
     def _make_model(self) -> nn.Module:
@@ -119,7 +119,7 @@ class Subject:
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
-        # If the host cannot launch a whole step ahead, the phases include waits for the host.
+        # If the host cannot launch a whole step ahead, the phases include waits. Scale the phases.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,
@@ -140,7 +140,7 @@ class Subject:
 class StrategyTrainer:
     """Train a copy of the subject's model with one candidate.
 
-    All ranks must make the object together, also if only rank 0 trains.
+    All ranks must make the object together, even if only rank 0 trains.
     """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
@@ -176,7 +176,7 @@ class StrategyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def timed(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` and then `steps` steps. Return the times in ms of the latter; [] if this rank is idle."""
+        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms; [] if this rank is idle."""
         if not self._trains:
             return []
         with self._world.acting(self.strategy.backend):

@@ -22,8 +22,7 @@ class World:
     """This process (with device `cuda` or `cpu`) and its process groups.
 
     Strategies communicate over the default process group, and a program has only one. During the turn of a strategy,
-    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over a separate
-    gloo group, for which no GPU waits.
+    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over gloo.
     """
 
     def __init__(self, device: str) -> None:
@@ -35,7 +34,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None: the device's default). All ranks must create it together."""
+        """Return the group of a backend (None: the device's default). All ranks must call this method together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -70,13 +69,13 @@ class World:
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:
-        """Write this rank's record. The launcher checks that it exists."""
-        place = current_position()
+        """Write this rank's record. The launcher checks that the record exists."""
+        position = current_position()
         rank_record = RankRecord(
-            rank=place.rank,
-            local_rank=place.local_rank,
-            host=place.host,
-            pid=place.pid,
+            rank=position.rank,
+            local_rank=position.local_rank,
+            host=position.host,
+            pid=position.pid,
             device=str(self.device),
             device_name=device_name(self.device),
         )

@@ -38,15 +38,15 @@ def step_on_each_device(
 ) -> Callable[[Any, Any], Any]:
     """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
 
-    The ranges of the function are open while the graph is built, so the ops of the graph have their names.
+    The function's ranges are open while the graph is built, so the graph's ops are named after the ranges.
 
     Args:
         workload: prepares inputs and computes the loss.
         model: a model made in the strategy's scope.
         optimizer: an optimizer made and built in the strategy's scope.
         strategy: the `tf.distribute.Strategy`.
-        compiled: XLA compiles forward and backward. It does not compile communication and update, because they depend
-            on the strategy.
+        compiled: XLA compiles forward and backward. Communication and update, which depend on the strategy, are not
+            compiled.
     """
     _name_communication(optimizer)
     # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.
@@ -149,5 +149,5 @@ def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Itera
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer that communicates: if losses are scaled, the inner optimizer."""
+    """Return the optimizer that communicates, which is the inner optimizer if losses are scaled."""
     return getattr(optimizer, "inner_optimizer", optimizer)

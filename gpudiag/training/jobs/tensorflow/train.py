@@ -1,4 +1,4 @@
-"""The training loop of all built-in workloads under TensorFlow. It uses only public features of gpudiag."""
+"""The training loop of all built-in workloads under TensorFlow, which uses only public features of gpudiag."""
 
 from __future__ import annotations
 

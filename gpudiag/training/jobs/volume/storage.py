@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: Name of the input volume in the run directory. It is removed at the end of the run.
+#: Name of the input volume in the run directory, which is removed at the end of the run.
 VOLUME = "volume.zarr"
-#: Name of the prediction. It is removed at the end of the run, unless the job keeps it.
+#: Name of the prediction, which is removed at the end of the run unless the job keeps it.
 PREDICTION = "prediction.zarr"
-#: Name of the output of the timed and recorded steps. It is removed at the end of the run.
+#: Name of the output of the timed and recorded steps, which is removed at the end of the run.
 SCRATCH = "again.zarr"
 
 #: Maximum number of concurrent writes. More writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume in voxels. It is smaller than a block, because real volumes are not chunked for one reader.
+#: Chunk of the input volume in voxels. Chunks are smaller than blocks, as real volumes are not chunked for a model.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -44,7 +44,7 @@ def library() -> Any:
     """Import `tensorstore`.
 
     Raises:
-        FrameworkMissingError: this interpreter does not have it.
+        FrameworkMissingError: this interpreter does not have `tensorstore`.
     """
     try:
         import tensorstore
@@ -156,6 +156,7 @@ class Volume:
             yield self._arrived(*under_way.popleft())
 
     def _arrived(self, block: VolumeBlock, future: Any) -> tuple[VolumeBlock, Bytes]:
+        """Wait for a block's voxels, and mirror those outside the volume."""
         import numpy as np
 
         read: Bytes = future.result()
@@ -166,7 +167,7 @@ class Volume:
         return block, np.pad(read, missing, mode="reflect") if any(map(any, missing)) else read
 
     def write(self, region: Region, values: Bytes) -> Any:
-        """Start to write all channels of a region. The returned future is done when they are on disk."""
+        """Start to write all channels of a region. The returned future is done when all values are on disk."""
         return self._store[(..., *region.slices())].write(values)
 
 

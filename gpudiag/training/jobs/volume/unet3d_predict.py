@@ -178,8 +178,8 @@ class VolumePrediction:
     def run(self, rank: int, world: int) -> None:
         """Predict the share, write `INFERENCE_FILE` on rank 0, time and record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
-        own = range(rank, len(self._blocks), world)
-        repeated = [self._blocks[number] for number in (own or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
+        own_blocks = range(rank, len(self._blocks), world)
+        repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
@@ -201,9 +201,11 @@ class VolumePrediction:
             _barrier()
             began_s = time.perf_counter()
             written = predictor.predict_all(
-                self._batches(source, map(self._blocks.__getitem__, own)), Volume.open(prediction)
+                self._batches(source, map(self._blocks.__getitem__, own_blocks)), Volume.open(prediction)
             )
-            share = RankInference(rank=rank, blocks=len(own), voxels=written, seconds=time.perf_counter() - began_s)
+            share = RankInference(
+                rank=rank, blocks=len(own_blocks), voxels=written, seconds=time.perf_counter() - began_s
+            )
             shares = gather_objects(share)
             if rank == 0:
                 write_json(self._run_dir / INFERENCE_FILE, self._figures(shares))
@@ -216,6 +218,7 @@ class VolumePrediction:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
+        """Return the predictor with the job's precision and memory format, and its model without torch.compile."""
         torch.manual_seed(0)
         workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
         channels_last = self._job.memory_format == "nhwc"

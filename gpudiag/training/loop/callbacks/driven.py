@@ -24,7 +24,7 @@ class DrivenSession:
         Raises:
             UsageError: for the reasons of `gpudiag.profile`.
         """
-        # With stop=True, `Session.step` returns False when everything is measured, also if the trainer goes on.
+        # With stop=True, `Session.step` returns False when everything is measured, even if the trainer goes on.
         self._session = Session(self._run_dir, stop=True, **{**known, **self._options}).__enter__()
 
     def step(self) -> bool:

@@ -22,9 +22,8 @@ class LightningCallback(Callback):
 
         trainer = Trainer(callbacks=[gpudiag.LightningCallback("run-dir", batch_size=64)], ...)
 
-    A step ends with the batch that updates the model; with `accumulate_grad_batches` it has several batches. Fetching
-    and logging belong to the next step. Steps that contain validation, a checkpoint or the end of an epoch are
-    excluded.
+    A step ends with the batch that updates the model; with `accumulate_grad_batches` a step has several batches.
+    Fetching and logging belong to the next step. Steps with validation, a checkpoint or an epoch's end are excluded.
 
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).

@@ -18,13 +18,12 @@ class TransformersCallback(TrainerCallback):
 
         trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
 
-    A step ends with each update of the model; with `gradient_accumulation_steps` it has several batches. Fetching and
-    logging belong to the next step. Steps that contain evaluation, a checkpoint or the end of an epoch are excluded. If
-    an exception occurs, the run keeps its measurements and is marked as not finished.
+    A step ends with each update of the model; with `gradient_accumulation_steps` a step has several batches. Fetching
+    and logging belong to the next step. Steps that contain evaluation, a checkpoint or the end of an epoch are
+    excluded. If an exception occurs, the run keeps its measurements and is marked as not finished.
 
     The arguments are those of `gpudiag.profile`; the default batch size per process is the trainer's. Under `gpudiag
-    profile module:function`, `run_dir` may be omitted, and training ends by default when everything is measured
-    (`stop`).
+    profile module:function`, `run_dir` may be omitted, and by default training ends when everything is measured.
 
     Raises:
         UsageError: when training begins, for the reasons of `gpudiag.profile`.

@@ -77,7 +77,7 @@ class ResNetCifar(nn.Module):
 
 
 class ResNetCifarTraining(CifarWorkload):
-    """ResNet with `depth` = 6n + 2 layers. Its kernels are small, so host launches dominate the step time."""
+    """ResNet with `depth` = 6n + 2 layers and small kernels, so that host launches dominate the step time."""
 
     def model(self) -> nn.Module:
         """Build the network of this depth."""
@@ -124,7 +124,7 @@ class DenseNetCifar(nn.Module):
 
 
 class DenseNetCifarTraining(CifarWorkload):
-    """DenseNet with `depth` = 3n + 4 layers. It is memory-bound, because each layer reads all channels of its stage."""
+    """DenseNet with `depth` = 3n + 4 layers, which is memory-bound: each layer reads all channels of its stage."""
 
     def model(self) -> nn.Module:
         """Build the network of this depth."""
@@ -162,7 +162,7 @@ class CnnCifar(CifarWorkload):
 
 
 class AlexNetCifar(CifarWorkload):
-    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. It scaled worst of tf_cnn_benchmarks' networks."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients, which scaled worst in tf_cnn_benchmarks."""
 
     def model(self) -> nn.Module:
         """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""

@@ -22,7 +22,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class Mlp(Workload):
-    """A regression with ReLU between the layers. It has little compute for its size, so communication dominates."""
+    """A regression with ReLU between the layers and little compute for its size, so that communication dominates."""
 
     def model(self) -> nn.Module:
         """Build the layers in order."""

@@ -1,6 +1,6 @@
 """`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
 
-This is the neurofire library's network for the CREMI data sets. It has 12, 60, 300 and 1500 channels, two 3x3x3
+The network is that of the neurofire library for the CREMI data sets. It has 12, 60, 300 and 1500 channels, two 3x3x3
 convolutions with ELU on each level, pooling by 1x3x3 because the volumes are coarse along z, nearest-neighbour
 upsampling, and a sigmoid over three outputs. The general design is O. Cicek et al., "3D U-Net" (2016).
 """
@@ -86,7 +86,7 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 class UNet3dTraining(Workload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Distinct samples in memory. They are few, because a volume with its target has 30 MB.
+    #: Distinct samples in memory: few, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 

@@ -46,7 +46,7 @@ class Workload(ABC):
 
 
 class ImageWorkload(Workload):
-    """Training on RGB images of bytes. Each image has a class."""
+    """Training on RGB images with one byte per value. Each image has a class."""
 
     #: Number of pixels along each side.
     side = 224

@@ -29,7 +29,7 @@ def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
 
 
 class KerasResNetCifarTraining(KerasCifarWorkload):
-    """ResNet with `depth` = 6n + 2 layers. Its kernels are small, so host launches dominate the step time."""
+    """ResNet with `depth` = 6n + 2 layers and small kernels, so that host launches dominate the step time."""
 
     def model(self) -> Any:
         """Build a convolution, three stages of n blocks, and a fully connected layer."""
@@ -53,7 +53,7 @@ def convolution(x: Any, width: int, side: int) -> Any:
 
 
 class KerasDenseNetCifarTraining(KerasCifarWorkload):
-    """DenseNet with `depth` = 3n + 4 layers. It is memory-bound, because each layer reads all channels of its stage."""
+    """DenseNet with `depth` = 3n + 4 layers, which is memory-bound: each layer reads all channels of its stage."""
 
     def model(self) -> Any:
         """Build a convolution, three stages of n dense layers with transitions, and a fully connected layer."""
@@ -113,7 +113,7 @@ class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras h
 
 
 class KerasAlexNetCifar(KerasCifarWorkload):
-    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. It scaled worst of tf_cnn_benchmarks' networks."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients, which scaled worst in tf_cnn_benchmarks."""
 
     def model(self) -> Any:
         """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""

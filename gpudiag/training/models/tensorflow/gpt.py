@@ -1,7 +1,7 @@
 """`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
 
-The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to 50,304, because
-matrix sizes divisible by 64 are faster.
+The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to a multiple of 64,
+which is faster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
 def transformer_block(x: Any) -> Any:
     """Apply causal self-attention and a feed-forward layer, each behind a layer norm."""
     y = layers.LayerNormalization(epsilon=1e-5)(x)
-    # Query, key and value have separate matrices. Together they have as many parameters as GPT-2's single matrix.
+    # Query, key and value have separate matrices, together with as many parameters as GPT-2's single matrix.
     y = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y, use_causal_mask=True)
     x = layers.Add()([x, y])
     y = layers.LayerNormalization(epsilon=1e-5)(x)

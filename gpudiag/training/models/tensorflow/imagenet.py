@@ -1,9 +1,9 @@
 """The ImageNet networks in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
-They have as many parameters as the PyTorch workloads, except `inception3`. For it Keras counts 23,851,784 parameters,
-of which 23,817,352 are trained, and the others are running means and variances. The PyTorch model also trains 17,216
-scales. ResNet-50 v1.5 is built here, because `keras.applications.ResNet50` is v1 with biases in its convolutions
-(25,583,592 trained parameters).
+The networks have as many parameters as the PyTorch workloads, except `inception3`. For `inception3` Keras counts
+23,851,784 parameters, of which 23,817,352 are trained; the rest are running means and variances. The PyTorch model also
+trains 17,216 scales. ResNet-50 v1.5 is built here, because `keras.applications.ResNet50` is v1 with biases in its
+convolutions (25,583,592 trained parameters).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
 
-This is the network of the PyTorch workload, from the neurofire library for the CREMI data sets. It has 12, 60, 300 and
-1500 channels, two 3x3x3 convolutions with ELU on each level, pooling by 1x3x3, nearest-neighbour upsampling, and a
-sigmoid over three outputs.
+The network is that of the PyTorch workload, from the neurofire library for the CREMI data sets: 12, 60, 300 and 1500
+channels, two 3x3x3 convolutions with ELU on each level, pooling by 1x3x3, nearest-neighbour upsampling, and three
+sigmoids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def two_convolutions(x: Any, width: int) -> Any:
 class KerasUNet3dTraining(KerasWorkload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Distinct samples in memory. They are few, because a volume with its target has 30 MB.
+    #: Distinct samples in memory: few, because a volume with its target has 30 MB.
     pool = 8
 
     def model(self) -> Any:

@@ -47,7 +47,7 @@ class KerasWorkload(ABC):
 
 
 class KerasImageWorkload(KerasWorkload):
-    """Training on RGB images of bytes. Each image has a class."""
+    """Training on RGB images with one byte per value. Each image has a class."""
 
     #: Number of pixels along each side.
     side = 224

@@ -1,1 +1,1 @@
-"""The PyTorch strategies. `registry` lists them without importing PyTorch."""
+"""The PyTorch strategies. `registry` lists strategies without importing PyTorch."""

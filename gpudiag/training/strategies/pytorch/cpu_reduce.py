@@ -36,9 +36,9 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    The hook is fast if GPUs have no peer access to each other. It copies each gradient once to the host and once back,
-    while a ring of n processes copies it 2(n-1)/n times each way. The processes must be on one node. Sums are in
-    float32. NaN and infinities are preserved. If a process dies, the next bucket of the others raises an error.
+    The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back.
+    A ring of n processes makes 2(n-1)/n copies each way. The processes must be on one node. Sums are in float32. NaN
+    and infinities are preserved. If a process dies, the others raise an error at their next bucket.
 
     Args:
         device: the GPU of this process, or the CPU.
@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads these attributes, which functions have.
+        # DDP reads these attributes of a hook, which only functions have.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,
@@ -93,7 +93,7 @@ class CpuReduceHook:
         self._communication.close()
 
 
-# DDP compares a hook's annotations with its own types. Here annotations are text, because DDP is imported late.
+# DDP compares a hook's annotations with its own types. Remove the annotations, which are strings and never equal.
 CpuReduceHook.__call__.__annotations__.clear()
 
 
@@ -109,7 +109,7 @@ class CpuReduce(BucketedStrategy):
     through_host = True
     rounding_pays = True
     launched_ahead = True
-    #: The default group only broadcasts initial parameters, and buffers such as batch norm's.
+    #: The default group only broadcasts initial parameters and buffers, such as batch norm's.
     backend = None
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
@@ -123,7 +123,7 @@ class CpuReduce(BucketedStrategy):
         return super().wrap(model)
 
     def needs_hook(self) -> bool:
-        """Return True: the hook communicates."""
+        """Return True, because the hook communicates."""
         return True
 
     def reduce_bucket(self, _group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 #: Variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Bytes read and written in host memory per byte and rank, in gloo's all-reduce over sockets: copy into the kernel,
-#: copy out of it, add.
+#: Bytes read or written in host memory per byte and rank, in gloo's all-reduce over sockets: copy in, copy out, add.
 _GLOO_PASSES = 6
 
 
@@ -43,8 +42,8 @@ class BucketedStrategy(PytorchStrategy):
     """DistributedDataParallel, which all-reduces gradients in buckets while backward still runs.
 
     Only a communication hook can put the communication of a bucket into a range. A hook costs a Python call and a
-    division kernel per bucket. Therefore it is only registered to compress gradients, when a profiler records, or when
-    a tool listens to NVTX. The hook is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
+    division kernel per bucket. So the hook is registered only to compress gradients, for a recording, or if a tool
+    listens to NVTX. The hook is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
@@ -125,7 +124,7 @@ class BucketedStrategy(PytorchStrategy):
 
 
 class Nccl(BucketedStrategy):
-    """All-reduce between GPUs, over their own links if there are any."""
+    """All-reduce between GPUs, over direct links if there are any."""
 
     name = "nccl"
     summary = "DistributedDataParallel over NCCL: each gradient bucket is all-reduced between the GPUs."
@@ -139,7 +138,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name NCCL with or without peer access. Compressed gradients use the same transport with shorter messages."""
+        """Name NCCL's transport with or without peer access, which carries compressed gradients as shorter messages."""
         return nccl_transport(p2p=p2p)
 
     @classmethod
@@ -195,8 +194,8 @@ class Gloo(BucketedStrategy):
 class Independent(PytorchStrategy):
     """Let each process train alone. Other strategies' steps are longer by the cost of their communication.
 
-    The processes still join a process group, although they send nothing over it. Therefore they enter each phase
-    together, and their traces contain their ranks.
+    The processes still join a process group, although they send nothing over it. Therefore the processes enter each
+    phase together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 #: Minimum number of parameters of a shard. A smaller module is gathered together with its container.
 _LEAST_PARAMETERS = 100_000
-#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of the buffer that is
-#: scattered.
+#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of scattered ones.
 _PASSES = 4
 #: Host work in ms: per shard, for hooks that gather, free and scatter it; and per trained tensor, to launch the rest of
 #: a step. If the host is slower than the device, this work determines the step time. The values fit `mlp` on 4 H200s
@@ -76,7 +75,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate unsharded gradients. The last batch of the step reduces them."""
+        """Accumulate unsharded gradients, which the last batch of the step reduces."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield
@@ -89,7 +88,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half of its bytes."""
+        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half as many bytes as an all-reduce."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
@@ -153,18 +152,17 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     """Return how many ms longer a pass over shards takes because each shard must be gathered first.
 
     While a shard computes, the next shard is gathered, but no further shard. Afterwards the gradients of the computed
-    shard are scattered over the same links, behind other transfers. The arguments are in ms per shard, in the order of
-    the pass.
+    shard are scattered over the same links, when these are free. Arguments are ms per shard, in the pass's order.
 
     >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered while the first computes
     4.0
     >>> _stalls([4.0, 12.0], [10.0, 1.0], [0.0, 0.0])  # gathering the second takes 2 ms longer than the first computes
     6.0
     """
-    link = began = done = left = 0.0
+    link_free = compute_begin = compute_end = last_scatter = 0.0
     for gather, takes, scatter in zip(gathers, compute, scatters, strict=True):
-        arrived = link = max(link, began) + gather
-        link = max(link, done) + left
-        began = max(done, arrived)
-        done, left = began + takes, scatter
-    return max(done, max(link, done) + left) - sum(compute)
+        arrived = link_free = max(link_free, compute_begin) + gather
+        link_free = max(link_free, compute_end) + last_scatter
+        compute_begin = max(compute_end, arrived)
+        compute_end, last_scatter = compute_begin + takes, scatter
+    return max(compute_end, max(link_free, compute_end) + last_scatter) - sum(compute)

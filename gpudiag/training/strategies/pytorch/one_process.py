@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 #: Host work in µs per tensor of the model: once per step (backward, which one thread per device launches, and the
 #: update), and per device (copying the model, and launching forward, one device after the other). A step takes at
 #: least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 (110.7 ms) of two hosts with PyTorch 2.11.
-#: They predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
+#: The same values predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
 class DataParallel(PytorchStrategy):
-    """In each step scatter the batch from the first GPU, copy its parameters to the others, and sum their gradients.
+    """In each step scatter the batch from the first GPU, copy parameters from there, and sum gradients there.
 
     One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
-    overlaps with compute. The strategy is supported because much code still uses it, and because older publications
-    compare with it.
+    overlaps with compute. The strategy is supported because much code and older publications use it.
     """
 
     name = "data-parallel"
@@ -40,13 +39,13 @@ class DataParallel(PytorchStrategy):
     one_process = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap in DataParallel over the first `devices` GPUs; its copies of inputs and parameters are ranges."""
+        """Wrap in DataParallel over the first `devices` GPUs. Put its copies of inputs and parameters into ranges."""
         from torch import nn
 
         self.check_model(model)
         wrapped: Any = nn.DataParallel(model, device_ids=list(range(self.devices)))
         wrapped.scatter = _in_range(wrapped.scatter)
-        wrapped.replicate = _in_range(wrapped.replicate)  # its backward sums the gradients
+        wrapped.replicate = _in_range(wrapped.replicate)  # its backward function sums the gradients
         wrapped.parallel_apply = _without_autotuning(wrapped.parallel_apply)
         data_parallel: nn.Module = wrapped
         return data_parallel
@@ -106,7 +105,7 @@ class Copies(PytorchStrategy):
         return _replicated(model, (self.device, *others))
 
     def exchange(self, model: nn.Module) -> None:
-        """Sum the replicas' gradients on the first device, because the loss is a mean over all; copy the sums back."""
+        """Sum the gradients of all replicas, because the loss is a mean over the batch, and copy the sums back."""
         import torch
 
         self.check_gradients(model)
@@ -159,6 +158,7 @@ def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replicated(model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:
+    """Return a module that splits a batch over the model and its copies, and gathers the outputs."""
     import copy
 
     import torch
@@ -172,8 +172,7 @@ def _replicated(model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:
             self.replicas = nn.ModuleList([model, *(copy.deepcopy(model).to(device) for device in devices[1:])])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # One thread launches the kernels of all devices, because autocast is per thread. The devices run
-            # concurrently.
+            # One thread launches the kernels of all devices, because autocast is per thread. Devices run concurrently.
             shares = zip(self.replicas, x.chunk(len(devices)), devices, strict=True)
             outputs = [replica(share.to(device, non_blocking=True)) for replica, share, device in shares]
             return torch.cat([output.to(devices[0], non_blocking=True) for output in outputs])

@@ -37,12 +37,11 @@ _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared memory during backward. There each process sums and updates the variables it owns.
+    """Copy gradients to shared memory during backward. Each process updates the variables that it owns, in that memory.
 
     Whole variables are spread over the processes by size. The optimizer's state is in host memory only. After the
     update every process copies all parameters to its device. Per step and device each gradient is copied to the host
-    once, and each parameter back once. The update begins after the last gradient has arrived, and runs at the speed of
-    host memory.
+    once, and each parameter back once. The update begins when all gradients have arrived, at the speed of host memory.
     """
 
     name = "ps-cpu"
@@ -149,6 +148,7 @@ class PsCpu(PytorchStrategy):
             pinned.close()
 
     def _sender(self, index: int) -> Callable[[torch.Tensor], None]:
+        """Return a hook that copies a parameter's gradient to shared memory when backward has computed it."""
         import torch
 
         def send(parameter: torch.Tensor) -> None:
@@ -200,7 +200,7 @@ class PsCpu(PytorchStrategy):
         push = transfers.exposed_after(pushed, now.compute.backward_ms)
         pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # All processes wait for the process with the most bytes of variables, which it updates with its threads.
+        # All processes wait for the one that owns the most bytes of variables, and updates these with its own threads.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()

@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs. Each variable has a home GPU, which sums its gradients and updates it."""
+"""`ps-gpu`: a parameter server on the GPUs. The home GPU of a variable sums its gradients and updates it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended, which includes all jobs on CPUs."""
+        """Return why a candidate is not recommended. On CPUs none is."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)
@@ -124,7 +124,7 @@ class PsGpu(PytorchStrategy):
         total = now.model.total_bytes
         spread = candidate.ps_device is None
         exchange = now.rooted_ms(total, spread=spread)
-        # Backward adds gradients to zeros in the tensor that is sent.
+        # Backward adds gradients to zeros in the tensor that is sent, which takes two passes over its memory.
         bucket_copy = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"

@@ -4,7 +4,7 @@ A tensor is cut into chunks. Each chunk passes through four stages, and differen
 same time:
 
     1. each device copies its values of the chunk into one of its slots in shared memory
-    2. when the chunk has arrived from every rank, the CPU threads of rank r sum its r-th share in float32
+    2. when the chunk has arrived from every rank, the CPU threads of rank r sum the chunk's r-th share in float32
     3. when every rank has summed its share, the result is complete in a result slot
     4. each device copies the result over its own gradients
 
@@ -45,8 +45,8 @@ PIECES = 8
 #: Minimum bytes of a chunk. In smaller chunks the overhead outweighs the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Maximum number of summing threads per rank. With more threads, memory is the limit. Half precision is widened and
-#: rounded, which is twice the work per byte.
+#: Maximum number of summing threads per rank. Memory limits the speed of more threads. Half precision is more work per
+#: byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
@@ -57,15 +57,15 @@ class SharedHostAllReduce:
     order. Results are bit-identical on all ranks. NaN and infinities are preserved.
 
     Args:
-        group: the process group, by default the default group. It is used only during construction.
+        group: the process group, by default the default group. Used only during construction.
         device: the device of the tensors.
         wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
             float64 for float64 tensors.
         mean: divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
         pieces: minimum number of chunks of a tensor, unless they would be smaller than 256 KiB.
-        threads: number of summing CPU threads per rank; by default up to 4 of this rank's share of the machine, or up
-            to 8 for half precision.
+        threads: number of summing CPU threads per rank; by default one for every two processors in the rank's share of
+            its NUMA node, at most 4, or 8 for half precision.
         engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native if there is a C
             compiler.
         timeout_s: maximum seconds to wait for a rank that makes no progress.
@@ -124,13 +124,13 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place. The future's value is the tensor.
 
-        On a GPU the host need not wait for the future. As with NCCL, work that is enqueued after `wait()` sees the
-        result. The tensor must not be used before.
+        On a GPU the host need not wait for the future. As with NCCL, only work enqueued after `wait()` may use the
+        tensor.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.
-            key: name of the buffer in the precision of transport, if it differs from the tensor's. Before a key is used
-                again, its last result must have been waited for.
+            key: names the buffer with the values in the transport's precision, if this differs from the tensor's. Wait
+                for the last result of a key before using the key again.
 
         Raises:
             WorkerFailedError: another rank has died, left, or makes no progress.
@@ -171,7 +171,7 @@ class SharedHostAllReduce:
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Reduce `tensor` in place and wait for it, on a GPU in stream order. Raises the errors of `start`."""
+        """Reduce `tensor` in place, and wait for it (on a GPU in stream order). Raises the errors of `start`."""
         result = self.start(tensor).wait()
         self.check()
         return result
@@ -195,7 +195,7 @@ class SharedHostAllReduce:
         self._at_exit.detach()
         self._reducer.stop()
         self._mover.close()
-        # The last reference frees the memory.
+        # Deleting the last reference frees the memory.
         del self._mover, self._reducer, self._peers, self._control, self._segment, self._at_exit
 
     def _gather(self, value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 
 
 class Control:
-    """Read and write the counters of `layout`. They are aligned 32-bit words, so each access is atomic."""
+    """Read and write the counters of `layout`. The counters are aligned 32-bit words, so each access is atomic."""
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
         self.layout = layout
@@ -34,12 +34,12 @@ class Control:
         return counter + number % self.layout.lanes * at.LINE
 
     def put_piece(self, number: int, count: int, kind: int, divisor: int) -> None:
-        """Write the description of this rank's chunk `number`: `count` elements of a type, and the divisor of sums."""
+        """Write the description of this rank's chunk `number`: element count, number of the type, divisor of sums."""
         word = (self.layout.ring(self.rank) + number % at.RING * at.PIECE) // 4
         self._words[word : word + 3] = (count, kind, divisor)
 
     def piece(self, rank: int, number: int) -> tuple[int, int, int]:
-        """Return the description of a rank's chunk: (element count, kind, divisor)."""
+        """Return the description of a rank's chunk: (element count, number of the type in `KINDS`, divisor of sums)."""
         word = (self.layout.ring(rank) + number % at.RING * at.PIECE) // 4
         count, kind, divisor = self._words[word : word + 3]
         return int(count), int(kind), int(divisor)

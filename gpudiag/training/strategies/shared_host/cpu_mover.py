@@ -16,7 +16,7 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 
 #: Number of polling rounds before the thread sleeps.
 _ROUNDS_AWAKE = 50
-#: The thread sleeps because threads that train need the same processors and the interpreter's lock.
+#: Shortest and longest sleep in seconds. Meanwhile training threads get the processor and the interpreter's lock.
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 
 
@@ -39,7 +39,7 @@ class CpuMover:
         return future
 
     def drain(self) -> None:
-        """Wait until all queued tensors are done or have failed. No more may be queued."""
+        """Wait until all queued tensors are done or have failed. No tensor may be queued afterwards."""
         self._queue.put(None)
         self._thread.join()
 
@@ -60,6 +60,7 @@ class CpuMover:
                 future.set_exception(problem)
 
     def _move(self, chunked: ChunkedTensor) -> bool:
+        """Send all chunks of a tensor, and fetch their results. Return False if the all-reduce has failed."""
         packed = chunked.packed
         if chunked.wire is not None:
             packed.copy_(chunked.tensor)

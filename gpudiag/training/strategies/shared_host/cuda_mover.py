@@ -52,7 +52,7 @@ class CudaMover:
             self._queues = self._native_queues()
 
     def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue all chunks of a tensor. The host need not wait for the future; the GPU waits for its value."""
+        """Enqueue all chunks of a tensor. Waiting for the future makes the current stream wait, not the host."""
         packed = chunked.packed
         with torch.cuda.device(self._device):
             source = torch.cuda.current_stream(self._device)
@@ -78,6 +78,7 @@ class CudaMover:
         return future
 
     def _enqueue(self, packed: torch.Tensor, chunked: ChunkedTensor) -> None:
+        """Enqueue the copies of all chunks, with compiled code if available."""
         size = packed.element_size()
         if self._queues is not None and self._library is not None:
             problem = self._library.gpudiag_queue(
@@ -136,7 +137,7 @@ class CudaMover:
             stream.synchronize()
 
     def close(self) -> None:
-        """Unpin the memory. No copy may use it any more."""
+        """Unpin the memory. No copy may use the memory afterwards."""
         self._pinned.close()
 
     def abandon(self, problem: WorkerFailedError) -> None:

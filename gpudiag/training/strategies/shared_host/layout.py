@@ -13,7 +13,7 @@ PAGE = 4096
 #: Bytes per counter, so that no two counters share a cache line. x86 fetches lines in pairs.
 LINE = 128
 
-#: Entries of a rank's ring buffer: maximum number of chunks that it may submit before its peers have reduced them.
+#: Entries of a rank's ring buffer: maximum number of chunks that a rank may submit before all ranks reduce them.
 RING = 4096
 
 #: Bytes of an entry in the ring buffer, which describes a chunk: element count, kind, divisor, unused word.
@@ -22,7 +22,7 @@ PIECE = 16
 #: Maximum number of concurrent copies per direction and GPU.
 MOST_LANES = 8
 
-# Offsets within a rank's control page. They must equal the offsets in reduce.c.
+# Offsets within a rank's control page. reduce.c must contain the same offsets.
 ARRIVED = 0
 """By lane: number of the last chunk that this rank's device has sent, plus one. Written by the device."""
 FETCHED = 1024
@@ -47,8 +47,7 @@ class Layout:
     """The shared memory of one all-reduce: a control page and a ring buffer per rank, and the slots.
 
     Chunk k of every rank passes through slot k mod `slots`. Each rank has `slots` slots for its chunks, and all ranks
-    share `slots` slots for results. Therefore the memory does not grow with the model, and much of it stays in the
-    processor's cache.
+    share `slots` slots for results. So the memory does not grow with the model, and mostly stays in the cache.
 
     Attributes:
         world: number of ranks.
@@ -142,8 +141,8 @@ class ChunkedTensor:
 def chunk_length(count: int, most: int, least: int, few: int) -> int:
     """Return the number of elements per chunk of a tensor with `count` elements.
 
-    It is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that copies in
-    both directions and sums overlap, unless the chunks would be shorter than `least`.
+    The length is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that
+    copies in both directions and sums overlap, unless the chunks would be shorter than `least`.
     """
     chunks = max(-(-count // most), min(few, count // least), 1)
     return min(most, -(-count // (chunks * ALIGNMENT)) * ALIGNMENT)

@@ -92,7 +92,7 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S, check=True).stdout
-        # The name depends on the processor, because another machine with the same home directory may have another one.
+        # The name depends on the processor, because machines with different processors may share a home directory.
         inputs = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode())
         name = f"reduce-{hashlib.sha256(b'|'.join(inputs)).hexdigest()[:24]}.so"
         cache = _private_cache()
@@ -115,6 +115,7 @@ def _compile(compiler: str, target: Path) -> Path:
 
 
 def _load(path: Path) -> ctypes.CDLL:
+    """Load the library, and declare the argument types of its functions."""
     loaded = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
     for name, arguments in {
@@ -131,7 +132,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
-    """Make an empty engine. Also return the memory that contains it, which must outlive it."""
+    """Return an empty engine and the memory that contains the engine, which must live as long as the engine."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
     begin = -(-ctypes.addressof(memory) // LINE) * LINE
     return Engine.from_address(begin), memory

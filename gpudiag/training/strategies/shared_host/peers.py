@@ -51,6 +51,7 @@ class PeerWatch:
                 self._thread.join()
 
     def _loop(self) -> None:
+        """Watch until a rank has a problem or `close` is called."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
@@ -78,11 +79,12 @@ class PeerWatch:
                 os.close(descriptor)
 
     def _ended(self, handles: list[int]) -> tuple[str, str] | None:
-        """Return the problem of the first rank whose process has ended before it left; None if there is none."""
+        """Return (problem, hint) for the first rank whose process has ended before it left; None if there is none."""
         ranks = [self._handles[handle] for handle in handles] + ([] if self._handles else self._gone())
         return next(filter(None, (self._end_of(rank) for rank in ranks)), None)
 
     def _gone(self) -> list[int]:
+        """Return the other ranks whose process ids no longer exist."""
         gone = []
         for rank, pid in self._others.items():
             try:
@@ -94,7 +96,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return the problem of a rank whose process has ended; None if the rank had left before."""
+        """Return (problem, hint) for a rank whose process has ended; None if the rank had left before."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
@@ -103,6 +105,7 @@ class PeerWatch:
         )
 
     def _left_behind(self) -> tuple[str, str] | None:
+        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; else None."""
         submitted = self._control.get(at.SUBMITTED)
         for rank in self._others:
             state = self._control.get(at.STATE, rank)
@@ -116,6 +119,7 @@ class PeerWatch:
         return None
 
     def _stuck(self) -> tuple[str, str]:
+        """Return (problem, hint) for the slowest rank."""
         control = self._control
         counts = [control.get(at.SUBMITTED, rank) for rank in range(control.layout.world)]
         slowest = min(range(len(counts)), key=counts.__getitem__)

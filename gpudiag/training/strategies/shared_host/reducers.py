@@ -21,7 +21,7 @@ from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
-#: Rounds of spinning, 15 to 70 ns each, before a thread sleeps: if every thread has a processor (about 1 ms in total),
+#: Rounds of spinning (15 to 70 ns each) before a thread sleeps, if every thread has a processor (about 1 ms in total)
 #: and if threads share processors.
 _SPIN, _SPIN_IN_TURN = 20_000, 300
 
@@ -40,7 +40,7 @@ class Reducer(Protocol):
     name: str
 
     def submit(self, number: int) -> None:
-        """Announce that `number` chunks have been submitted in total. Their descriptions are in the ring buffer."""
+        """Announce that `number` chunks have been submitted in total. The ring buffer has the chunks' descriptions."""
 
     def stop(self) -> None:
         """Stop and join the threads."""
@@ -68,7 +68,7 @@ class NativeReducer:
         engine.rank, engine.world = control.rank, layout.world
         engine.slots, engine.lanes, engine.ring = layout.slots, layout.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
-        # With fewer processors than threads, a spinning thread would take the processor of a working one.
+        # With fewer processors than threads, a spinning thread would take the processor of a working thread.
         roomy = len(cpus) >= layout.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         engine.in_turn = not roomy
@@ -97,7 +97,7 @@ class NativeReducer:
 class TorchReducer:
     """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
 
-    It reacts later than `NativeReducer`, because it polls in Python and must often release the interpreter's lock.
+    This reducer reacts later than `NativeReducer`, because it polls in Python and often releases Python's lock.
     """
 
     name = "torch"
@@ -133,6 +133,7 @@ class TorchReducer:
         _join(self._threads)
 
     def _loop(self) -> None:
+        """Sum chunks that have arrived, and publish the count of chunks that all ranks have summed."""
         control, done, ready, idle = self._control, 0, 0, 0
         while not self._stopped:
             moved = False
@@ -208,6 +209,8 @@ def make_reducer(
 
 
 def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
+    """Start a thread that runs `loop` on these processors."""
+
     def run() -> None:
         if cpus:
             with contextlib.suppress(OSError):  # these processors may not be allowed any more
@@ -226,7 +229,7 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def processors_near(device: torch.device) -> set[int]:
-    """Return the usable processors of the device's NUMA node; if it is unknown, return all usable processors."""
+    """Return the usable processors of the device's NUMA node; if the node is unknown, return all usable processors."""
     allowed = os.sched_getaffinity(0)
     if device.type != "cuda":
         return allowed
@@ -238,7 +241,7 @@ def processors_near(device: torch.device) -> set[int]:
 
 
 def _pci_address(device: torch.device) -> str:
-    """Return the GPU's PCI address in the form of sysfs (0000:3b:00.0). Raises ValueError if it is unknown."""
+    """Return the GPU's PCI address in the form of sysfs (0000:3b:00.0). Raises ValueError if the address is unknown."""
     from cuda.bindings import runtime
 
     error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)

@@ -1,4 +1,4 @@
-"""Share memory between the processes of one node, and pin it for their GPUs. It does not outlive the processes."""
+"""Share memory between the processes of one node, and pin it for their GPUs. The memory ends with the processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
-    Rank 0 creates the file, which has no name in any directory. The other ranks open it through `/proc/<pid>/fd`. The
-    kernel frees it when the last process has closed it or died. Other users cannot open it. Its size is not limited by
-    `/dev/shm`, which is small in containers.
+    Rank 0 creates the file, which has no name in any directory. Other ranks open the file through `/proc/<pid>/fd`. The
+    kernel frees the file when the last process has closed it or died. Other users cannot open the file. The size is not
+    limited by `/dev/shm`, which is small in containers.
 
     Args:
         size: size of the memory in bytes.
         rank: the rank of this process.
-        gather: returns a list of every rank's argument. All ranks call it at the same point.
+        gather: returns a list of every rank's argument. All ranks call `gather` at the same point.
 
     Raises:
         UsageError: the processes are not on one node or cannot see each other. Every rank raises it.
@@ -75,6 +75,7 @@ class Segment:
         return os.getpid(), self._file, os.fstat(self._file).st_ino
 
     def _open(self, pid: int, file: int, inode: int) -> None:
+        """Open rank 0's file. If that fails, set `_problem`."""
         try:
             self._file = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -82,11 +83,11 @@ class Segment:
             return
         opened = os.fstat(self._file)
         if (opened.st_ino, opened.st_size) != (inode, self.size):
-            # In another process namespace, the process id belongs to another process.
+            # In another process namespace, the same process id belongs to a different process.
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must call it together.
+        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must do so together.
 
         Raises:
             HardwareMissingError: there is not enough memory. Every rank raises it.
@@ -108,7 +109,7 @@ class Segment:
 
     @property
     def memory(self) -> mmap.mmap:
-        """Return the mapping. It is valid as long as any buffer refers to it."""
+        """Return the mapping, which is valid as long as any buffer refers to it."""
         return self._map
 
     def close(self) -> None:
@@ -154,7 +155,7 @@ class Pinned:
             self.on_device = int(pointer)
 
     def close(self) -> None:
-        """Unpin the memory. No copy may use it any more. The method may be called again."""
+        """Unpin the memory. No copy may use the memory afterwards. The method may be called again."""
         if self._address is not None:
             import torch
 

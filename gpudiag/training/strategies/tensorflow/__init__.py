@@ -1,1 +1,1 @@
-"""The TensorFlow strategies. `registry` lists them without importing TensorFlow."""
+"""The TensorFlow strategies. `registry` lists strategies without importing TensorFlow."""

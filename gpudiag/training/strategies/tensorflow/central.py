@@ -7,15 +7,16 @@ from typing import Any
 
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
-#: Servers of this process. The references keep them alive until the process ends.
+#: Servers of this process. The references keep the servers alive until the process ends.
 _servers: list[Any] = []
 
 
 class CentralStorage(TensorflowStrategy):
     """Keep one copy of each variable on the CPU, and sum gradients there.
 
-    The strategy is experimental in TensorFlow. Its variables refuse the way in which Keras 3 assigns variables of some
-    layers (moving averages of BatchNormalization). For models with these layers, building the step raises ValueError.
+    The strategy is experimental in TensorFlow. Central variables refuse the way in which Keras 3 assigns variables of
+    some layers (moving averages of BatchNormalization). For models with these layers, building the step raises
+    ValueError.
     """
 
     name = "central-storage"
@@ -34,14 +35,14 @@ class CentralStorage(TensorflowStrategy):
 
 
 class ParameterServer(TensorflowStrategy):
-    """Keep the variables in a server on the CPU. Each worker fetches them and sends its gradients.
+    """Keep the variables in a server on the CPU. Each worker fetches the variables and sends its gradients.
 
     All GPUs of a process belong to one worker, because TensorFlow cannot divide a process's GPUs between servers. The
-    worker sums their gradients before it sends them. Each CPU device is a worker. Workers do not wait for each other
-    within a step.
+    worker sums the gradients of its GPUs before it sends the sum. Each CPU device is a worker. Workers run
+    independently.
 
-    TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes them
-    listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
+    TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes the
+    servers listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
     """
 
     name = "parameter-server"

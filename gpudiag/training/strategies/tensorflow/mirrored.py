@@ -42,7 +42,7 @@ class NcclMirrored(Mirrored):
 
 
 class HierarchicalCopy(Mirrored):
-    """Sum gradients in a tree of devices, and copy the sums back. TensorFlow designed it for the DGX-1."""
+    """Sum gradients in a tree of devices, and copy the sums back. The tree was designed for the DGX-1."""
 
     name = "hierarchical-copy"
     summary = "MirroredStrategy, one process; gradients are copied and summed in a tree of devices."

@@ -23,7 +23,7 @@ _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
 #: Maximum number of tensors in a checkpoint, which then has one GB.
 _MOST_TENSORS = 1000
-#: Objects of a timed collection. They are too many for the processor's caches, like the objects of the fault.
+#: Objects of a timed collection, which exceed the processor's caches like the objects of the fault.
 _TRIAL_OBJECTS = 500_000
 
 

@@ -24,7 +24,7 @@ _BATCHES = 2
 
 
 class _SlowStorage(Dataset[Batch]):
-    """A data set whose samples take `seconds` each to load."""
+    """A data set in which loading a sample takes `seconds`."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         self._pool, self._seconds = pool, seconds
@@ -60,7 +60,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Discard the prefetched batches and take further ones from the workers, or take batches from memory."""
+        """Take new batches from the workers and discard prefetched ones (on), or take batches from memory (off)."""
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
@@ -121,9 +121,9 @@ class VaryingLengths(_OtherBatches):
 
     def batches(self, *, on: bool) -> Iterator[Batch]:
         """Yield a long batch in steps of this rank's turn, and a short batch in others."""
-        place = self.trainer.place
-        for step in itertools.count(place.rank):
-            yield self._long if on and step % place.world_size == 0 else self._short
+        position = self.trainer.place
+        for step in itertools.count(position.rank):
+            yield self._long if on and step % position.world_size == 0 else self._short
 
     def _cut(self, batch: Batch, share: float) -> Batch:
         """Keep a share of each sequence's tokens, or of the batch's images."""

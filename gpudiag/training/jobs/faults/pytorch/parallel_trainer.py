@@ -23,7 +23,7 @@ from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session.position import current_position
 from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
-#: Layers of the whole model, and tokens per sequence. The model's real work is negligible.
+#: Number of layers of the whole model, and of tokens per sequence. The model's real work is negligible.
 LAYERS, TOKENS = 4, 64
 #: Artificial duration in ms of a layer's forward for a sequence of `TOKENS`. Backward takes twice as long.
 LAYER_MS = 16.0
@@ -66,7 +66,7 @@ class ParallelTrainer(Trainer):
         self.strategy = "fsdp" if network.sharded else self._backend
 
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Make a batch for this process. Its sequences are `factor` times as long as usual."""
+        """Make a batch for this process, whose sequences are `factor` times as long as usual."""
         layers = sum(len(part.blocks) for part in network.parts)
         shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)
@@ -105,7 +105,7 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 
 def _set_durations(network: ParallelGpt) -> None:
-    """Set the duration of each layer. If a layer has experts, they take half of it."""
+    """Set the duration of each layer. If a layer has experts, the experts take half of its duration."""
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):

@@ -35,7 +35,7 @@ class CallFault(Fault[DdpTrainer]):
     """A fault that calls a function at one point of each step."""
 
     point: ClassVar[Literal["extra", "before_update", "after"]]
-    #: Function that is called instead on ranks and in steps without the fault.
+    #: Function to call instead on other ranks, and in steps without the fault.
     without_fault: Callable[[], None] | None = None
 
     @abstractmethod
@@ -57,7 +57,7 @@ class ExtraCompute(CallFault):
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure one product, and choose their number."""
+        """Time a product, and choose the number of products per step."""
         on_gpu = self.trainer.device.type == "cuda"
         side, dtype = (_GPU_SIDE, torch.bfloat16) if on_gpu else (_CPU_SIDE, torch.float32)
         self._matrix = torch.randn(side, side, device=self.trainer.device, dtype=dtype)
@@ -96,7 +96,7 @@ class SmallCopies(CallFault):
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure some small copies, and choose their number."""
+        """Time some small copies, and choose the number of copies per step."""
         self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(_TRIAL_COPIES)]
         each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_COPIES
         self.tensors = [torch.zeros(_SMALL_ELEMENTS) for _ in range(max(1, round(self.amount_ms / each_ms)))]
@@ -110,8 +110,7 @@ class SmallCopies(CallFault):
 class TinyKernels(CallFault):
     """Before forward, run a frozen network of small layers, which the host launches in `amount_ms`.
 
-    Without the fault the network is launched as one CUDA graph. Its kernels and data are the same, so only launching
-    differs.
+    Without the fault the network is launched as one CUDA graph. So only launching differs, not kernels and data.
     """
 
     point = "extra"

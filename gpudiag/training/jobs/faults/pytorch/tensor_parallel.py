@@ -97,7 +97,7 @@ class TensorParallel(JobVariant):
         self._tensor_group = TensorGroup(mesh["tensor"].get_group())
         # The ranks of a pair have the same tokens.
         generator = torch.Generator().manual_seed(trainer.place.rank // _GROUP_SIZE)
-        # The tokens stay on the device, like the output of an embedding. Copying them in each step would be a fault.
+        # The tokens stay on the device, like the output of an embedding. Copying tokens in each step would be a fault.
         self._tokens = torch.randn(tokens, width, generator=generator).to(trainer.device)
         stack = nn.Sequential(*(SplitFeedForward(width, _GROUP_SIZE, self._tensor_group) for _ in range(layers)))
         self._network: nn.Module = stack.to(trainer.device)
@@ -118,6 +118,7 @@ class TensorParallel(JobVariant):
         self.trainer.other_step = None
 
     def _step(self, _batch: Batch) -> None:
+        """Train the split layers on the fixed tokens for one step."""
         trainer = self.trainer
         network, happens = self._network, self._tensor_group.happens
         context = network.no_sync() if isinstance(network, DistributedDataParallel) and not happens else nullcontext()

@@ -1,4 +1,4 @@
-"""A plain DDP training loop with points at which faults act. It contains no ranges of gpudiag."""
+"""A plain DDP training loop with points at which faults act, and without ranges of gpudiag."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 class CommunicationHook:
     """DDP's communication hook, with four modes.
 
-    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` other
+    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` further
     bytes per byte, as if the link were slower by this factor. `alone`: the trainer steps under `no_sync()`, so ranks do
     not communicate. `meeting`: like `alone`, but ranks wait for each other after backward.
 
-    On a CPU the other bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
-    would take the core from backward, differently on each rank, and the fault would also be slow compute.
+    On a CPU the further bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
+    would take the core from backward, differently on each rank, so the fault would also slow compute.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class CommunicationHook:
         return both.then(lambda done: done.value()[1].value())
 
     def release(self) -> None:
-        """Free the memory of the other bytes."""
+        """Free the memory of the further bytes."""
         self._other = torch.empty(0)
 
 
@@ -75,13 +75,13 @@ class DdpTrainer(Trainer):
     Attributes:
         communication: the hook that communicates gradients.
         gradient_bytes: bytes of all gradients.
-        workload: the workload. `ddp` is its wrapped model; `optimizer` and `arithmetic` belong to it.
-        without_communication: mode of the baseline, in which communication costs nothing. On GPUs it is `alone`. On
-            CPUs it is `meeting`: processes on shared cores are never balanced, and the diagnosis does not count waits
-            for stragglers as communication.
+        workload: the workload. `ddp`, `optimizer` and `arithmetic` are its wrapped model, optimizer and precision.
+        without_communication: mode of the baseline, in which communication costs nothing: `alone` on GPUs, and
+            `meeting` on CPUs, because processes on shared cores are never balanced, and the diagnosis does not count
+            waits for stragglers as communication.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
-        other_step: function that trains on a batch instead of DDP, or None.
+        other_step: function that trains on a batch in place of the DDP step, or None.
     """
 
     time_all_first: ClassVar[bool] = True
@@ -163,7 +163,7 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """Launch a kernel that sleeps for at least this time. It counts cycles, and no GPU's clock exceeds 2 GHz."""
+        """Launch a kernel that counts clock cycles for at least this time. No GPU's clock exceeds 2 GHz."""
         sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 

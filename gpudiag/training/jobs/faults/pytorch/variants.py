@@ -1,4 +1,4 @@
-"""Job variants that replace the clean job: efficient jobs, which must raise no alarm, and jobs that shard the model.
+"""Job variants that replace the clean job: jobs that shard the model, and efficient jobs without any problem to find.
 
 A variant communicates while it is on, and does not while it is off. The difference is the cost of communication.
 """
@@ -37,7 +37,7 @@ class JobVariant(Fault[DdpTrainer]):
 
     @abstractmethod
     def enter(self, *, on: bool) -> None:
-        """Make the trainer train this job. The method may be called while it trains this job."""
+        """Make the trainer train this job. The method may be called when the trainer already does so."""
 
     def leave(self) -> None:
         """Make the trainer train the clean job."""

@@ -23,7 +23,7 @@ class TensorflowExtraCompute(Fault[DistributedTrainer]):
     """Before each step, compute matrix products for `amount_ms`."""
 
     def prepare(self) -> None:
-        """Measure some products, and choose their number."""
+        """Time some products, and choose the number of products per step."""
         trainer = self.trainer
         with tf.device(trainer.device):
             side = _GPU_SIDE if trainer.device.startswith("GPU:") else _CPU_SIDE
@@ -45,7 +45,7 @@ class TensorflowExtraCompute(Fault[DistributedTrainer]):
 class StepSyncs(Fault[DistributedTrainer]):
     """Read the loss after each step, as in loops that log it, and synchronize the device.
 
-    On a CPU functions are synchronous, so the fault costs almost nothing. The diagnosis must find this too.
+    On a CPU functions are synchronous, so the fault costs almost nothing. The diagnosis must report no more than that.
     """
 
     def switch(self, *, on: bool) -> None:

@@ -124,7 +124,7 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a function that switches communication. If it is off, the processes only wait for each other."""
+        """Return a function that switches communication. Without communication, processes only wait for each other."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
             self.step()  # this builds the graph
