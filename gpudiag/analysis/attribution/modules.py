@@ -31,7 +31,7 @@ class _TrackWork(NamedTuple):
 
 
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    """Return the times of the modules. If no trace has modules, return the reason from the run record, or None.
+    """Return the times of all modules. If no trace has modules, return the reason in the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
     take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` are 1 and 0 ms. With `net.a`, `net`
@@ -68,7 +68,7 @@ def _by_first_work(work: ModuleWork) -> Iterator[Module]:
 
 
 def _descendants(modules: Sequence[Module]) -> list[list[int]]:
-    """Return for each module the indices of itself and its descendants."""
+    """Return, for each module, the indices of the module and its descendants."""
     descendants: dict[tuple[str, str], list[int]] = {}
     for index, module in enumerate(modules):
         names = module.path.split(".") if module.path else []
@@ -104,13 +104,13 @@ def _track_work(
         timeline: all traces.
         track: the track.
         work: the module of each event of the track's trace.
-        number: intp[modules of `work`]: the index of each among the modules of all tracks.
+        number: intp[modules of `work`], the index of each module in the list of all tracks' modules.
         count: number of modules of all tracks.
     """
     events = timeline.traces[track.trace].events
     row, duration_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
     position = _position(work.row, row)
-    # Work outside of modules has position -1, so it takes the element appended here.
+    # Work outside of modules has position -1 and therefore selects the appended last element.
     module = np.append(number[work.module], count)[position]
     backward = np.append(work.backward, False)[position]
     calls = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
@@ -125,7 +125,7 @@ def _track_work(
 
 
 def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return intp[n]: the position of each wanted row among the sorted rows; `UNKNOWN` (-1) if it is not there."""
+    """Return intp[n]: the position of each wanted row among the sorted rows; `UNKNOWN` (-1) for missing rows."""
     position = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
     return np.where(rows[position] == wanted, position, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
@@ -133,7 +133,7 @@ def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Communication, enqueues and input are left out. The other operators' times exclude waits for communication.
+    Communication, enqueues and input are left out. The self times exclude waits for communication.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
