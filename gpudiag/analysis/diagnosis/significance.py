@@ -5,8 +5,7 @@ ranks and steps. A finding about hosts asks for action only if it passes two tes
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
   and its mean was 1.0 ms above its median. The savings must hold for the median step, or exceed half the 95 % interval
-  of the mean step. The interval covers the recorded steps and the unprofiled ones, because both determine the
-  profiler's cost.
+  of the mean. The interval covers recorded and unprofiled steps, which together show the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
   cost is. It determines neither the work of other hosts nor the step time after waste is removed. A finding that
   depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding about

@@ -37,8 +37,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
         recorded steps use batches that were made before recording.
 
         Worked example. In unprofiled steps, devices wait for 24 ms and threads fetch for 26 ms. In recorded steps,
-        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). Recorded steps lack 24 ms * (1 - 6.5 / 26) = 18 ms
-        of the wait.
+        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). They lack 24 ms * (1 - 6.5 / 26) = 18 ms.
         """
         share = recorded_ms / self.fetching_ms if self.fetching_ms > 0 else 1.0
         return (1 - share) * self.exposed_ms if share < 1 - SAME_AMOUNT else 0.0

@@ -184,8 +184,7 @@ class ProcessTimes:
         for node in self.omitted:
             groups[self.tree.parent[node], self.tree.position[node][0]].append(node)
         children = self.tree.children()
-        # Callers come first, because the omitted lines of a function get their time from the omitted line that calls
-        # it.
+        # Callers come first, because an omitted line passes time on to the omitted lines of its callees.
         for (parent, code), nodes in sorted(groups.items()):
             below = {node: self.tree.subtree(node) for node in nodes}
             weight = np.array([corrected[below[node]].sum() for node in nodes])

@@ -48,8 +48,7 @@ _RAREST_WORK: tuple[LineWork, ...] = ("backward", "optimizer", "input", "forward
 
 
 class LineTree:
-    """Lines below their callers, for all sections of a process. A node is a line with its call stack, given as an
-    index; node 0 is the root.
+    """Tree of a process's lines below their callers. A node, given as an index, is a line with its call stack.
 
     Attributes:
         parent: node of the caller.

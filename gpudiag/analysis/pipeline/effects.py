@@ -2,9 +2,8 @@
 
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
-to all stages that compute the same microbatch. If two explanations are possible (one of two workers is slow, or the
-other one is fast), the one is taken whose factors are nearer to the median of all, so that fewer workers or
-microbatches deviate.
+to all stages that compute the same microbatch. If two explanations are possible (of two workers, one is slow or the
+other is fast), factors nearer to the median of all are taken, so that fewer workers or microbatches deviate.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWAR
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank are slower or faster alike, by at most this many standard errors, its microbatches are
-#: the cause.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the cause.
 _BY_CHANCE = 4.0
 
 

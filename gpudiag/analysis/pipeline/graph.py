@@ -118,8 +118,7 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return (chunk, microbatch) of a computation → row of its transfer, without the chunk `without`, which has
-        none.
+        """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfer.
 
         Some recorders write transfers for that chunk too. They transfer nothing and are ignored.
         """
@@ -189,8 +188,7 @@ class _RecordedOrder:
         return [rows[number] for number in np.argsort(typical, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
-        """Let each row follow the last operation of a stream that, in nearly all samples, has ended when the row
-        starts.
+        """Let each row follow the last operation of a stream that has ended before the row in nearly all samples.
 
         `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency.
         """

@@ -45,8 +45,7 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 
 
 def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return the host's delay of each operation, `[slot, 1, 1]`, ms: the minimum over data ranks, the median over
-    steps.
+    """Return the host's delay of each operation, `[slot, 1, 1]`, ms: minimum over data ranks, median over steps.
 
     The minimum is used because an unrecorded synchronization makes all workers but the last one wait.
     """

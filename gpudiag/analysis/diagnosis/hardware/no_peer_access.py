@@ -17,9 +17,8 @@ class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
     Without peer access every byte between the two GPUs goes through the host's memory: over one GPU's link into RAM,
-    and over the other GPU's link out of RAM. The detour adds latency, uses the CPU's memory bandwidth, and halves the
-    bandwidth if both GPUs share one link. NCCL falls back to shared memory for such pairs (its log says `via SHM`
-    instead of `via P2P`).
+    and over the other GPU's link out of RAM. This halves the bandwidth of a shared link, adds latency, and uses the
+    CPU's memory bandwidth. NCCL uses shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     What can be done depends on the driver's reason. *GPU not supported*: most GeForce cards since the RTX 40 series,
     and many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair

@@ -17,9 +17,8 @@ class Throttled:
     """The GPU runs below its normal clocks because it is too hot, or because the hardware slows it down.
 
     The finding reports the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal
-    slowdown, and the power brake, which a server applies if its power supplies are overloaded. The reasons "idle",
-    "clocks set by a user" and "software power cap" are not reported, because a busy GPU normally stays within its rated
-    power by that cap.
+    slowdown, and the power brake of servers with overloaded power supplies. Idle GPUs and clocks set by a user are not
+    reported, nor is the software power cap, by which a busy GPU stays within its rated power.
 
     What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that slot,
     and at the power supplies and their cables. Look during training, because an idle GPU shows no throttling. The

@@ -22,9 +22,8 @@ _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger 
 class ComputeBound:
     """No fix besides faster kernels saves 5 % of the step: the devices compute nearly all of the time.
 
-    If the kernels show which change would make them faster, the finding `slow-compute` names that change. If the run
-    counted FLOPs and the device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence the
-    peak's source.
+    If kernels show which change would make them faster, `slow-compute` names that change. If the run counted FLOPs and
+    the device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence the peak's source.
     """
 
     code: ClassVar[str] = "compute-bound"

@@ -50,8 +50,7 @@ _MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the eviden
 
 
 class HostStall:
-    """The training thread has untraced host time in the middle or at the end of its steps, which makes the devices
-    idle.
+    """Untraced host time of the training thread in the middle or at the end of its steps leaves the devices idle.
 
     The thread logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
     operators before and after the stall, and the user's function if stacks were recorded. Untraced time between a

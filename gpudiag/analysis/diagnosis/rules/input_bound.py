@@ -59,8 +59,7 @@ class InputBound:
     """The devices are idle because the training loop waits for its next batch, on all ranks alike.
 
     The wait is known if the trace marks it (a DataLoader, `gpudiag.range("input")`). Untraced host time at the start of
-    a step is usually a loader without marks, so it counts too, with lower confidence. A rank that waits alone is a
-    straggler.
+    a step is usually an unmarked loader, and counts with lower confidence. A rank that waits alone is a straggler.
 
     Profiling slows the job, so that the loader may keep up although it is too slow without the profiler. If the devices
     waited much longer in the unprofiled steps, that wait is reported instead. The finding then also names ranks that
@@ -154,8 +153,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
     """Return (ms per step, rank) of the wait common to all ranks.
 
-    The common wait is the maximum over ranks of a rank's wait minus its own excess. If excesses are unknown, it is the
-    lower median over ranks.
+    It is the maximum over ranks of (wait - own excess), or the lower median of the waits if excesses are unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
     excess_ms = input_ms_above_most(case.run)

@@ -159,7 +159,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
     A thread that lost its core pauses between calls that its peers make too. Saving and logging pause between extra
-    calls, which the peers do not make.
+    calls.
 
     Attributes:
         ms: description of the calls before and after the pause → mean ms per step and straggler, longest first.
@@ -244,13 +244,12 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """Return (cause, part → savings in ms per step if this part alone is equalized). The cause is the part of the step
-    that explains the savings, or `unknown`.
+    """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
-    little. The second condition is needed if, without the late part, another rank soon sets the pace. If no part
-    explains the savings, the cause is `launch` if equalizing launching, slow calls and pauses together saves most of
-    them, because a host that lost its core is slow in all three.
+    little. The second condition finds parts after which another rank sets the pace. If no part explains the savings,
+    the cause is `launch` if equalizing launching, slow calls and pauses together saves most, because a host that lost
+    its core is slow in all three.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, it explains all savings.

@@ -60,9 +60,8 @@ class LaunchBound:
     """The devices are idle while the host runs Python and framework code to launch the next kernel.
 
     A launch takes the host several microseconds, so that the device waits after each shorter kernel. Savings are those
-    of a CUDA graph, which launches a whole step at once. Before the savings are estimated, the profiler's overhead per
-    launch is removed. Waste that other findings report is removed too, because the device may hide the launches of the
-    remaining job.
+    of a CUDA graph, which launches a whole step at once. The profiler's overhead per launch is removed first, and then
+    waste that other findings report, because the device may hide the launches of the remaining job.
 
     A few slow calls are reported separately, with their self time, because their causes differ: they plan for new
     shapes, compile, allocate, or compute on the CPU.

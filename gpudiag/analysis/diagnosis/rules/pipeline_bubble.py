@@ -103,7 +103,7 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
         longest_ms=longest_ms,
-        # A process runs m of the m + p - 1 passes on the critical path, so it has that share of the untraced time.
+        # A process runs m of the m + p - 1 passes on the critical path.
         fixed_ms=_fixed_ms(case, longest) + max(untraced_ms, 0.0) * passes / (passes + stages - 1),
     )
 
@@ -141,11 +141,11 @@ def _fixed_ms(case: Case, process: int) -> float:
 class PipelineBubble:
     """Stages of a pipeline wait for the first microbatch to arrive and for the last microbatch to return.
 
-    The bubble is the step time minus the compute time of a rank, in a simulated step in which all ranks and stages
-    compute equally long, transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) /
-    (v m + p - 1) of the step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the
-    size halve the idle time of the rank that computes longest, but need the fixed time of each kernel or operator
-    twice. The saving counts both.
+    The bubble is the step time minus the compute of a rank in a simulated step: all ranks and stages compute equally
+    long, transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) / (v m + p - 1)
+    of the step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve
+    the idle time of the rank that computes longest, but need the fixed time of each kernel or operator twice. The
+    saving counts both.
     """
 
     code: ClassVar[str] = "pipeline-bubble"

@@ -34,8 +34,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         edit: removes the cause from a scenario.
         describe: returns the finding, given its savings in ms per step and in percent of the step.
-        beyond: removes only the part of the cause that may be launch overhead; if `edit` saves no more, launch overhead
-            may be reported instead.
+        beyond: removes only the costs that launch overhead may explain; if `edit` saves no more, it may be dropped.
         kind: whether the cause can be removed, or only hidden or shortened.
     """
 
@@ -72,8 +71,7 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 
 
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
-    """Return component → its part of the savings, in ms per step: the increase when it is removed after the others
-    before it.
+    """Return component → its part of the savings, in ms per step, if components are removed one after another.
 
     Args:
         what_if: the job.
