@@ -43,8 +43,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         schedule: number of microbatches, and of chunks (parts of the model) per stage.
         ms: idle time of a stage in an even step, in which all ranks compute equally long and transfers take no time.
         step_ms: length of the even step.
-        longest_idle_ms: idle time of the process that computes longest, in a step whose ranks are as uneven as
-            recorded.
+        longest_idle_ms: idle time of the process that computes longest, with the recorded imbalance.
         longest_ms: compute of that process per step.
         fixed_ms: time of that process, with untraced time, that does not shrink with the microbatch, per step.
     """
@@ -141,11 +140,11 @@ def _fixed_ms(case: Case, process: int) -> float:
 class PipelineBubble:
     """Stages of a pipeline wait for the first microbatch to arrive and for the last microbatch to return.
 
-    The bubble is the step time minus the compute of a rank in a simulated step: all ranks and stages compute equally
-    long, transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) / (v m + p - 1)
-    of the step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve
-    the idle time of the rank that computes longest, but need the fixed time of each kernel or operator twice. The
-    saving counts both.
+    The bubble is the step time minus a rank's compute in a simulated step in which all ranks compute equally long,
+    transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) / (v m + p - 1) of the
+    step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle
+    time of the rank that computes longest, but need the fixed time of each kernel or operator twice. Savings count
+    both.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
