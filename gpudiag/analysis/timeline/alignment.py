@@ -157,8 +157,8 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0) # pairs may lie just outside of both if
-    abs(offset) <= SAME_CLOCK_NS:
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie just outside of both
+    if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
         enough = 2 * len(pairs_a) >= min(len(end_a), len(end_b))
