@@ -60,7 +60,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_sources(paths: Sequence[Path | str]) -> tuple[TraceFile, ...]:
-    """Return the files behind paths (files, directories, quoted globs), each file once.
+    """Return the files that paths stand for (files, directories, quoted globs), each file once.
 
     Raises:
         UsageError: no path was given.

@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the bytes available without swapping: the kernel's estimate, or the rest of the cgroup's limit if smaller.
+    """Return the bytes available without swapping: the kernel's estimate, or what the cgroup allows if less.
 
     Return None if the system reports neither value (not Linux).
     """
