@@ -46,8 +46,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the printable path, for messages.
         name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether the file was found in a directory or by a pattern; such a file is ignored if it is no
-            trace.
+        from_directory: whether the file was found in a directory or by a pattern, so that it may be no trace.
         notes: messages about choices between several files or directories.
     """
 
