@@ -132,6 +132,7 @@ def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
 
 
 def main() -> None:
+    """Run the script, switch its problem on and off, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--block", type=int, default=14)
     parser.add_argument("--skip", type=int, default=4)

@@ -156,6 +156,7 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _count(changes: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the number of measured changes, and the number with each verdict."""
     return {
         "measured": len(changes),
         "matter": sum("sign_right" in change for change in changes),

@@ -134,6 +134,7 @@ def _table(
     integers: dict[str, Integers],
     times: dict[str, NDArray[np.float64]],
 ) -> OperationTable:
+    """Return the table of rows with known kinds; its starts are in ns since the first one."""
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)

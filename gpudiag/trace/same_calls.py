@@ -2,7 +2,7 @@
 
 Steps differ, because sequence lengths alternate, some shapes need an additional kernel, and allocators query events.
 Each step is compared with the most similar step of the other trace. Calls that launch device work or wait for device
-work are compared in order, by their name and the name of the launched work. All calls of the longest common subsequence
+work are compared in order, by their name and the name of the launched work. All calls of the longest common sequence
 match:
 
     here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add
@@ -92,7 +92,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
     """Map threads of the other trace to threads of this trace with the same work in this step but other numbers.
 
     An executor runs each step on any thread of its pool. Threads of equal number are left out if at least half of their
-    calls are the same.
+    calls agree.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {

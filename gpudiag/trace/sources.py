@@ -234,8 +234,8 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
     """Return the table of operations among the paths that a user gave: a file, or the only table in a directory.
 
-    Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. No link in a
-    directory is followed.
+    Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. Links in a
+    directory are not followed.
 
     Raises:
         UnreadableInputError: there are several tables, or other paths besides a table.

@@ -21,8 +21,8 @@ try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
 except ImportError:
     _deflate = zlib
 
-#: Bytes of memory per unpacked byte of a trace, for the text and the decoded events (measured 2.6 on traces of PyTorch
-#: 2.11, plus a margin).
+#: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
+#: margin).
 _MEMORY_PER_BYTE = 4
 #: Ratio of unpacked bytes to bytes of gzip in ordinary traces.
 _USUAL_RATIO = 16

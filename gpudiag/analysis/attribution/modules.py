@@ -34,8 +34,8 @@ def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | No
     """Return the times of all modules. If no trace has modules, return the reason in the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
-    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` are 1 and 0 ms. With `net.a`, `net`
-    takes 4 and 5 ms.
+    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, of `net` 1 and 0 ms. With `net.a`, `net` takes 4 and 5
+    ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
@@ -78,6 +78,7 @@ def _descendants(modules: Sequence[Module]) -> list[list[int]]:
 
 
 def _module_time(module: Module, index: int, descendants: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
+    """Return the times of one module, of its self time and with descendants; None if it did not run."""
     calls = float(np.mean([track.calls[index] for track in tracks]))
     forward = [float(track.forward_ns[descendants].sum()) for track in tracks]
     backward = [float(track.backward_ns[descendants].sum()) for track in tracks]

@@ -87,6 +87,7 @@ class ComparedAnalysis:
         return self._portions(lambda portion: portion.device_ms[index])
 
     def _portions(self, portion_ms: Callable[[Portion], float]) -> Portions:
+        """Return key → (milliseconds by `portion_ms`, calls per step), summed over portions with equal keys."""
         portions: Portions = {}
         for portion in self.analysis.portions:
             if portion.bucket in BUCKETS:

@@ -43,6 +43,7 @@ def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[
 
 
 def _differing(rows: Sequence[tuple[str, str | int | None, str | int | None]]) -> Iterator[RunDifference]:
+    """Yield a difference for each row (property, before, after) whose values are known and differ."""
     for what, old, new in rows:
         if old != new and not {old, new} & {None, ""}:
             yield RunDifference(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 WARNING_PERCENT = 5.0
-"""A finding of at least this share of the step asks for action, and a bucket of this share needs an explanation.
+"""A finding of at least this share of the step asks for action; a bucket of this share needs an explanation.
 Contract."""
 CRITICAL_PERCENT = 20.0
 """A finding of at least this share of the step is critical. Contract."""
@@ -37,7 +37,7 @@ MOST = 0.5
 savings, and a few names explain slow calls if they have most of the slow calls' time. Definition."""
 
 BEYOND_CHANCE = 2.0
-"""A deviation of at least this many standard deviations is hardly due to chance. Statistical: 95 % of a normal
+"""A deviation of at least this many standard deviations is hardly chance. Statistical: 95 % of a normal
 distribution."""
 FEWEST_STEPS_LEFT = 3
 """If fewer steps than this would remain, no outlier steps are left out. Statistical: a single outlier among three steps
@@ -51,15 +51,13 @@ MOST_OUTLIERS = 0.25
 cases, and lowers its confidence."""
 WORTH_FIRST = 0.25
 """Waste is ranked before launching if its savings reach this share of the savings of launching. Judgement: only the
-order depends on it; in seven recorded jobs with slow hosts, known waste saved 37 to 75 % of the savings of
-launching."""
+order depends on it; in seven jobs with slow hosts, waste saved 37 to 75 % of launching's savings."""
 CLEARLY_MORE = 2.0
 """If communication costs only host calls, and removing launch overhead saves at least this many times as much, the
 calls are reported as launch overhead. Judgement: the calls are reported in either case."""
 AS_RECORDED = 0.02
 """Savings within this share of each other count as equal, and a profiler's cost below this share of the step is
-ignored. Measured: recorded and unprofiled steps differed by -1.8 to +2.0 % in fourteen jobs in which only the device
-set the pace."""
+ignored. Measured: recorded and unprofiled steps differed by -1.8 to +2.0 % in fourteen jobs paced by devices."""
 POOR_SIMULATION = 0.03
 """If the simulation misses the recorded step time by more than this share, confidence is lower. Measured: at most 0.8 %
 in nine recordings of different jobs."""
@@ -85,8 +83,7 @@ in the same 18 jobs."""
 LEAST_NS_PER_EVENT = 1000.0
 """The profiler's cost per event is assumed to be at least this. Measured: the least was 1.24 µs."""
 MOST_NS_SEEN = 2500.0
-"""The profiler's cost per event is assumed to be at most this if no unprofiled step shows more. Measured: the most was
-2.4 µs."""
+"""The profiler's cost per event is assumed to be at most this unless unprofiled steps show more. Measured: 2.4 µs."""
 HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
 """Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the most seen;
 savings are scaled if the unprofiled step is shorter still."""
@@ -128,8 +125,8 @@ BESIDE = 0.2
 """A thread runs beside the training thread, not in turns with it, if both are busy for more than this share of its
 time. Measured: 40 other threads that launch kernels shared 0.0 % of their busy time with the training thread."""
 COPY_BEHIND_NS = 20 * NS_PER_US
-"""A synchronization that begins within this time after the call of a copy belongs to the same `.to(device)`. Measured:
-1 to 9 µs."""
+"""A synchronization that begins this soon after the call of a copy is of the same `.to(device)`. Measured: 1 to 9
+µs."""
 HELD_UP_NS = 8 * NS_PER_US
 """A call of at most this length did not wait for a full launch queue. Measured: the median of 17,746 calls with fewer
 than 100 ops in the queue was 7.4 µs."""
@@ -148,8 +145,8 @@ AT_ONCE_NS = 10 * NS_PER_US
 """An op waited for an op of another stream if the other op ended within this time before it and nothing else explains
 its start. Measured: of the same ops 95 % started within 7.7 µs."""
 CLOCK_NS = 1 * NS_PER_US
-"""An op that began this long before the end of another op did not wait for it. Physical: timestamps of a device differ
-by less."""
+"""An op that began this long before another op's end did not wait for it. Physical: a device's timestamps differ by
+less."""
 GAP_IN_GRAPH_NS = 450.0
 """Kernels of a CUDA graph follow each other after this gap. Measured: on H200s a mean of 0.41 and 0.51 µs over 3,648
 and 2,404 kernels; kernels launched one by one are 1.2 to 1.3 µs apart if the host runs far ahead."""
@@ -171,8 +168,7 @@ ALIKE_DISTURBED = 0.25
 """Kernels do the same work if the middle half of their contended durations is within this share of the median.
 Measured: on an H200 5 to 20 % for kernels of one size."""
 CONTENTION_FREE_POSITIONS = 2
-"""The kernels of a repeated layer are contention-free at this many positions of the step or more. Definition: of
-"repeated"."""
+"""The kernels of a repeated layer are contention-free at this many positions of the step or more. Definition."""
 CONTENDED_POSITIONS = 3
 """The kernels of a repeated layer are contended at this many positions of the step or more. Statistical: contended
 durations scatter more."""
@@ -212,23 +208,21 @@ SAME_CLOCK = 0.01
 """Board clocks within this share of each other are equal. Measured: the maxima of boards of one model differ by a few
 MHz through binning, 15 of 1980."""
 LINK_OF_CEILING = 0.6
-"""A link that carries less than this share of its ceiling is degraded. Measured: pinned copies of healthy links reach
-80 to 97 %."""
+"""A link that carries less than this share of its ceiling is degraded. Measured: pinned copies usually reach 80 to 97
+%."""
 LINK_OF_SIBLINGS = 0.75
 """A link that carries less than this share of the rate of links of the same model is degraded. Measured: GPUs of one
 model in one machine agree within some percent."""
 LINK_SEVERE = 0.35
-"""A degraded link that carries less than this share of its ceiling is critical. Judgement: only the severity depends on
-it."""
+"""A degraded link below this share of its ceiling is critical. Judgement: only the severity depends on it."""
 PROVES_FULL_WIDTH = 0.8
 """A link that carries this share of its maximum has its full width and speed, whatever its registers say. Physical:
 half the lanes, or a generation less, carry half."""
 NARROW_GB_PER_S = 2.0
-"""A GPU whose link carries less than this is on a riser. Physical: two lanes of PCIe 3; GPUs for training have eight or
-sixteen."""
+"""A GPU whose link carries less than this is on a riser. Physical: two lanes of PCIe 3; usual are eight or sixteen."""
 CONTEXT_BYTES = 512 << 20
-"""A process that holds less memory than this holds little more than a CUDA context. Measured: 300 to 500 MB on current
-GPUs."""
+"""A process that holds less memory than this holds hardly more than a CUDA context. Measured: contexts have 300 to 500
+MB."""
 PEER_SLOWER = 0.9
 """Direct copies are slower than staged ones if they reach less than this share of their rate. Judgement: repeated
 measurements differ by some percent, not by a tenth over all directions."""

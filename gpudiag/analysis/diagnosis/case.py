@@ -205,6 +205,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
 
 
 def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
+    """Describe the outlier step with the largest ratio to its usual length, and count the others."""
     number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
     length, usual, rank = outliers_by_step[number]
     others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""
@@ -223,6 +224,7 @@ def _cut_track(track: DeviceTrack, first: int, after: int) -> DeviceTrack:
 
 
 def _cut_attribution(track: TrackAttribution, first: int, after: int) -> TrackAttribution:
+    """Return the attribution of the windows `first` to `after` - 1."""
     bounds = track.bounds[first : after + 1]
     span = Intervals(bounds[:1], bounds[-1:])
 

@@ -136,6 +136,7 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
     scored: Sequence[ScoredFinding],
     findings: Sequence[Finding],
 ) -> Explained:
+    """Explain one bucket, which takes `ms` of each step."""
     codes, edits = _BY[bucket]
     accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
     accounts = [(code, accounted) for code, accounted in accounts if notable(accounted, step_ms)]

@@ -3,8 +3,7 @@
 A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch, and does not
 mostly launch kernels, as a loss function does. Examples are lines that save, log, compute metrics or sleep. Lines of
 backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies, and
-kernels. A line that saves 5 % of the step becomes a finding, which replaces findings that save no more without the
-line.
+kernels. A line that saves 5 % of the step becomes a finding, and replaces findings that save nothing more.
 """
 
 from __future__ import annotations

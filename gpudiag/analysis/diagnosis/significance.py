@@ -49,7 +49,7 @@ _COST_FACTOR = 2.0
 _HIGHEST_COST_NS = 5000.0
 #: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of their standard deviation. Measured without
 #: a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine whose
-#: two cores were shared with other programs. Independent steps would give 1.05. No two means differed by more than a
+#: two cores were shared with other programs. Independent steps would give 1.05. All means differed by less than a
 #: factor e.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6

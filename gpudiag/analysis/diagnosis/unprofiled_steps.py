@@ -133,8 +133,8 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
     While the host fetches, the device still has work for `lead_ms` from the previous step, so that only a longer fetch
     makes the device wait. On a CPU the training thread is the device and waits for the whole fetch.
 
-    Worked example. The host is 5 ms ahead after it enqueued a step. The host fetches the next batch for 8 ms. The
-    device waits for 3 ms.
+    Worked example. The host is 5 ms ahead after it enqueued a step, and fetches the next batch for 8 ms. The device
+    waits for 3 ms.
     """
     timed = rank.timed
     if timed is None or timed.input_ms is None:

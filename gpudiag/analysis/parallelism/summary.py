@@ -91,6 +91,7 @@ def _exposed_ms(track: DeviceTrack, attributed: TrackAttribution, chosen: np.nda
 
 
 def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
+    """Return each rank's position in the grid, and its compute relative to the mean of its stage."""
     compute = {
         attributed.rank: milliseconds(float(attributed.buckets_ns[:, BUCKETS.index("compute")].mean()))
         for attributed in attribution.tracks

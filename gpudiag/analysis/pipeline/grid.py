@@ -132,6 +132,7 @@ def arrange(table: OperationTable) -> OperationGrid:
 
 
 def _slots(table: OperationTable, rows: Integers) -> tuple[Slot, ...]:
+    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`."""
     count: Counter[tuple[int, str]] = Counter()
     slots = []
     for row in rows[:, 0, 0].tolist():

@@ -13,7 +13,7 @@ gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, 
 log2 m in a tree. How much backward hides of this communication is unknown. The fast end of the range assumes that all
 of backward hides communication. Backward takes two thirds of a step's compute, because it has two matrix products for
 each one in forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
-jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed step times. The expected value uses the measured
+jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed step times. The expected value is for the measured
 overlap.
 """
 

@@ -3,8 +3,8 @@
 The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
 slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
 Instead, the steps are simulated without the profiler's cost per event, which is fitted so that the simulated step takes
-as long as the unprofiled step. Then causes are removed one after another. The part of a cause is the step time that its
-removal saves:
+as long as the unprofiled step. Then causes are removed one after another, and each cause's part is the step time that
+its removal saves:
 
     removed                                            part              step afterwards
     nothing                                                              40 ms

@@ -224,8 +224,7 @@ def again(
 ) -> list[PointRecord]:
     """Return the measured points to start again.
 
-    Points with too few starts come first. If there are none, the doubtful baselines that were not yet started again are
-    returned.
+    Return the points with too few starts; if there are none, the doubtful baselines that were not yet started again.
 
     Args:
         points: all points.

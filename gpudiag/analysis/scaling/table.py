@@ -2,8 +2,7 @@
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
 options, on the same number of devices, on the same machine with the same software. The table states why others are not:
-throughput with 32 samples per device is not comparable with throughput with 64, and a faster GPU shows nothing about a
-strategy.
+throughputs with 32 and 64 samples per device are not comparable, and a faster GPU shows nothing about a strategy.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ def _waterfall(
     parts: tuple[StepParts, StepParts] | None,
     notes: tuple[str, ...],
 ) -> Waterfall:
+    """Return the waterfall for losses in ms per step (`lost_ms`) beyond an ideal step of `ideal_ms`."""
     step_ms = pace_ms(point)
     ideal = point.devices * 1e3 * point.batch_per_device / ideal_ms
     return Waterfall(

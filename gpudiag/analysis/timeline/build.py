@@ -51,8 +51,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     """Put the traces of one job on one clock and cut them into steps.
 
     Args:
-        traces: one per process. A trace without a rank gets the first unused rank. Of two traces of one rank, the first
-            is used.
+        traces: one per process. Traces without a rank get unused ranks. Of two traces of one rank, the first is used.
         world_size: number of ranks in the job, if known; by default it is inferred from the traces.
     """
     copies = without_copies(traces)

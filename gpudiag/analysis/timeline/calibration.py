@@ -23,7 +23,7 @@ EQUALLY_GOOD = 4.0
 """Pairings whose spread is at most this multiple of the smallest are equally good; the one with the smallest clock
 offset is chosen. Judgement: if the clocks have no common origin, a warning says that the match is ambiguous."""
 FINEST_SPREAD_NS = 20 * NS_PER_US
-"""Pairings whose spread is below this are equally good too. Measured: participants leave up to 13 µs apart in the
+"""Pairings of a smaller spread than this are equally good. Measured: participants leave up to 13 µs apart in the
 median."""
 TELLING = 8
 """Fewer pairs than this may have a small spread by chance. Statistical: one offset is fitted to all pairs."""

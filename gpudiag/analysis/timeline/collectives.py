@@ -1,8 +1,7 @@
 """Match the collectives of all tracks, and find the last rank and its arrival time at each collective.
 
 `torch.nn.DataParallel` on one device, DistributedDataParallel with one rank, and collectives in groups of one rank have
-ranges, hooks and kernels of communication, but move nothing between devices. Their events get the roles of ordinary
-work.
+ranges, hooks and kernels of communication, but move nothing between devices. Their events get roles of other work.
 """
 
 from __future__ import annotations

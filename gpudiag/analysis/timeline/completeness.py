@@ -212,6 +212,7 @@ def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
 
 
 def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
+    """Return the device activity of one trace; `uses_devices` says whether its process uses a device."""
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     if trace.unread_devices and not len(work):

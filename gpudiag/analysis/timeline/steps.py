@@ -275,8 +275,7 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on different ranks. If the tracks have no common step numbers, the windows
-    stay unchanged.
+    Captures start and end at different times on each rank. Without common step numbers, the windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

@@ -194,6 +194,7 @@ def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _lanes_down(facts: Facts) -> list[Finding]:
+    """Return findings about GPUs with fewer active NVLink lanes than others of their model."""
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
         # A GPU without any lane up has no bridge, which is no fault.
@@ -233,6 +234,7 @@ def _lanes_down(facts: Facts) -> list[Finding]:
 
 
 def _slow_pairs(facts: Facts) -> list[Finding]:
+    """Return findings about pairs that carry less over NVLink than other pairs of their kind."""
     kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
     by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
     ceilings: dict[Pair, float] = {}

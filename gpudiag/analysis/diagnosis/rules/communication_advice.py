@@ -208,6 +208,7 @@ def _tiny_bytes(case: Case) -> int | None:
 
 
 def _pytorch_advice(case: Case) -> Advice:
+    """Return the advice for the kind of communication that takes most of the transfer time."""
     time: Counter[str] = Counter()
     for (operation, _), ns in _transferring_ns(case).items():
         time[operation] += ns

@@ -158,8 +158,7 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that lost its core pauses between calls that its peers make too. Saving and logging pause between extra
-    calls.
+    A thread that lost its core pauses between calls that others make too. Saving and logging pause between extra calls.
 
     Attributes:
         ms: description of the calls before and after the pause → mean ms per step and straggler, longest first.

@@ -143,8 +143,7 @@ class PipelineBubble:
     The bubble is the step time minus a rank's compute in a simulated step in which all ranks compute equally long,
     transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) / (v m + p - 1) of the
     step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle
-    time of the rank that computes longest, but need the fixed time of each kernel or operator twice. Savings count
-    both.
+    time of the rank that computes longest, but need the fixed time of each kernel or operator twice.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -169,6 +168,7 @@ class PipelineBubble:
 
     @classmethod
     def _examine(cls, case: Case) -> Iterator[Finding]:
+        """Yield the finding about the bubble, if the job has a pipeline and more microbatches save enough."""
         what_if = case.what_if
         bubble = None if what_if is None else bubble_of(case, what_if)
         if what_if is None or bubble is None:

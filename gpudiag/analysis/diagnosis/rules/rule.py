@@ -16,8 +16,7 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: Waste can be removed entirely; communication and launching can only be hidden or shortened. Launching is scored in a
-#: job without waste, because the device may hide launches there. Kernels can be replaced by faster ones, with estimated
-#: savings.
+#: job without waste, because the device may hide launches there. Kernels can only be replaced by faster ones.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 

@@ -61,8 +61,8 @@ class Straggler:
     the cause is the part that alone explains the savings. Indirect waits count: rank 0 may wait for rank 2, which waits
     for its loader. The late rank may change from step to step. The report names operators that late ranks call more
     often. If a late rank often pauses between calls that its peers do not make, the cause is a stall, however short
-    each pause. If the machine's facts show that a late rank's GPU runs at slower clocks than its peers or is throttled,
-    the cause is `clock`.
+    each pause. If the machine's facts show that late ranks' GPUs have slower clocks or are throttled, the cause is
+    `clock`.
 
     Unprofiled steps show which hosts ran ahead of their devices, so that a host is not reported as slow only because
     recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
@@ -173,6 +173,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
+    """Return the late ranks and why they are late, if equalizing them saves `gain` ms per step."""
     cause, savings_ms = cause_of(case, what_if, gain, jitter)
     part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
     if case.tracks[0].is_cpu:

@@ -174,8 +174,9 @@ def _call(
     groups: Mapping[str, ProcessGroup],
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
+    """Return the call in `row`; `by_name` is the operation that the event's name states."""
     details = details or CollectiveFacts()
-    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they name no known operation
+    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they are unknown
     # ("coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
@@ -329,8 +330,8 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their facts.
 
     Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
-    earlier, unknown call and stream. A host call is a wait only if it synchronizes, because `cudaEventQuery` refers to
-    an event too.
+    earlier, unknown call and stream. A host call is a wait only if it synchronizes: `cudaEventQuery` refers to events
+    too.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T

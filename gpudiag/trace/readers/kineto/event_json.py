@@ -13,8 +13,7 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory. Longer text is
-#: repaired in pieces.
+#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory; else in pieces.
 _REPAIRED_WHOLE = 32 << 20
 
 

@@ -356,6 +356,7 @@ class WorkReader:
                 self._work_of_row.append(work)
 
     def _index_of_work(self, event: Event) -> int:
+        """Return the index of an operator's work in `_works`; 0 if it is unknown."""
         text = bytes(event.args)
         # Calls with equal inputs have equal text from the first field about inputs to the end of the last list.
         begin = _INPUTS.search(text)

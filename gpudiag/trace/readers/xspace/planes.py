@@ -33,8 +33,7 @@ _DEVICE_STATS = frozenset({OP})
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
 #: The year 2116 in Unix ns. Begins of lines above this value or below 0 are invalid and are replaced by this value.
-#: Then distances between lines fit int64, and the line's events are left out, because they are days away from all
-#: others.
+#: Then distances between lines fit int64, and the line's events are left out, because they are days from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
