@@ -151,7 +151,7 @@ def prepare_gpt2(
     return prepare(model, inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compiled)
 
 
-# gpudiag passes the change by the name `compile`
+# `gpudiag profile --try` passes its change as the keyword `compile`
 def resnet50(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
     """Train ResNet-50 in bf16 on 96 images of 224 x 224."""
     train(prepare_resnet50(channels_last=channels_last, fused=fused, compiled=compile))

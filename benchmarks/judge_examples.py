@@ -56,7 +56,7 @@ runpy.run_path(sys.argv[0], init_globals={"range": longer}, run_name="__main__")
 
 @dataclass(frozen=True)
 class Variant:
-    """A run of an example with other options.
+    """One way to run an example: its options and number of processes.
 
     Attributes:
         name: the name in the results; empty for the example itself.

@@ -6,8 +6,8 @@ Two jobs train on the GPU, or without a GPU on a CPU core: `calls` has steps of 
 `long` has steps of about 20 ms. Each job runs with and without `gpudiag profile --`, by turns. The job itself times its
 steps, and notes in which steps line events or the profiler are on. The table compares medians within one process:
 
-- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
-  (to choose functions), and are left out.
+- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line,
+  which shows the functions to record later; they are left out.
 - after: steps after the measurement, compared with the same unprofiled steps.
 - alone: the comparison of `after` in a process without gpudiag, which shows the noise.
 

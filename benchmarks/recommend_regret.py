@@ -151,7 +151,7 @@ class Heard:
         self._last = ""
 
     def __call__(self, message: Progress) -> None:
-        """Print the phase of a message of rank 0 if it is new."""
+        """Print the phase of a message of rank 0 if the phase is new."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
             log(self._began, message.phase)

@@ -2,8 +2,8 @@
 
     python benchmarks/record_shapes_cost.py [--models resnet50,gpt2] [--rounds 4] [--seconds 10]
 
-ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of the batch, for
-which the host sets the pace. In each round both settings record a new window with gpudiag's own recording, of 2
+ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of it, so that
+the host sets the pace. In each round both settings record a new window with gpudiag's own recording, of 2
 discarded and 8 recorded steps; the order alternates between rounds. A job ends after `--rounds` rounds, or after
 `--seconds` seconds and at least two rounds. Step times come from CUDA events between recorded steps, on a CPU from the
 host's clock. The first recorded step of a window is omitted. The output is one JSON line: median step in ms without the

@@ -287,7 +287,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of first calls, and times outside of modules per device; or a reason for none."""
+    """Times of modules in order of first calls, and times outside of modules; or the reason why there are none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()

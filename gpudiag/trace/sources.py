@@ -91,7 +91,7 @@ def _expand(path: Path | str) -> Iterator[TraceFile]:
     for match in matches:
         if Path(match).is_dir():
             yield from _in_directory(Path(match))
-        elif not several or may_be_trace(Path(match).name):  # `run/*` also matches files that are no traces
+        elif not several or may_be_trace(Path(match).name):  # `run/*` also matches files other than traces
             yield _trace_file(Path(match), from_directory=several)
 
 

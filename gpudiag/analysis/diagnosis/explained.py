@@ -117,7 +117,7 @@ def explain(
 ) -> tuple[Explained, ...]:
     """Explain each bucket, except compute, that takes 5 % of the step or more.
 
-    A finding accounts for as much of a bucket as it saves. The profiler accounts for the host time that it added.
+    A finding accounts for as much of a bucket as it saves. The host time that the profiler added is also explained.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(
@@ -160,7 +160,7 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 def _accounted_ms(finding: Finding, bucket: str) -> float:
     """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time if savings are unknown.
 
-    A pipeline bubble accounts for its whole length, although more microbatches save only half of it.
+    A pipeline bubble explains its whole length, although the proposed microbatches remove only half of the bubble.
     """
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)

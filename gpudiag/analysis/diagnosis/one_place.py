@@ -2,8 +2,8 @@
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
 tensors to the host, waits for the copies, and runs Python in between. Each of these costs is a finding, but none can be
-fixed alone. If a simulated step without one place has neither a stall nor other findings, these findings are merged
-into one. The `parts_ms` of the merged finding lists its components.
+fixed alone. Findings are merged if they include a stall and all disappear from a step that is simulated without the
+place. The `parts_ms` of the merged finding lists its components.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘

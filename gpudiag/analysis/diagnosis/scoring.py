@@ -256,7 +256,7 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
     if count < 2:
         return []
     whole = by_step.sum(axis=1)
-    # Scale to the reported savings, because unprofiled steps may be shorter than simulated ones.
+    # Unprofiled steps may be shorter than simulated ones, so the savings are scaled to the reported ones.
     scale = np.array([scored.savings_ms for scored in findings]) / np.maximum(whole / count, 1e-9)
     return [scale * (whole - by_step[:, left_out]) / (count - 1) for left_out in range(count)]
 

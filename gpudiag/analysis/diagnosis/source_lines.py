@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of recompiled functions in the evidence.
 _MOST_FRAMES = 5
-#: Only the host nodes with the most time are divided among lines: at most this many, or this share of all time.
+#: The longest host nodes are divided among lines, up to this number of nodes and this share of all time.
 _MOST_NODES, _COVERED = 3000, 0.98
 
 Times = NDArray[np.float64]

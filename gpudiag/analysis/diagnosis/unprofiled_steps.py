@@ -93,8 +93,8 @@ def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """Return rank → shortest time, in ms, in which the training thread enqueued a step.
 
-    Waits within a step, mostly for a full launch queue, only lengthen this time. They are shortest in the steps of
-    `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
+    Waits within a step, mostly for a full launch queue, only lengthen this time. These waits are shortest in the steps
+    of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
     """
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
     return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}

@@ -25,7 +25,7 @@ Times = NDArray[np.int64]
 
 
 class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive stretches of the training thread's time, each in one line.
+    """Consecutive stretches of the training thread's time, with the one line that runs in each.
 
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
@@ -79,7 +79,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         """Return float64[len(times)], ns: the cost of `sys.settrace` from the first stretch until each time."""
         if not len(self.tracing_ns):
             return np.zeros(len(times))
-        # A stretch's cost is spread evenly over the stretch. Between stretches there is no cost.
+        # A stretch's cost is spread evenly over the stretch. Between stretches, tracing costs nothing.
         bounds = np.column_stack([self.start, self.end]).ravel()
         cost = np.column_stack([np.zeros(len(self.start)), self.tracing_ns]).ravel()
         until: NDArray[np.float64] = np.interp(times, bounds, np.cumsum(cost))

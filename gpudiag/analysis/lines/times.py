@@ -33,7 +33,7 @@ _OMITTED_SHARE = 0.3
 #: Minimum events of an omitted line per first step. A rarer line may not have run in later steps.
 _OMITTED_EVENTS = 1
 
-#: Lines are not scaled if traced steps, without the cost of events, differ by at most this share from unprofiled ones.
+#: Lines are not scaled if traced steps less the cost of events differ from unprofiled steps by at most this share.
 _SAME_PACE = 0.1
 
 Times = NDArray[np.float64]
@@ -46,7 +46,7 @@ class ProcessTimes:
         log: the process's log.
         step_ms: mean time of an unprofiled step. Steps with traced lines should take this time plus the cost of events.
             If that cost is known and the time differs, other programs slowed the steps, and all lines are scaled. If
-            the cost is unknown, it is assumed to be the difference.
+            the cost is unknown, the whole difference counts as cost.
 
     Attributes:
         log: the process's log.

@@ -61,7 +61,7 @@ class Messages(NamedTuple):
 
 
 class MatchedMessages(NamedTuple):
-    """All matched messages, and (track a, track b, alignment) of each pair of tracks that exchanged some."""
+    """All matched messages, and (track a, track b, alignment) of each pair of tracks with matches."""
 
     messages: Sequence[Messages] = ()
     alignments: Sequence[tuple[int, int, Alignment]] = ()

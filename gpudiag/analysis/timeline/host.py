@@ -158,7 +158,7 @@ def _awaited(
         return EMPTY
     last = np.searchsorted(ends, updates, side="right") - 1
     begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)
-    # Communication of the previous step does not count.
+    # If the last range belongs to the previous step, the update waited for no range.
     step = np.searchsorted(steps.start, updates, side="right") - 1
     begun = np.where((step >= 0) & (begun >= steps.start[np.maximum(step, 0)]), begun, updates)
     working = union(*(thread.busy for thread in threads.values()), *(thread.input for thread in threads.values()))

@@ -93,7 +93,7 @@ def _left_out(kept: str, copy: str, reason: str) -> Validity:
 
 
 def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
-    """Return the candidate with equal events, or None. Candidates have the same origin and number of events.
+    """Return the candidate with equal events, or None. The caller gives candidates with equal origin and event count.
 
     Traces from one file are not copies, because a file may have one trace for each device of a process.
     """

@@ -197,7 +197,7 @@ def _lanes_down(facts: Facts) -> list[Finding]:
     """Return findings about GPUs with fewer active NVLink lanes than others of their model."""
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
-        # A GPU without any lane up has no bridge, which is no fault.
+        # A GPU with no active lane is taken as one without a bridge, not as a fault.
         up = sum(lane.active for lane in gpu.nvlinks)
         if up:
             models[gpu.name][gpu.index] = up

@@ -70,7 +70,7 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 
 
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
-    """Return component → its part of the savings, in ms per step, if components are removed one after another.
+    """Return component → ms per step that its removal adds to the savings when components are removed in order.
 
     Args:
         what_if: the job.

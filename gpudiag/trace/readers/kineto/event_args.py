@@ -31,7 +31,7 @@ from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.header import is_present, loosely
 from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
 
-#: Ranges of collectives that run on the host, which span the communication.
+#: Host ranges of collectives that run on the host. They span the communication.
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: Host ranges of collectives that run on a device. They span only the enqueue.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")

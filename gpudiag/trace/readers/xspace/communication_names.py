@@ -89,7 +89,7 @@ def find_communication(planes: Sequence[Plane]) -> CommunicationNames:
     routes = {route.key: route for plane in planes for route in routes_of(plane)}.values()
     sent_to: dict[str, set[str]] = defaultdict(set)
     for route in routes:
-        # An op on a GPU or logical device also adds the value of its own device.
+        # Between peers, the consumer adds the received value to the value of its own device.
         sent_to[route.consumer] |= {route.source, route.target} if route.between_peers else {route.source}
     forwarded = {route.tensor for route in routes}
     sums = {consumer for consumer, devices in sent_to.items() if len(devices) > 1} & forwarded
