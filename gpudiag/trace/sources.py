@@ -105,7 +105,7 @@ def _trace_file(path: Path, *, from_directory: bool) -> TraceFile:
 
 
 def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
-    """Return the traces of a directory. Raise an error if there are none, or if it cannot be searched."""
+    """Return the traces of a directory. Raise an error if it has none or cannot be searched."""
     try:
         files = _search(directory, _MAX_DEPTH)
     except OSError as error:

@@ -171,7 +171,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
-        return worth_it  # estimated savings follow measured ones
+        return worth_it  # savings of kernels are only estimated
     if later.proposal.kind != "waste" or sooner.proposal.kind == "waste":
         return False
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:

@@ -92,7 +92,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. If one of their points is doubtful, no GPU is marked as odd.
+    """Return the GPUs measured alone. No GPU is marked as odd if the point of any of these GPUs is doubtful.
 
     A doubtful point suggests that the host was busy, which can make any GPU look odd.
     """

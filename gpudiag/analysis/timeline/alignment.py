@@ -145,8 +145,8 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    At least half of the collectives during both captures must fit. To shift a clock, three quarters must fit with a
-    small spread, and half of the shorter capture, because an offset with hardly any overlap always fits.
+    At least half of the collectives during both captures must fit. A shifted clock needs three quarters, with a small
+    spread. It also needs half of the shorter capture, because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:

@@ -246,9 +246,9 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
-    little. The second condition finds parts after which another rank sets the pace. If no part explains the savings,
-    the cause is `launch` if equalizing launching, slow calls and pauses together saves most, because a host that lost
-    its core is slow in all three.
+    little. The second condition finds parts after which another rank sets the pace. A host that lost its core is slow
+    in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if equalizing these
+    three together saves most.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, it explains all savings.

@@ -228,7 +228,7 @@ class Columns:
         return sorted({device for word in self._codes if (device := unread_accelerator(word)) is not None})
 
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
-        """Return the accelerators with recorded activity or calls that are not read.
+        """Return the accelerators whose recorded activity or calls no reader supports.
 
         Calls and operators count only if no device activity was read.
         """

@@ -56,7 +56,7 @@ class NotInPiecesError(Exception):
 
 
 class CutShortError(Exception):
-    """The text ends unfinished in its last piece. `args[0]` is the length of the text in bytes."""
+    """The text ends before its JSON is complete. `args[0]` is the length of the text in bytes."""
 
 
 def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:

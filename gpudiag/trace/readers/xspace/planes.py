@@ -22,7 +22,7 @@ ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 #: Stats of a tensor sent between devices: the key that both sides share, the producing op, the consuming op.
 KEY, FROM, TO = "key", "from", "to"
-#: The op of a kernel or copy, and the graph's node that an executor begins.
+#: Stats with the op of a kernel or copy, and with the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
 _TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
 _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
