@@ -2,8 +2,8 @@
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
 per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
-lost. TN - T1 is the sum over the parts of a step (compute, launching, waiting for input, exposed transfer, waiting for
-peers) of their increases. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
+lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. Their
+increases sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
 and all losses sum to 100 %.
 
 Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 ms compute, 7 ms transfer, 2 ms waiting. The efficiency is 75 %.

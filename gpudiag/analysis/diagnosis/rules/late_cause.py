@@ -251,7 +251,8 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     three together saves most.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
-    longer beside collectives that wait for a late rank. If ranks differ in only one part, it explains all savings.
+    longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all
+    savings.
     """
 
     def equalize(*parts: Component) -> Scenario:

@@ -79,7 +79,7 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
         return _belong_to(plane, self.consumers)
 
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: whether each event is the begin of a host's wait for a communicated tensor."""
+        """Return bool[n]: whether each event begins a host's wait for a communicated tensor."""
         numbered = [text for text in plane.texts.values() if _NUMBER.search(text)]
         return _with_stat(plane, NODE, [text for text in numbered if _NUMBER.sub("", text) in self.tensors])
 
