@@ -2,16 +2,16 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This program
-keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
-step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
+The script is unchanged. It must have a switch `--fixed`, and read `args.fixed` where the problem would occur. This
+program keeps a reference to `args` and changes `fixed` every `--block` steps: with the problem, without, without, with.
+A step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
 first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
-epoch: it sets `args.steps_per_epoch` to a block's length. Workers that are forked see the change too. `--skip` must be
-larger than the number of batches that they have prepared. Under `torchrun`, `--seconds inf` measures the same blocks on
-each rank, and rank 0 prints.
+epoch: it sets `args.steps_per_epoch` to a block's length. Forked DataLoader workers see the change too. `--skip` must
+be larger than the number of batches that workers have prepared. Under `torchrun`, `--seconds inf` measures the same
+blocks on each rank, and rank 0 prints.
 
-Print one JSON object on the last line: milliseconds per step with and without the problem, the duration of each block,
-and the host's wait for the device at the ends of blocks. A long wait shows that the device is the bottleneck.
+Print one JSON object on the last line: milliseconds per step with and without the problem, in the median and of each
+block, and the host's wait for the device at the ends of blocks. A long wait shows that the device sets the pace.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Blocks:
         return 1e3 * (time.perf_counter() - start)
 
     def step(self, *_: Any) -> None:
-        """Count a step of an optimizer, and begin or end a block if one begins or ends here."""
+        """Count a step of an optimizer, and begin to time a block or end a block if this step does so."""
         self.steps += 1
         if self.steps < 0:
             return
@@ -94,7 +94,7 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
-        """Return whether no further block is needed: after 8 blocks, or earlier if `seconds` are spent."""
+        """Return whether no further block is needed: after 8 blocks, or after 4 or 2 if they took too long."""
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds
@@ -116,7 +116,7 @@ class Blocks:
 
 
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
-    """Give `blocks` the namespace of options that the script's parser returns."""
+    """Make the script's argument parser give the options that it returns to `blocks` too."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
@@ -132,6 +132,7 @@ def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
 
 
 def main() -> None:
+    """Run the script, switch its problem on and off, and print the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--block", type=int, default=14)
     parser.add_argument("--skip", type=int, default=4)

@@ -2,13 +2,13 @@
 
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
-`starts`: whole processes that import nothing or import PyTorch, alternately with and without gpudiag.
-`steps`: in one process, alternating blocks of steps with and without gpudiag's hook, both before all ranks have joined
-and after the measurement. `steps` also measures the cost of a call of the hook minus that of an empty call.
-`processes`: steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward`: like
-`steps`, for optimizers that step within backward, on a GPU if available (then in elapsed time instead of CPU time).
-`backward` compares one optimizer per parameter with one optimizer that steps for each parameter. Differences are
-medians of pairs, with their 95 % confidence interval.
+`starts` times whole processes that import nothing or import PyTorch, alternately with and without gpudiag. `steps`
+times, in one process, alternating blocks of steps with and without gpudiag's hook, both before all ranks have joined
+and after the measurement. It also measures the cost of a call of the hook minus that of an empty call. `processes`
+times the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
+`steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter),
+on a GPU if available (then in elapsed time instead of CPU time). Differences are medians of pairs, with their 95 %
+interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: The first argument is the number of pairs of blocks with and without the hook; 0 measures only one step.
+#: A training program. Its first argument is the number of pairs of blocks with and without the hook; with 0 it measures
+#: steps only once.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -109,7 +110,7 @@ print(said)
 
 
 def median_with_interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the median and the order statistics that enclose the true median with 95 % confidence."""
+    """Return (median, low, high): the order statistics low and high enclose the true median with 95 % confidence."""
     each = sorted(values)
     off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of the binomial distribution
     low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
@@ -117,7 +118,7 @@ def median_with_interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def difference(pairs: list[tuple[float, float]]) -> str:
-    """Format the median of second minus first over pairs of times in ms, with its interval, in ms and in percent."""
+    """Format the median of (second - first) over pairs of times in ms, and its interval in percent of the first."""
     middle, low, high = median_with_interval([second - first for first, second in pairs])
     base = statistics.median(first for first, _ in pairs)
     share = [100 * value / base for value in (middle, low, high)]
@@ -125,7 +126,7 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 
 
 def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
-    """Return the environment of a process. With `entered`, gpudiag enters the process."""
+    """Return the environment of a process. With `entered`, the process loads gpudiag's hook when it starts."""
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
     inside = {}
     if entered:
@@ -135,7 +136,7 @@ def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str
 
 
 def starts() -> None:
-    """Print CPU time and elapsed time of whole processes."""
+    """Print CPU time and elapsed time of whole processes with and without gpudiag."""
     for program in ("pass", "import torch"):
         for _ in range(2):  # warm the caches
             subprocess.run([sys.executable, "-c", program], env=environment_of("/nowhere", entered=True), check=True)

@@ -25,7 +25,7 @@ from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "training" / "attach" / "slow_scripts.py"
-#: The two ranks of each job are forks of one process that has imported PyTorch under gpudiag.
+#: A program that imports PyTorch under gpudiag and then forks the two ranks of each job.
 FORKS = """
 import dataclasses, os, pathlib, shutil, socket, sys, tempfile
 from gpudiag.training.attach import entered
@@ -55,8 +55,8 @@ for number in range(int(sys.argv[1])):
 """
 
 ON_GPUS = torch.cuda.is_available()
-#: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
-#: so the job with `.item()` loses its time in communication.
+#: Kind → correct codes and causes, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
+#: so that the job with `.item()` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),
@@ -103,7 +103,7 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
-    """Return True if a rank has unprofiled steps, their fetch times, and both traces."""
+    """Return whether a rank has unprofiled steps, the times of fetching their batches, and both traces."""
     own_record = next((record for record in run["ranks"] if record["rank"] == rank), None)
     if own_record is None or own_record["error"] is not None or not own_record["timed"]:
         return False

@@ -32,24 +32,23 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
-#: Requirements: relative differences allowed, and seconds for 4 GPUs.
+#: Requirements of the project: allowed relative differences, and seconds for 4 GPUs.
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
 ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
-#: Runs of the programs in `peers/` that make one round: program, arguments, environment, name of the all-reduces in the
-#: CSV.
+#: The runs of programs in `peers/` in one round: (program, arguments, environment, name of its all-reduces in the CSV).
 PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
     ("copies", (), {}, ""),
     ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
     ("all_reduce", ("134217728",), {"NCCL_P2P_DISABLE": "1"}, "all_reduce_perf NCCL_P2P_DISABLE=1"),
 )
-#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have a size of 0 bytes.
+#: Results of one round of peers: (test, bytes) → one figure per GPU or pair. For copies, `bytes` is 0.
 PeerFigures = dict[tuple[str, int], list[float]]
 
 
 def build_peers(output: Path) -> bool:
-    """Compile the peers into OUTPUT; return False if nvcc or NCCL's header is missing."""
+    """Compile the programs in `peers/` into `output`; return False if nvcc or NCCL's header is missing."""
     nccl = next((place for place in nccl_places() if (place / "include" / "nccl.h").is_file()), None)
     if shutil.which("nvcc") is None or nccl is None:
         return False
@@ -61,14 +60,14 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Yield the directories that may contain NCCL: first PyTorch's wheel, then the system."""
+    """Yield the directories that may contain NCCL: first that of PyTorch's wheel, then the system's."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
 
 
 def run_peers(output: Path, number: int) -> PeerFigures:
-    """Run one round of all peers, and save their output in OUTPUT."""
+    """Run one round of the programs in `peers/`, and save their output."""
     figures: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
@@ -152,15 +151,15 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
 
 
 def bound_for(row: dict[str, str]) -> float | None:
-    """Return the relative difference allowed for this row, or None if there is no requirement."""
+    """Return the allowed relative difference for this row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
-    # When both directions run at once, half of their combined bandwidth is not the bandwidth of one direction.
+    # Copies in both directions at once have no requirement: half of their total is not the bandwidth of one direction.
     return None if row["scope"] == "one direction" or row["unit"] == "us" else COPY
 
 
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Yield each line of the comparison table, and True if its difference is within the bound."""
+    """Yield (line of the comparison table, whether its difference is within the bound)."""
     for row in rows:
         figures = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (
@@ -182,14 +181,14 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """Yield each figure's relative difference between two runs, name, and True for a link figure; largest first.
+    """Yield (relative difference between two runs, name, whether it is a link figure) of each figure, largest first.
 
     Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host
     cores (pageable copies, gloo, launches of small messages) vary with other load.
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
-        """Return the figures of one run by name: (value, True for a link figure)."""
+        """Return key of a figure → (value, whether it is a link figure), for one run."""
         figures: dict[tuple[object, ...], tuple[float, bool]] = {}
         for record in facts.bandwidth:
             key = (
@@ -226,7 +225,7 @@ def phases(facts: Facts) -> Iterator[str]:
 
 
 def small_messages(facts: Facts) -> Iterator[str]:
-    """Yield NCCL's small-message times in us: launched one by one as in nccl-tests, and queued without launch time."""
+    """Yield a table of NCCL's times in µs for small messages, launched one by one as in nccl-tests, and queued."""
     names = ("nccl", "nccl-queued", "nccl-no-p2p", "nccl-no-p2p-queued")
     times = {(collective.strategy, collective.bytes): collective.time_us for collective in facts.collectives}
     yield "| us | " + " | ".join(names) + " |"
@@ -247,7 +246,7 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(options.reference.open()))
     peers = build_peers(options.output)
-    # Peers run before and after every run of gpudiag, so that other load affects both equally.
+    # The programs in `peers/` run before and after every run of gpudiag, so that other load affects both equally.
     rounds = [run_peers(options.output, 0)] if peers else []
     runs: dict[str, list[tuple[Facts | None, float]]] = {"default": [], "quick": []}
     for number in range(options.runs):
@@ -273,7 +272,7 @@ def main() -> int:
             "| test | reference | gpudiag | apart | within |",
             "| --- | --- | --- | --- | --- |",
         ]
-        # The last run of each mode lies between two rounds of peers, which are its reference.
+        # The reference of each mode's last run are the two rounds of peers around it.
         here = len(rounds) - 2 if mode == "quick" else len(rounds) - 3
         for line, within in compare(found[-1], with_peers(rows, rounds[here : here + 2])):
             if mode == "quick" and "not measured" in line:
@@ -287,7 +286,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may be disturbed by a burst of other traffic.
+            # One figure in fifty may differ, because a burst of other traffic may disturb it.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

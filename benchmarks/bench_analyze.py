@@ -2,13 +2,13 @@
 
     python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
-HTA is timed for two amounts of work. The least analysis loads the traces and computes the temporal breakdown. The full
+HTA is timed with two analyses. The least analysis loads the traces and computes the temporal breakdown. The full
 analysis also answers the questions of gpudiag's report, as far as HTA can. Each directory has its own table, and a
 summary has one line per directory.
 
 Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
 candidates equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
-once), sampled every few milliseconds. A higher peak between two samples is missed.
+once), sampled every few milliseconds. Peaks between two samples are missed.
 
 HTA and gpudiag are installed into `build/` with their dependencies only, as for users. `--hta` and `--gpudiag` name
 existing interpreters instead.
@@ -33,7 +33,7 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: Programs run in this directory, because in the repository `python -m` would import the repository's modules instead
+#: Programs run in this directory, because `python -m` in the repository would import the repository's modules instead
 #: of the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
@@ -43,7 +43,7 @@ from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 """
 
-#: The program computes the time breakdown, overlapped communication with its kernels, causes of idle time, and launch
+#: HTA's full analysis: the time breakdown, overlapped communication, causes of idle time, kernels, and launch
 #: statistics of all ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
 #: `get_potential_stragglers` raises a ValueError on these traces.
 _HTA_REPORT_PROGRAM = """

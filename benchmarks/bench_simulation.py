@@ -53,7 +53,7 @@ def main() -> int:
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
     """Return the row of one size: medians over the rounds."""
-    # Two steps more than analysed, because the first and the last step of a recording are excluded.
+    # Two steps more than are analysed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)
@@ -91,7 +91,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     step_count = after - first
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
-    # Host events of these steps, and the device work that they launched.
+    # the host events of these steps, and the device work that they launched
     body = on_host & (events.start_ns >= begin) & (events.start_ns < end)
     launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
     body |= ~on_host & np.isin(events.correlation, launched)

@@ -2,15 +2,15 @@
 
     python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep] [--pieces]
 
-Every size is measured in rounds, each method once per round, so that drift affects all methods equally; the median of
-the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. `bytes` is the size of the
+Every size is measured in rounds, each method once per round, so that drift affects all methods equally. Results are
+medians over rounds. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. `bytes` is the size of the
 float32 gradients, also for methods that send half precision, because the figure compares how soon gradients are
-available. Every result is compared with NCCL's bit by bit (the summands are integers whose sums are exact in every
-format).
+available. Every sum must equal NCCL's bit by bit, because the summands are integers whose sums are exact in every
+format.
 
-The rooflines are measured in the same run: the combined copy bandwidth of all GPUs to and from pinned host memory, in
-each direction and in both at once; the CPUs' read, add and copy bandwidth in memory and in cache; and their summation
-rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
+Upper bounds are measured in the same run: the combined copy bandwidth of all GPUs to and from pinned host memory, in
+each direction and in both at once; the CPUs' read, add and copy bandwidth in memory and in cache; and the CPUs'
+summation rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 3
-#: Approximate duration of one measurement, which repeats its all-reduce back to back.
+#: Approximate duration of one measurement, in seconds. A measurement repeats its all-reduce back to back.
 AIM_S = 0.06
-#: Bytes of the all-reduce in the sweep over the parameters of cpu-reduce.
+#: Megabytes of the all-reduce in the sweep over the parameters of cpu-reduce.
 SWEEP_MB = 100
 SWEEP: list[dict[str, Any]] = [
     {"chunk_bytes": chunk << 20, "slots": slots, "lanes": lanes, "threads": threads}
@@ -100,7 +100,7 @@ class Rank:
         return float(worst)
 
     def seconds(self, run: Callable[[], Any], repeats: int) -> float:
-        """Return seconds per call of `repeats` calls back to back, on the slowest rank."""
+        """Return the mean time of `repeats` calls back to back, in seconds, on the slowest rank."""
         self.meet()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -125,7 +125,7 @@ class Rank:
 
 
 def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dict[str, Any]]:
-    """Measure each method at each size."""
+    """Return a row for each size and method of all-reduce, with its time, bandwidth and correctness."""
 
     def compressed(tensor: torch.Tensor, dtype: torch.dtype) -> None:
         small = tensor.to(dtype)
@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # Only the time matters in the following sums, so their values may grow with every sum.
+        # Only the time of the following sums matters, so their values may grow.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -190,7 +190,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
 
 
 def sweep(at: Rank) -> list[dict[str, Any]]:
-    """Measure cpu-reduce with other chunks, slots, lanes and threads."""
+    """Return the bus bandwidth of cpu-reduce for each set of options in `SWEEP` (chunks, slots, lanes, threads)."""
     count = int(SWEEP_MB * 1e6) // 4
     work = at.values(count)
     rows = []
@@ -235,8 +235,7 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
 
 
 def sums_alone(at: Rank) -> list[dict[str, Any]]:
-    """Measure the summation alone. The result is the GB/s of float32 gradients that the threads of all ranks sum
-    without copies."""
+    """Return the rates, in GB/s of float32 gradients, at which all ranks' threads sum without copies."""
     rows = []
     for engine in ("native", "torch"):
         for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
@@ -298,7 +297,7 @@ def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies(at: Rank) -> list[dict[str, Any]]:
-    """Measure copies of all GPUs at once to and from pinned host memory, in large and in cached buffers.
+    """Measure copies of all GPUs at once to and from pinned host memory, in buffers larger and smaller than the cache.
 
     The result is in GB/s per GPU and direction.
     """
@@ -351,9 +350,9 @@ def worker(options: argparse.Namespace) -> None:
 
 
 def host_memory() -> list[dict[str, Any]]:
-    """Measure the combined read, copy and add bandwidth of all CPUs, in GB/s of bytes read and written.
+    """Measure the combined bandwidth of all CPUs for reading, copying and adding, in GB/s of bytes read and written.
 
-    When a cache reads a line before it writes the line, that read is not counted.
+    Reads with which a cache fetches a line before writing it are not counted.
     """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

@@ -1,10 +1,10 @@
-"""Measure the overhead of timing steps against the same loop alone.
+"""Measure the overhead of timing steps, compared with the same loop alone.
 
     python benchmarks/bench_unprofiled.py [--device cuda] [--step-ms 5 20 50]
 
 Short blocks of steps alternate in one process: alone, timed within `prof.steps`, and with only the host's part of each
-step recorded. Then the three variants follow in reverse order. Drift of the machine therefore affects all three
-equally. The result is the median of the ratios to the loop alone, and its 95 % interval.
+step recorded. Then the three follow in reverse order, so that drift of the machine affects all three equally. The
+result is the median of the ratios to the loop alone, and its 95 % interval.
 
 `--device cpu` multiplies small matrices for about the given time, and measures the thread's CPU time, so that other
 programs do not count. `--device cuda` enqueues kernels of the given duration, synchronizes at the ends of blocks only,
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return by round: (time of timed steps) / (time of the loop alone), and the same for the host's part only."""
+    """Return two ratios per round: timed steps and the host's part alone, each divided by the time of the loop."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()

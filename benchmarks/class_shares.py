@@ -1,7 +1,8 @@
 """Compare gpudiag's kernel classes with another tool's tables: `python benchmarks/class_shares.py --root DIR`.
 
 `expectations/class_shares.json` has the sums that TraceLens publishes beside its traces; the traces must be downloaded
-to DIR. Compared are shares of the compute time. The exit code is 1 if a judged class differs by more than `--points`.
+to DIR. The comparison uses shares of the compute time. The exit code is 1 if a judged class differs by more than
+`--points`.
 
     --points 3      allowed difference, in percent points
 """
@@ -21,8 +22,8 @@ from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import Analysis
 
 HERE = Path(__file__).resolve().parent
-#: Row → (classes of gpudiag, categories of TraceLens). TraceLens counts all kernels that a convolution launches, so its
-#: layout conversions too. It has a category for rotary embeddings, which gpudiag counts as elementwise.
+#: Row → (classes of gpudiag, categories of TraceLens). TraceLens counts all kernels that a convolution launches,
+#: including layout conversions. TraceLens has a category for rotary embeddings, which gpudiag counts as elementwise.
 ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "matmul": (("matmul",), ("GEMM",)),
     "attention": (("attention",), ("SDPA_fwd", "InferenceAttention")),
@@ -30,7 +31,7 @@ ROWS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "elementwise": (("elementwise",), ("elementwise", "RoPE_fwd")),
     "convolution": (("convolution", "layout-conversion"), ("CONV_fwd", "CONV_bwd")),
 }
-#: Rows that count for the exit code.
+#: Rows that determine the exit code.
 JUDGED = ("matmul", "attention", "normalization", "elementwise")
 
 

@@ -2,7 +2,7 @@
 
     cd benchmarks; gpudiag profile compute_models:gpt2 --devices 1 --try tf32,fused,sdpa,compile
 
-The unchanged functions have habits that cost time on a GPU: matrix products in full fp32 (with PyTorch's defaults,
+Without changes, the functions do what costs time on a GPU: matrix products in full fp32 (with PyTorch's defaults,
 convolutions and cuDNN's LSTM compute in tf32), images in contiguous format, attention that writes its scores to memory,
 and an optimizer without fusion. Each function has one argument for each change that it implements. ResNet-50, ViT,
 Llama and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on
@@ -58,7 +58,7 @@ class Training:
 
 
 def size(full: T, tiny: T) -> T:
-    """Return the full size, or the one for a CPU."""
+    """Return `full`, or `tiny` if `TINY=1` is set."""
     return tiny if TINY else full
 
 
@@ -76,7 +76,7 @@ def prepare(
 ) -> Training:
     """Move the model and its batch to the device, with the given changes.
 
-    `gpudiag profile --try` restores the precision of matrix products when another job takes its turn.
+    `gpudiag profile --try` restores the precision of matrix products before another job takes its turn.
     """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     device = torch.device("cpu")
@@ -106,7 +106,7 @@ def _class_loss(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _library_loss(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss as models of transformers compute it."""
+    """Return the loss that models of the transformers library compute themselves."""
     loss: Tensor = model(inputs, labels=targets).loss
     return loss
 
@@ -142,18 +142,18 @@ def prepare_gpt2(
     tokens = size(512, 32)
     small = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500} if TINY else {}
     attention = "sdpa" if sdpa else "eager"
-    # Without a cache, because its tensors would be kept and written in each step.
+    # No cache of keys and values, because each step would write and keep its tensors.
     config = GPT2Config(
         n_positions=tokens, attn_implementation=attention, use_cache=False, bos_token_id=0, eos_token_id=0, **small
     )
     inputs = torch.randint(0, config.vocab_size, (batch or size(8, 2), tokens))
     optimizer = _adamw(fused=fused)
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # otherwise a warning of the library splits the compiled graph
+    model.loss_type = "ForCausalLM"  # otherwise a warning of the library would split the compiled graph
     return prepare(model, inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compiled)
 
 
-# `compile` is the name by which gpudiag asks for the change.
+# `gpudiag profile --try` passes its change as the keyword `compile`
 def resnet50(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
     """Train ResNet-50 in bf16 on 96 images of 224 x 224."""
     train(prepare_resnet50(channels_last=channels_last, fused=fused, compiled=compile))
@@ -278,8 +278,8 @@ class WordModel(nn.Module):
 def lstm(*, tf32: bool = False, fused: bool = False) -> None:
     """Train an LSTM of width 1024 in fp32 on 64 sequences of 128 words out of 10,000, with a kernel per operation.
 
-    The update is neither fused nor `foreach`. Compiling is no change here, because `torch.compile` skips models with an
-    `nn.LSTM`.
+    The update is neither fused nor `foreach`. The change `compile` is missing, because `torch.compile` skips models
+    with an `nn.LSTM`.
     """
     words, width = size((10_000, 1024), (200, 32))
     inputs = torch.randint(0, words, size((64, 128), (2, 16)))

@@ -68,9 +68,9 @@ def steps() -> None:
 
 
 def held_out() -> None:
-    """Cross-validate: fit the assumed constants on all machines except one, and count that machine's right predictions.
+    """Cross-validate: fit the assumed constants on all machines except one, and count right predictions there.
 
-    Of several equally good sets of constants the released set is taken, or else the first set.
+    Of equally good sets of constants, the released set is used if it is among them, else the first.
     """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}

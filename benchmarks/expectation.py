@@ -1,8 +1,8 @@
 """Check gpudiag's output for a recording against an expectation, and return a verdict.
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
-kind (`misleading` or `incomplete`). A failed `misleading` check makes the output wrong regardless of all others; a
-failed `incomplete` check makes it partly right.
+kind (`misleading` or `incomplete`). If a `misleading` check fails, the output is wrong, whatever other checks say; if
+only an `incomplete` check fails, the output is partly right.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         name: the name in the table.
         path: path of a trace, a directory or a packed recording (`.npz`), relative to the root.
         light: a packed kernel-only trace of the same run.
-        run: for a packed recording, a JSON file and the keys that lead to the run record in it.
+        run: for a packed recording, a JSON file, followed by the keys that lead to the run record in that file.
         why: the correct diagnosis and its evidence, in a sentence.
         codes: allowed codes of the main finding. The main finding is the first that is not `info`, else
             `compute-bound`, else the first.
-        silent_is_right: True if reporting no finding is also correct. With empty `codes` any finding is misleading.
-        causes, ranks, place: allowed values for the main finding; `place` is a regular expression.
-        ms, percent: range of the main finding's savings, as its recoverable time or share.
+        silent_is_right: whether a report without findings is also correct. With empty `codes` any finding is
+            misleading.
+        causes, ranks, place: allowed values of the main finding; `place` is a regular expression.
+        ms, percent: range of the main finding's savings, in ms and in percent of the step.
         most_percent: upper limit on the savings of findings above `info` whose code is not in `codes`.
         not_codes: codes that no finding may have.
-        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` matches every
-        `cannot-tell:RULE`. headline: regular expressions, one of which must match the report above "Where a step's time
-        goes"; replaces `codes` if there are no findings. says, never: regular expressions that must, or must not, match
-        the report. fields: allowed values of the analysis by path (`steps.unit`, `devices.0.name`). not_fields:
-        misleading values by path. ranges: ranges for numbers of the analysis by path. buckets_percent: ranges for the
-        shares of the first device's step by bucket.
+        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` stands for every
+            `cannot-tell:RULE`.
+        headline: regular expressions, one of which must match the report above "Where a step's time goes"; replaces
+            `codes` if there are no findings.
+        says, never: regular expressions that must, or must not, match the report.
+        fields: path in the analysis (`steps.unit`, `devices.0.name`) → allowed values.
+        not_fields: path → misleading values.
+        ranges: path → range of a number.
+        buckets_percent: bucket → range of its share of the first device's step.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """gpudiag's output for a recording: the analysis as JSON and the report as text, or the reason for none."""
+    """gpudiag's output for a recording: analysis as JSON and report as text, or the reason why there is none."""
 
     analysis: dict[str, Any] | None = None
     report: str = ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hostile_scripts import HostileJob
 
 SECONDS = 120
-#: A process that is ending has this many seconds before it counts as remaining.
+#: A process counts as remaining if it has not ended after this many seconds.
 SETTLE_S = 1.0
 #: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
@@ -138,7 +138,7 @@ def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
 
 
 def _lines(stderr: bytes) -> list[bytes]:
-    """Return the lines with 0 for each number, because PyTorch writes times, addresses and process ids.
+    """Return the lines with 0 in place of each number, because PyTorch writes times, addresses and process ids.
 
     Log lines of PyTorch's profiler are dropped, because gpudiag sets KINETO_LOG_LEVEL if the job's environment does
     not.

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-#: Defines `train`, which prints losses in full. The job's lines replace BODY.
+#: The begin of scripts: it defines `train`, which prints losses in full. A job's lines replace BODY.
 PRELUDE = """
 import os, signal, sys, time
 import torch

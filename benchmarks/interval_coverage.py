@@ -33,8 +33,8 @@ from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 
-#: Maximum relative error of the simulated recorded step. Cases with a larger error are skipped, because gpudiag then
-#: estimates no savings.
+#: Maximum relative error of the simulation of the recorded step. Cases with a larger error are skipped, because gpudiag
+#: estimates no savings for them.
 FAILED = 0.25
 
 
@@ -106,7 +106,7 @@ def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, An
 
 
 def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the interval of a run from its traces alone, and that from its traces and its run record."""
+    """Yield two intervals of a run: from its traces alone, and from its traces and its run record."""
     true = _timed_ms(record)
     assert true is not None
     yield from _alone(name, sorted(path for path in (where / "traces").iterdir() if path.is_file()), true)

@@ -1,4 +1,4 @@
-"""Score gpudiag's predicted savings of changes to the computation with measured savings, on one GPU.
+"""Compare gpudiag's predicted savings of changes to the computation with measured savings, on one GPU.
 
     python benchmarks/judge_changes.py [--models gpt2,vit] [--keep DIR] [--each 150] [--seconds 300]
     python benchmarks/judge_changes.py --draw DIR/rows.json,OTHER/rows.json
@@ -7,12 +7,12 @@ Each model of `compute_models.py` runs once under `gpudiag profile --try` with t
 predicts the savings from the recording of the unchanged job, and measures them afterwards in alternating blocks. The
 verdicts on a change:
 
-- sign: a change that saves at least 5 % of the step is right if the finding that it removes exists.
-- amount: of the same changes, the prediction is right within 35 % of the measured savings. Without a finding it is off.
-- false: the finding exists, and the change saves less than 2 %.
+- sign: right if a change saves at least 5 % of the step and a finding recommends the change.
+- amount: right if the predicted savings of such a change are within 35 % of the measured ones; wrong without a finding.
+- false: a finding recommends the change, but the change saves less than 2 %.
 
-`interval` says whether the measured savings are between the low and the high estimate. A run is given up after `--each`
-seconds, and the changes measured until then are judged. `--keep DIR` receives `rows.json` after each model,
+`interval` says whether the measured savings are between the low and the high estimate. A run is stopped after `--each`
+seconds, and only the changes measured until then are judged. `--keep DIR` receives `rows.json` after each model,
 `reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw` prints the table
 and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is predicted.
 """
@@ -51,11 +51,11 @@ CHANGES = {
     "wavenet": "fused,compile",
     "translator": "tf32,fused,sdpa,compile",
 }
-#: Savings in percent of the step that a prediction must not miss, and below which a finding is false.
+#: Savings, in percent of the step, from which a finding must exist, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
 #: An amount is right within this relative difference to the measured savings.
 TOLERANCE = 0.35
-#: Maximum duration of the analysis of a run that was given up.
+#: Maximum duration of the analysis of a run that was stopped, in seconds.
 RESCUE_SECONDS = 40.0
 
 
@@ -88,7 +88,7 @@ def profile(model: str, changes: str, folder: Path, seconds: float) -> dict[str,
 
 
 def rescue(folder: Path) -> dict[str, Any]:
-    """Return the analysis of a run that was given up, with the changes that had been measured until then."""
+    """Return the analysis of a run that was stopped, with the changes that had been measured until then."""
     run_dir = folder / "run"
     shutil.copy(run_dir / "tries" / "tries.json", run_dir / "tries.json")
     command = [sys.executable, "-m", "gpudiag", "analyze", str(run_dir), "--json"]
@@ -161,6 +161,7 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _count(changes: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the number of measured changes, and the number with each verdict."""
     return {
         "measured": len(changes),
         "matter": sum("sign_right" in change for change in changes),
@@ -203,7 +204,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     began, rows = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as scratch:
-        # A compilation that is given up can leave truncated files, which later runs would load.
+        # A compilation that is stopped can leave truncated files, which later runs would load.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "compiled")
         keep = given.keep or Path(scratch) / "keep"
         keep.mkdir(parents=True, exist_ok=True)

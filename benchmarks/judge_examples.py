@@ -1,4 +1,4 @@
-"""Profile unchanged scripts of github.com/pytorch/examples under torchrun, and compare with the true cost of problems.
+"""Compare findings for unchanged scripts of github.com/pytorch/examples under torchrun with the true costs of problems.
 
     python benchmarks/judge_examples.py DIR [--examples a,b] [--processes 4] [--keep DIR] [--each 60] [--seconds 540]
 
@@ -7,12 +7,12 @@ DIR contains the scripts at their paths in that repository (`imagenet/main.py`, 
 are added to the scripts' search path, because minGPT needs `hydra-core`, `omegaconf` and `boto3`.
 
 Each example runs under `gpudiag profile --stop-after -- torchrun`, and then again in each of its variants, which leave
-out a known problem or communication. The true cost is the difference between the unprofiled step times of the two runs.
-Examples whose main finding cannot be stated in advance have the verdict `stated`.
+out a known problem or communication. The true cost is the example's unprofiled step time minus that of its first
+variant. Examples whose main finding is not known in advance have the verdict `stated`.
 
 The scripts of FSDP2 and tensor parallelism train for 10 steps, which is too few to measure, and have no option for
-more. They run as they are (`-short`), and with a `range` that replaces `range(10)` by more iterations; the files are
-the same.
+more. They run as they are (`-short`), and with a replacement of the function `range` for which `range(10)` has more
+iterations; the files are the same.
 
 `--keep DIR` receives `results.json` after each example, `reports.tar` (report and output of each run) and `runs-N.tar`
 (the run directories of the examples, at most 15 MB a file).
@@ -39,7 +39,8 @@ from judge_scripts import Archives, RunError, judge, run
 ROOT = Path(__file__).resolve().parents[1]
 #: The maximum number of archives of run directories.
 ARCHIVES = 6
-#: Runs a script with its options. `range(10)` returns more iterations; `--no-logging` disables the `logging` module.
+#: A program that runs a script with its options, in which `range(10)` has more iterations. `--no-logging` disables the
+#: `logging` module.
 LONGER = """
 import logging, os, runpy, sys
 
@@ -55,12 +56,12 @@ runpy.run_path(sys.argv[0], init_globals={"range": longer}, run_name="__main__")
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run an example.
+    """One way to run an example: its options and number of processes.
 
     Attributes:
         name: the name in the results; empty for the example itself.
         options: options of the script. `{processes}`, `{many}`, `{port}` and `{text}` are replaced.
-        processes: number of processes; None for that of the command line.
+        processes: number of processes; None for the number on the command line.
         logging: False to disable the `logging` module (only with `Example.longer`).
     """
 
@@ -78,12 +79,12 @@ class Example:
         name: the name in the results.
         script: its path in the repository.
         options: its options.
-        variants: runs without the problem; the first one is the truth.
+        variants: runs without the problem; the first one gives the true cost.
         problem: the problem that the first variant leaves out; None if only the report is of interest.
         codes: correct codes of the main finding; empty if they are not known in advance.
         launcher: `torchrun`, `gpu` (torchrun, with `--gpu $LOCAL_RANK`) or `spawn` (the script starts its processes).
         longer: True to replace `range(10)`.
-        truth_of: the example with the same truth, which is not measured again.
+        truth_of: name of an example with the same true cost, which is not measured again.
     """
 
     name: str
@@ -252,7 +253,7 @@ def step_ms(analysis: dict[str, Any]) -> float | None:
 
 
 def try_variants(scripts: Scripts, example: Example, archives: Archives) -> dict[str, float | str | None]:
-    """Return the unprofiled step time of each variant, or why there is none; keep the reports."""
+    """Return variant → unprofiled step time, or the reason why there is none; keep the reports."""
     times = dict[str, float | str | None]()
     for variant in example.variants:
         name = f"{example.name}.{variant.name}"
@@ -267,7 +268,7 @@ def try_variants(scripts: Scripts, example: Example, archives: Archives) -> dict
 
 
 def try_example(scripts: Scripts, example: Example, archives: Archives, truths: dict[str, Any]) -> dict[str, Any]:
-    """Profile an example and its variants, and judge its main finding. Failures are part of the result."""
+    """Profile an example and its variants, and judge its main finding. A failure is reported in the result."""
     began = time.perf_counter()
     folder = scripts.scratch / example.name
     row: dict[str, Any] = {"example": example.name, "processes": scripts.processes, "problem": example.problem}

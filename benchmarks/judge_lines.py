@@ -1,14 +1,14 @@
-"""Score the source lines of findings on a small job with one fault on a known line.
+"""Judge the source lines of findings about a small job with one fault on a known line.
 
     python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--lines-only] [--keep DIR]
 
-For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
-`alternating_blocks.py` measures the fault's share of the step, with the same number of processes. The truth is the mean
-share of the profiled process's unprofiled step, because steps differ between processes. A line is right if the first
-finding with a line names one that is marked with the fault, or a line of `spin`, which the marked line calls. An amount
-is right within 15 % or 1 ms. The cost of recording lines is the step time with line events compared with the unprofiled
-step time of the same run. `--script` judges another program, such as `more_line_faults.py`. With `--lines-only` true
-costs are not measured, and no amount is judged.
+For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after
+this run, `alternating_blocks.py` measures the fault's share of the step, with the same number of processes. The true
+cost is the mean of these shares times the unprofiled step of the profiled run, because steps differ between runs. A
+line is right if the first finding with a line names a line that is marked with the fault, or a line of `spin` if the
+marked line calls `spin`. An amount is right within 15 % or 1 ms. The cost of recording lines is the step time with line
+events compared with the unprofiled step time of the same run. `--script` judges another program, such as
+`more_line_faults.py`. With `--lines-only` true costs are not measured, and no amount is judged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEP, PAUSE = -3, -4
 
 
 def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
-    """Return the lines that are right for a fault: marked lines, and those of `spin` if a marked line calls it."""
+    """Return the right lines for a fault: the marked lines, and the lines of `spin` if a marked line calls `spin`."""
     lines = script.read_text(encoding="utf-8").splitlines()
     faults = {number: line.partition("# fault:")[2].split() for number, line in enumerate(lines, 1)}
     marked = {number for number, names in faults.items() if fault in names}
@@ -111,7 +111,7 @@ def true_cost(start: list[str], program: list[str], options: argparse.Namespace)
 
 
 def line_step_ms(run_dir: Path) -> float:
-    """Return the median step time in ms while lines are recorded. The first two steps record every line: left out."""
+    """Return the median time in ms of steps with recorded lines, without the first two, which record every line."""
     with gzip.open(run_dir / "lines" / "rank0.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["sections"][0]["events"]
     at_ns, begins, lengths = 0, 0, []

@@ -6,8 +6,8 @@
 file is beside the scripts (in `library_scripts`, or with `--directory` in `library_scripts_2`, `_3`, `_4` or `_5`).
 Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and unchanged
 under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is
-not counted. A script without a problem is judged right if the report begins with `compute-bound`, and no finding above
-`info` (such as what a compiler would save) promises savings of 5 % of the step.
+not counted. The verdict on a script without a problem is right if the report begins with `compute-bound`, and no
+finding of higher severity than `info` promises savings of 5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
 run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a
@@ -147,7 +147,7 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
 
 
 class Archives:
-    """Tar archives of scripts' files in a directory. At most `most` of run directories, of `ARCHIVE_BYTES` each."""
+    """Tar archives of scripts' files: reports, and at most `most` archives of run directories of limited size."""
 
     def __init__(self, directory: Path, most: int = ARCHIVES) -> None:
         self.directory, self.number, self.most = directory, 1, most
@@ -179,7 +179,7 @@ class Archives:
 
 
 def try_script(script: dict[str, Any], scratch: Path, *, tiny: bool, seconds: float) -> dict[str, Any]:
-    """Measure, profile and judge one script; failures are part of the result."""
+    """Measure, profile and judge one script; a failure is reported in the result."""
     name = Path(script["script"]).stem
     folder = scratch / name
     folder.mkdir(parents=True)

@@ -2,15 +2,14 @@
 
     python benchmarks/line_costs.py [--pairs 3] [--jobs calls,long] [--json]
 
-Two jobs train on the GPU, or on a CPU core where there is none: `calls` has steps of about 1.5 ms with 1,100 Python
-calls, `long` has steps of about 20 ms. Each job runs with and without `gpudiag profile --`, by turns. The job itself
-times its steps, and notes in which of them line events or the profiler are on. The table compares medians within one
-process:
+Two jobs train on the GPU, or without a GPU on a CPU core: `calls` has steps of about 1.5 ms with 1,100 Python calls,
+`long` has steps of about 20 ms. Each job runs with and without `gpudiag profile --`, by turns. The job itself times its
+steps, and notes in which steps line events or the profiler are on. The table compares medians within one process:
 
-- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
-  (to choose functions), and are left out.
+- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line,
+  which shows the functions to record later; they are left out.
 - after: steps after the measurement, compared with the same unprofiled steps.
-- alone: the same comparison of `after` in a process without gpudiag: the noise.
+- alone: the comparison of `after` in a process without gpudiag, which shows the noise.
 
 Each figure is the median of all pairs with its smallest and largest value, in percent.
 """
@@ -31,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-#: Arguments: calls and layers per step, width of a layer, number of steps, file for the steps.
+#: The jobs' program. Arguments: calls and layers per step, width of a layer, number of steps, file for step times.
 PROGRAM = """
 import json, sys, time
 import torch
@@ -79,7 +78,7 @@ JOBS = {
     "calls": ((1100, 3, 96, 9000), (1100, 6, 512, 9000)),
     "long": ((200, 8, 1024, 900), (200, 24, 8192, 900)),
 }
-#: The reference: this many unprofiled steps just before the line events.
+#: Number of unprofiled steps just before the line events, which are the reference.
 BEFORE = 200
 
 
@@ -123,12 +122,12 @@ def phases(steps: list[tuple[str, float]]) -> Iterator[tuple[str, list[float]]]:
 
 
 def percent_longer(times: list[float], reference: list[float]) -> float:
-    """Return how much longer the median of `times` is than that of `reference`, in percent."""
+    """Return by how many percent the median of `times` exceeds the median of `reference`."""
     return 100 * (statistics.median(times) / statistics.median(reference) - 1)
 
 
 def costs(job: str, gpu: bool) -> dict[str, float]:
-    """Run a job with gpudiag and alone. Return the three figures of this pair and the step in ms."""
+    """Run a job with gpudiag and alone. Return the figures `lines`, `after` and `alone`, and the step time in ms."""
     steps = steps_of(job, gpu, profiled=True)
     parts = list(phases(steps))
     at = next(place for place, (kind, _) in enumerate(parts) if kind == "lines")

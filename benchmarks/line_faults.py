@@ -38,13 +38,13 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if GPU els
 WIDTH = args.width or (2048 if GPU else 256)
 LOCK = threading.Lock()
 WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
-#: Workers and training processes outnumber the cores. Busy workers would then also slow the training, so a slow loader
-#: would cost more than the wait for its batches.
+#: Whether workers and training processes outnumber the cores. Busy workers would then slow the training too, so that a
+#: slow loader would cost more than the wait for its batches.
 CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sched_getaffinity(0))
 
 
 def faulty() -> bool:
-    """Return True if this rank must have the problem now."""
+    """Return whether this rank has the problem now."""
     return not args.fixed and args.rank in {-1, RANK}
 
 
@@ -102,7 +102,7 @@ def hold_lock(over: threading.Event) -> None:
 
 
 def hook(gradient: Tensor) -> Tensor:
-    """Return the gradient unchanged. With the fault `hook`, compute in Python for `--ms` before."""
+    """Return the gradient unchanged. With the fault `hook`, first compute in Python for `--ms`."""
     if args.fault == "hook" and faulty():
         spin(args.ms)  # fault: hook
     return gradient

@@ -1,4 +1,4 @@
-"""Train a small model with one problem on a known line, where other code stands between the loop and the line.
+"""Train a small model with one problem on a known line that the loop calls only through other code.
 
     python benchmarks/more_line_faults.py --fault transform [--fixed] [--steps 400] [--ms 20]
 
@@ -45,7 +45,7 @@ MATRIX = np.random.default_rng(0).standard_normal((220, 220))
 
 
 def has(*faults: str) -> bool:
-    """Return True if this rank must have one of these problems now."""
+    """Return whether this rank has one of these problems now."""
     return args.fault in faults and not args.fixed and args.rank in {-1, RANK}
 
 
@@ -60,7 +60,7 @@ def crop(sample: list[float]) -> list[float]:
 
 
 def jitter(sample: list[float]) -> list[float]:
-    """Transform a sample; with a fault of transforms, repeat that for this sample's share of `--ms`."""
+    """Transform a sample; with a fault in transforms, repeat the transform for this sample's share of `--ms`."""
     end = time.perf_counter() + max(1, WORKERS.get(args.fault, 0)) * args.ms / BATCH / 1e3
     while has("transform", "transform-2", "spawned") and time.perf_counter() < end:
         sample = [number * 1.0001 for number in sample]  # fault: transform transform-2 spawned
@@ -167,7 +167,7 @@ def measured() -> Iterator[None]:
 
 
 class Slow(nn.Module):
-    """A layer that returns its input, with the fault `forward` after work in Python."""
+    """A layer that returns its input. With the fault `forward`, it first computes in Python."""
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return the batch."""
@@ -185,7 +185,7 @@ class Slow(nn.Module):
 
 
 def warmup(_step: int) -> float:
-    """Return the factor of the learning rate. With the fault `schedule`, sleep `--ms` before."""
+    """Return the factor of the learning rate. With the fault `schedule`, first sleep for `--ms`."""
     if has("schedule"):
         time.sleep(args.ms / 1e3)  # fault: schedule
     return 1.0

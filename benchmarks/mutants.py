@@ -2,10 +2,10 @@
 
 Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
-loop without iterations. A mutant is killed if a test fails or takes far longer than without the mutant. The tests of
-`make unit` that run the changed line are tried, the shortest first, for at most `--budget` seconds. A surviving mutant
-is tried again when the budget is larger. Everything happens in a copy of the working tree in `build/mutants`. Results
-are kept there as one line of JSON per mutant, and an interrupted run continues from them.
+loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than without the change.
+The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A surviving
+mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree in
+`build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
 
 Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
 bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
@@ -51,10 +51,10 @@ TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=unit")
 FAST = "not processes and not long and not measured"
 
-#: Groups of operators that replace each other and still give code that runs.
+#: Groups of operators that can replace each other in running code.
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
-#: Options against misuse that the type checker or another test detects.
+#: Options that prevent misuse; the type checker or other tests detect changes of them.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
 
 Position = tuple[int, int]
@@ -98,7 +98,7 @@ def main() -> int:
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
         before = results.get(change.name, {"outcome": "", "budget_s": 0.0})
-        # Mutants that survived under a smaller budget are tried again.
+        # Mutants that survived under a smaller budget are tested again.
         if before["outcome"] != "killed" and before["budget_s"] < given.budget and time.monotonic() < end:
             results[change.name] = tried(change, tests) | {"budget_s": given.budget}
             with kept.open("a") as file:
@@ -133,7 +133,7 @@ def _record_tests() -> None:
 
 
 class Tests:
-    """Index of the tests by the lines that they run, from one run of all tests."""
+    """The tests by the lines that they run, and their durations, from one run of all tests."""
 
     def __init__(self, *, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -157,8 +157,8 @@ class Tests:
     def of(self, change: Change) -> list[dict[str, float]]:
         """Return the tests to run for a change as test → seconds, in up to two groups that are run one after the other.
 
-        These are the shortest tests that run the changed statement and fit the budget. The first group has those of
-        the test file that has killed most mutants so far, because running it is quicker than importing all files.
+        These are the shortest tests that run the changed statement and fit the budget. The first group has only tests
+        of the file that has killed most mutants so far, because running one file is quicker than importing all files.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -179,9 +179,9 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return the tests to prefer, and further tests: those that run the statement, and none.
+        """Return (tests that run the changed statement, no further tests).
 
-        If the statement runs only on import, they are the tests of lines that use its names, and the module's tests.
+        If the statement runs only on import, return (tests of lines that use its names, all tests of its module).
         """
         statement, header = _statement(change)
         lines = self._lines[change.module]
@@ -204,7 +204,7 @@ def _file(test: str) -> str:
 
 
 def _statement(change: Change) -> tuple[ast.stmt, range]:
-    """Return the innermost statement around the change, and the statement's lines without its body."""
+    """Return (innermost statement around the change, numbers of its lines without its body)."""
     tree = ast.parse(_source(change.module))
     around = [
         node
@@ -282,7 +282,7 @@ def _is_plausible(operator: str) -> bool:
 
 
 def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Yield the begin and end of source that is not changed: annotations, type checking, guard options, examples."""
+    """Yield (begin, end) of unchanged source: annotations, code for type checking, guard options, examples."""
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as found) | ast.AnnAssign(annotation=found):
@@ -302,7 +302,7 @@ def _span(node: ast.expr | ast.stmt | ast.keyword) -> tuple[Position, Position]:
 
 
 def _is_python(change: Change) -> bool:
-    """Exclude invalid Python; otherwise the `*` before keyword-only arguments would count as an operator."""
+    """Return whether the changed module compiles; a `*` before keyword-only arguments, for example, is no operator."""
     changed = mutate_code(_source(change.module), get_operator(change.operator)(), change.occurrence)
     try:
         compile(changed, str(change.module), "exec")

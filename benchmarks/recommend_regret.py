@@ -3,11 +3,11 @@
     python benchmarks/recommend_regret.py [--output DIR] [--p2p on,off] [--workloads vgg16,resnet50,gpt,mlp]
 
 One set of processes per peer-access setting trains all workloads with all strategies, in turn. The result for each
-workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is the relative
-slowdown of the strategy that `recommend` would choose against the fastest strategy. The choice is simulated from the
-same measurements, restricted to the finalists of `recommend`. `recommend` itself takes more rounds, so the simulated
-choice is no better than the real one. A strategy that is more than 1.5 times as slow as another in the warm-up is not
-measured further.
+workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is by how much the
+strategy that `recommend` would choose is slower than the fastest strategy, in percent. The choice is simulated from the
+same measurements, restricted to the finalists of `recommend`. The real `recommend` measures more rounds, so that the
+simulated choice is at most as good as the real one. A strategy that is more than 1.5 times as slow as another in the
+warm-up is not measured further.
 
 Print Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in `--output` are
 not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With
@@ -91,7 +91,7 @@ def result_of(directory: Path, name: str) -> Path | None:
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with predictions of the current predictor, from the recorded facts."""
+    """Return the same measurements with predictions that the current predictor makes from the recorded facts."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [prediction.candidate for prediction in benchmark.predictions]
     cannot = {
@@ -151,7 +151,7 @@ class Heard:
         self._last = ""
 
     def __call__(self, message: Progress) -> None:
-        """Print the phase of a message of rank 0 if it is new."""
+        """Print the phase of a message of rank 0 if the phase is new."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
             log(self._began, message.phase)

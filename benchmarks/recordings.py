@@ -1,4 +1,4 @@
-"""Score gpudiag's findings on recordings with known causes.
+"""Judge gpudiag's findings about recordings with known causes.
 
     python benchmarks/recordings.py [EXPECTATIONS.json] [--root DIR] [--only WORDS] [--json] [--seconds 120]
 
@@ -27,7 +27,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-#: Width of the report in characters, so large that expected phrases are rarely split by a line break.
+#: Width of the report in characters. It is so large that line breaks rarely split expected phrases.
 WIDTH = 160
 
 

@@ -1,4 +1,4 @@
-"""Compare the communication cost of a TensorFlow strategy with the cost in gpudiag's finding.
+"""Compare the true cost of a TensorFlow strategy's communication with the cost in gpudiag's finding.
 
     python benchmarks/tensorflow_exchange.py --python TF_PYTHON --devices 4 [--strategies multi-worker,nccl,cpu-reduce]
         [--floor one|independent] [--workload resnet50] [--batch-size 64] [--rounds 1] [--output DIR]
@@ -8,8 +8,8 @@
 Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between the
 baseline and the strategies, so that drift affects all equally. The baseline is one device, or with `--floor
 independent` all devices in one process, without communication. The cost is the median of a strategy's unprofiled steps
-minus the baseline's. This cost includes communication, and contention for everything else that additional devices
-share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
+minus the baseline's. The true cost includes communication, and contention for everything else that devices share. CPU
+devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
 `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing
 runs.
 
@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 FLOORS = ("one", "independent")
-#: This strategy does not communicate, also on one device.
+#: The strategy without communication, on any number of devices.
 ALONE = "independent"
 #: A run that takes longer counts as hung, because TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
-#: Requirement: the reported cost is within this fraction of the true cost.
+#: Requirement: the reported cost differs from the true cost by at most this share.
 CLOSE = 0.25
 
 

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ARG002, D102
-"""Train an image classifier with Lightning; anomaly detection is still on from the search for a NaN."""
+"""Train an image classifier with Lightning and anomaly detection, as in scripts in which users searched for a NaN."""
 
 import argparse
 from pathlib import Path

@@ -46,7 +46,7 @@ class Food(Dataset):
 
 
 class LayerTimes:
-    """Sum each layer's times, measured by hooks before and after the layer's forward pass."""
+    """Sums of each layer's forward times, which hooks before and after the layer measure."""
 
     def __init__(self, args, model):
         self.args, self.on_gpu = args, args.device.startswith("cuda")

@@ -48,7 +48,7 @@ class Corpus(Dataset):
 
 
 class EmptyCache(TrainerCallback):
-    """Set how often the Trainer empties the cache: there was an error for lack of memory once."""
+    """Set how often the Trainer empties the cache, as in scripts that once ran out of memory."""
 
     def __init__(self, options):
         self.options = options

@@ -33,7 +33,7 @@ def parse_args():
 
 
 class Teacher:
-    """The tokens of a corpus with the teacher's logits for each of them."""
+    """The tokens of a corpus, and the teacher's logits for each token."""
 
     def __init__(self, args, device):
         shape = (args.batch_size, args.sequence_length)

@@ -36,7 +36,7 @@ def parse_args():
 
 
 class Archive:
-    """Hourly fields of all variables, standardized: the same half day of random values again and again."""
+    """Hourly fields of all variables, standardized: half a day of random values, repeated."""
 
     def __init__(self, args, device):
         self.args, self.device = args, device

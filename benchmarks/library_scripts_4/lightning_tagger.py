@@ -64,7 +64,7 @@ class RandomField(nn.Module):
         self.transitions = nn.Parameter(0.1 * torch.randn(args.tags, args.tags))
 
     def partition(self, emissions, first):
-        """Return the logarithm of the sum over all sequences of tags, by a loop over the pieces."""
+        """Return the logarithm of the sum of scores over all sequences of tags, by a loop over the pieces."""
         score = self.start + emissions[:, 0]
         for emission, is_first in zip(emissions.unbind(1)[1:], first.unbind(1)[1:], strict=True):
             following = torch.logsumexp(score.unsqueeze(2) + self.transitions, dim=1) + emission

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: D102
-"""Train BART to summarize in a plain loop that reads the settings file in each step, so that it can be edited."""
+"""Train BART to summarize in a plain loop that reads the settings file each step, so that users can edit the file."""
 
 import argparse
 import time

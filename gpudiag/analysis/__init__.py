@@ -1,1 +1,1 @@
-"""From traces to why: timeline → attribution → diagnosis, and what follows from several analyses."""
+"""Analyse traces: timeline → attribution → diagnosis; compare analyses, and measure scaling."""

@@ -1,4 +1,4 @@
-"""Define the result of an analysis, a JSON contract: times, findings and their reliability."""
+"""Define the result of an analysis: times, findings and their reliability. Its JSON is a contract."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 #: The eight exclusive buckets, in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: Severities, worst first: critical from savings of 20 % of the step, warning from 5 %.
+#: Severities, worst first: `critical` for savings of at least 20 % of the step, `warning` of at least 5 %.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -82,7 +82,7 @@ VALIDITY_CODES = (
 
 #: Warnings that limit all findings to low confidence.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
-#: Warnings that rule out conclusions about all steps, and about compute as the limit.
+#: Warnings that rule out conclusions about all steps, and the finding `compute-bound`.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
 #: Warnings that rule out conclusions about waits and communication between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
@@ -90,7 +90,7 @@ NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 StepUnit = Literal["step", "repeated-unit", "recording"]
 #: Workload of a recorded process.
 WorkloadKind = Literal["training", "inference", "unknown"]
-#: Kind of device: `unread` is an accelerator whose activity no reader understands.
+#: Kind of device: `unread` is an accelerator whose activity no reader supports.
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
@@ -102,11 +102,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         recoverable_ms_per_step: savings in the job's step time if only this cause is removed. None if unknown;
             `evidence["reason"]` then says why.
-        instead: codes of findings that are alternatives to this one. After one of them is removed, another limit
-            applies, and removing the others saves nothing more.
+        instead: codes of findings that are alternatives to this one. After one of the alternatives is fixed, fixing the
+            others saves nothing more, because something else limits the step.
         place: host location in the step, as far as known: operator before and after, file and line.
         source: the line of the user's source to change, if known.
-        parts_ms: components of the recoverable time by name, in milliseconds; they add up to it.
+        parts_ms: name → part of `recoverable_ms_per_step`, in milliseconds; the parts add up to it.
     """
 
     code: str
@@ -142,14 +142,14 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """Explanation of a bucket (except compute) with at least 5 % of the step on the ranks that limit it.
+    """Explanation of a bucket (except compute) that has at least 5 % of the step on the limiting rank.
 
     Attributes:
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
         by: codes of the findings and validity warnings that explain the bucket; empty if none does.
-        unexplained_ms: the rest of `ms`, for which no finding or warning accounts.
-        note: the explanation in words, if a rest is unexplained or one cause hides another.
+        unexplained_ms: the rest of `ms`, which no finding or warning explains.
+        note: a remark in words: what is unexplained, or which findings hide the bucket.
     """
 
     bucket: str
@@ -160,7 +160,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason (not a finding about the job) to trust the numbers less, with advice for recording again."""
+    """A reason to trust the figures less, with advice for recording again."""
 
     code: str
     message: str
@@ -172,8 +172,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
         unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if not kept.
-        covered_percent: share of the device's recorded busy time that the analysed windows cover; share of the
-            recording's span if the device was never idle for long.
+        covered_percent: share of the recorded device work that the analysed steps represent (`Timeline.covered`).
         unit: content of each window: a training step, a unit that repeats within a larger range (a layer, a forward
             pass), or the whole recording.
     """
@@ -288,7 +287,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of first calls, and times outside of modules per device; or a reason for none."""
+    """Times of modules in order of first calls, and times outside of modules; or the reason why there are none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -296,7 +295,7 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one kernel, collective or copy to a bucket; the portions of a bucket sum to at most the bucket.
+    """Contribution of one kernel, collective or copy to a bucket. The portions of a bucket sum to at most the bucket.
 
     Unlike the times in `KernelSummary`, portions are exclusive: only instants that belong to the bucket count, and each
     of n ops that run at the same instant gets 1/n of it.
@@ -320,7 +319,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The analysed files, and facts from the run record. If `input_only`, `samples_per_s` is the loader's rate."""
+    """The analysed files, and facts from the run record. If `input_only`, `samples_per_s` is the rate of the loader."""
 
     paths: tuple[str, ...] = ()
     title: str = ""

@@ -1,7 +1,7 @@
-"""Look up published peak rates of GPUs, and define the rates that classes of kernels reached.
+"""Look up published peak rates of GPUs, and define how rates of kernel classes are reported.
 
-Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, then matrix units with tf32 inputs and with
-bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. The memory's rate is in GB/s.
+Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, matrix units with tf32 inputs, and with bf16 or
+fp16 inputs (0 without such units). Rates published "with sparsity" are halved. Memory rates are in GB/s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from gpudiag.model.quantities import Milliseconds, Percentage, Rate
 
-#: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 or (if tf32 exists) bf16, and source.
+#: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 (also bf16, if tf32 exists), source.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
@@ -79,7 +79,7 @@ _MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
 )
 #: Names of the types of inputs, as in `OperatorWork.precision`.
 PRECISIONS = ("fp16", "bf16", "fp32")
-#: Additional words that indicate a partition of a GPU, or a model that is not in the table.
+#: Words in a driver's name that indicate a partition of a GPU, or a model that is not in the table.
 _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
 
 
@@ -120,20 +120,20 @@ def published_rates(name: str) -> tuple[str, tuple[float, float, float], str]:
     return ("", (0, 0, 0), "")
 
 
-#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the time of a launch.
+#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, or launch time.
 Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
 
-    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` may be unknown (None).
+    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` is None if unknown.
 
     Attributes:
         tflops_per_s: rate that the kernels of a matrix class reached, from recorded shapes; None if unknown.
-        gb_per_s: bytes of inputs and outputs per time of the kernels, from recorded shapes; None if unknown.
-        known_percent: share of the class's time whose operators have known FLOPs (of other classes: known bytes).
-        peak_percent: what these kernels reached of the device's peak: FLOP/s of matrix classes, else memory.
+        gb_per_s: bytes of inputs and outputs, from recorded shapes, divided by the kernels' time; None if unknown.
+        known_percent: share of the class's time in operators of known FLOPs (matrix classes) or known bytes (others).
+        peak_percent: reached share of the device's peak FLOP/s (matrix classes) or memory bandwidth (others).
         peak_source: publication of the peak.
     """
 

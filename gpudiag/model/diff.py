@@ -1,4 +1,4 @@
-"""Define the comparison of the step times of two runs, a JSON contract (`gpudiag/diff/1`).
+"""Define the comparison of two runs' step times. Its JSON is a contract (`gpudiag/diff/1`).
 
 Every difference is `after - before` in milliseconds per step, positive if the second run takes longer. Differences of
 parts sum to the difference of the whole, up to floating-point rounding.
@@ -133,9 +133,9 @@ OTHER_KERNELS = "compute in kernels that both have"
 
 
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference in the setup of the runs, and its meaning for the comparison.
+    """A difference in the setup of the runs, and how it affects the comparison (`message`).
 
-    `same_work` is False if the steps of the two runs do different work, so that no threshold applies.
+    `same_work` is False if the runs' steps do different work, so that `--fail-on` does not apply.
     """
 
     what: str
@@ -181,7 +181,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
             of single unprofiled steps, else profiled.
         steps: changes by kind of step time: `profiled` first, then the other kinds that both runs have.
         buckets: changes of the eight buckets; with `unattributed_ms` they sum to the profiled difference.
-        unattributed_ms: 0 unless the buckets of an analysis do not add up, which does not occur in gpudiag's files.
+        unattributed_ms: 0 unless the buckets of an analysis do not sum to its step, as in edited files.
         lines: changes of source lines, largest difference first; empty unless both runs have lines.
         parts_reason: the reason why the buckets have no parts; "" if they have parts.
     """

@@ -1,7 +1,7 @@
 """Define the events that the profiler of one process recorded, as columns.
 
-A trace of one training step has tens of thousands of events, so they are kept as NumPy columns and not as objects.
-Rows are in order of their start.
+A trace of one training step has tens of thousands of events, which are therefore stored as NumPy columns instead of
+objects. Rows are sorted by start.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Role(IntEnum):
     BUCKET_COPY = 11
     """A copy of gradients into or out of the buckets that are communicated."""
     ENQUEUE = 12
-    """The enqueue of a collective: a host operator that gives it to the communication library."""
+    """The enqueue of a collective: a host operator that hands the collective to the communication library."""
     OPERATOR = 13
     """A framework operator with no other role."""
     USER_FUNCTION = 14
@@ -189,7 +189,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_order(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return the sorted table of unsorted columns, and intp[n]: the row of each event in the table."""
+    """Return (sorted table of unsorted columns, intp[n]: the row in the table of each event)."""
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
@@ -222,7 +222,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-#: Operations between two ranks, which are matched in a different way than collectives.
+#: Operations between two ranks. They are matched across ranks in a different way than collectives.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
@@ -232,7 +232,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         row: row in the event table.
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `all_to_all`, `send`, `recv`,
-            `barrier`, or the framework's name if none of these fits.
+            `send_recv`, `barrier`, or the framework's name if none of these fits.
         group: name of the process group; "" if unknown.
         group_ranks: global ranks in the group; empty if unknown.
         size_bytes: bytes per rank as nccl-tests counts them; None if unknown, because shapes were not recorded.
@@ -259,8 +259,8 @@ def _no_number() -> NDArray[np.int64]:
 class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
     """Waits for CUDA events, if the profiler recorded them (`cuda_sync`): columns of equal length k, sorted by call.
 
-    A CUDA event is recorded in a stream, and happens when all earlier work of that stream has ended. Synchronizing a
-    stream is represented as a wait for an event that the same call records in the stream.
+    A CUDA event is recorded in a stream, and occurs when all earlier work of that stream has ended. A stream's
+    synchronization is represented as a wait for an event that the same call records in the stream.
 
     Attributes:
         call: int64[k], row of the host call that makes a stream or the host wait.
@@ -302,7 +302,7 @@ class ModuleWork(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         modules: the distinct modules.
         row: int64[k], rows of operators and module marks, ascending; events outside of all modules are left out.
-        module: int32[k], index into `modules` of the innermost active module; in backward, of the forward operator's.
+        module: int32[k], index into `modules` of the innermost module; in backward, the module of the forward operator.
         backward: bool[k], whether the event is in backward (including recomputation of forward).
     """
 
@@ -355,9 +355,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         uses_devices: whether the trace states that its process uses a device, even if no device work was recorded.
         workload: `training` if a backward pass or an optimizer was recorded, `inference` if only forward passes
             were, else `unknown`.
-        unread_devices: names of accelerators with recorded activity that no reader understands ("MTIA").
+        unread_devices: names of accelerators with recorded activity that no reader supports ("MTIA").
         unrecorded_graphs: number of launches of CUDA or HIP graphs without recorded device work.
-        copies: files with the same events, which were left out before ranks were numbered.
+        copies: names of files with the same events, which were left out before ranks were assigned.
         dropped_events: number of events that the profiler reported as lost.
         notes: repairs and omissions by the reader, one line each, for the validity section of reports.
     """

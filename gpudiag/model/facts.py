@@ -1,6 +1,6 @@
 """Define facts about a machine: its hardware and the measured speed of its links (`facts.json`, `gpudiag/facts/1`).
 
-Every figure has a direction and a unit. If there is an upper limit, the figure also has this ceiling and its source. A
+Every rate has a direction and a unit. If a rate has an upper limit, this ceiling and its source are stored beside it. A
 value that could not be read is None (null), and `reasons` of the same object says why.
 """
 
@@ -37,7 +37,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
-    """PCI Express link of a device. An idle link is slower, so `generation` is valid only if `under_load`."""
+    """PCI Express link of a device. Idle links lower their generation, so `generation` counts only if `under_load`."""
 
     generation: Count | None = None
     width: Count | None = None
@@ -47,7 +47,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds a GPU. `own` marks gpudiag's processes and their parents."""
+    """A process that holds memory on a GPU. `own` marks gpudiag's processes and their parents."""
 
     pid: Count
     name: str | None = None
@@ -56,7 +56,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NvLink(msgspec.Struct, frozen=True, kw_only=True):
-    """An NVLink lane: one-way rate, and PCI id of the far end."""
+    """An NVLink lane, with its one-way rate and the PCI id of its far end (`remote`)."""
 
     lane: Count
     active: bool
@@ -221,9 +221,9 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
-    `-queued`, `time_us` is the device time: calls are launched ahead, held behind a gate, and timed by the GPUs. A
-    training step that launches a collective well ahead sees this time. Queued calls are measured only for small sizes,
-    because large ones take the same time.
+    `-queued`, `time_us` is the device time: calls are launched ahead, held back until all are queued, and timed by the
+    GPUs. In a training step that launches collectives well ahead, they take this time. Queued calls are measured only
+    for small sizes, because large calls take the same time either way.
     """
 
     operation: str
@@ -249,14 +249,14 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement that was not made, and the reason."""
+    """A measurement that was not made (`what`), and the reason (`why`)."""
 
     what: str
     why: str
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts about a machine. `probes` has the duration of each probe in seconds, and library versions."""
+    """All facts about a machine. `probes` has each probe's duration in seconds, and versions of libraries."""
 
     schema: str = FACTS_SCHEMA
     created: str = ""
@@ -275,7 +275,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number_list(numbers: Iterable[int]) -> str:
-    """Return numbers in the kernel's list notation, as short as possible; "" for none.
+    """Return numbers in the Linux kernel's list notation, with ranges; "" for no numbers.
 
     >>> number_list([8, 0, 1, 3, 2])
     '0-3,8'

@@ -1,4 +1,4 @@
-"""Make tables for notebooks: pandas frames of an analysis and of benchmark results, and a summary in a few lines.
+"""Make pandas frames of an analysis and of benchmark results, and a summary in a few lines, for notebooks.
 
 Only `frame_of` imports pandas.
 """
@@ -36,7 +36,7 @@ POINT_COLUMNS = (
 
 
 class Frames(NamedTuple):
-    """The tables of one analysis; times in milliseconds (collectives: microseconds), per step unless a row is a step.
+    """The tables of one analysis. Times are in ms (of collectives: µs), per step unless a row is a step.
 
     Attributes:
         devices: rank, device, name, step_ms, a column `<bucket>_ms` for each bucket, hidden_communication_ms.
@@ -49,7 +49,7 @@ class Frames(NamedTuple):
         parallel_ranks: rank, compute_ms, relative, and for each role the rank's position in its group.
         parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and a column `<operation>_per_step`
             for each operation.
-        pipeline_passes: the fields of `Pipeline.passes`.
+        pipeline_passes: the fields of `PipelineShape.passes`.
     """
 
     devices: DataFrame
@@ -111,7 +111,7 @@ def analysis_frames(analysis: Analysis) -> Frames:
 
 
 def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
-    """Return the tables of a job's grid, without rows if the job divides only its batches."""
+    """Return the tables of a job's grid, without rows if ranks differ only in their data."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
     roles = dict.fromkeys(map(str, grid.sizes), "Int64")

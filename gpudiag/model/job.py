@@ -15,10 +15,10 @@ DataSource = Literal["device", "host", "loader", "zmq"]
 TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
-#: A change that `gpudiag profile --try` trains in turns with the unchanged job.
+#: A change to the job that `gpudiag profile --try` trains in turns with the unchanged job.
 Change = Literal["tf32", "channels-last", "fused", "sdpa", "compile"]
 
-#: The strategy without communication, in every framework and in records: the shortest possible step.
+#: Name of the strategy without communication, the same in every framework; its step is the shortest possible.
 INDEPENDENT = "independent"
 
 #: The framework if none is given.
@@ -40,7 +40,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
         compress: precision in which gradients are communicated; None for unchanged precision.
         accumulate: number of batches whose gradients are accumulated on each device before they are communicated.
         nccl_algo: algorithm that NCCL must use; None to let it choose.
-        ps_device: the one device that has all variables; None to spread them over all.
+        ps_device: index of the device that has all variables; None to spread variables over all devices.
     """
 
     bucket_mb: float | None = None
@@ -72,14 +72,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name, or `module:function` of a user-defined one.
-        process_per_device: start a user-defined function once per device, although the framework uses one process.
+        process_per_device: start a user-defined function once per device, also if the framework uses one process.
         strategy: way in which gradients are communicated; not used by a user-defined function.
         devices: number of GPUs, or of CPU processes, on this node.
         batch_size: samples per device and step; with `parallel`, samples per replica of the model and step.
         loader_workers: number of processes per training process that assemble batches, for `loader` and `zmq`.
         prefetch: copy each batch to the device during the previous step.
-        model: `whole`; `trivial` for one weight per input value, so that only the input takes time; `none` for fetching
-            batches without using them.
+        model: `whole` for the workload's model; `trivial` for one weight per input value, so that only the input takes
+            time; `none` to fetch batches without using them.
         volume: voxels along z, y and x, for workloads that predict a volume.
         keep_prediction: leave the predicted volume in the run directory.
         p2p: False to switch off peer access between GPUs.
@@ -147,7 +147,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """Return the job with these options and choices. Fields in neither keep the job's default."""
+        """Return the job with these options, replaced by `choices`. Fields that are None keep the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
@@ -158,12 +158,12 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return the name of the trained model for records and reports. A run with input only has a different name."""
+        """Return the name of the trained model for records and reports, with a suffix unless `model` is `whole`."""
         return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]
 
 
 def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
-    """Return the precision of computation: by default tf32 on GPUs and fp32 on CPUs. On CPUs, tf32 means fp32."""
+    """Return the precision of computation: by default tf32 on GPUs and fp32 on CPUs, where tf32 means fp32."""
     if not on_gpu and precision == "tf32":
         return "fp32"
     return precision or ("tf32" if on_gpu else "fp32")
@@ -184,11 +184,11 @@ TryVerdict = Literal[
 
 
 class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings per step of one change: predicted by a finding, and measured.
+    """Predicted and measured savings per step of one change.
 
     Attributes:
-        predicted_ms: savings predicted by the finding that this change removes. None if there is no such finding,
-            because the change would save less than 2 % of the step.
+        predicted_ms: savings of the finding that recommends this change. None without such a finding: the change would
+            save less than 2 % of the step.
         measured_ms: unchanged minus changed step, mean over pairs of blocks; negative if the change costs time.
         ci95_ms: 95 % interval of `measured_ms`, (low, high).
         base_ms, changed_ms: mean step times of the unchanged and the changed job.

@@ -1,4 +1,4 @@
-"""Look up the probed figures of this machine for a job's transport, operation and size."""
+"""Look up the rates and times that probes measured on this machine, for a job's transport, operation and size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def transport_of(run: RunRecord | None) -> str:
 
 
 def peer_access_of(run: RunRecord) -> bool:
-    """Return False if the run switched peer access off, regardless of the machine."""
+    """Return whether the run left peer access on; the machine may still lack it."""
     # The record of a user-defined function has a command line instead of options.
     return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
@@ -32,9 +32,9 @@ def peer_access_of(run: RunRecord) -> bool:
 def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
     """Return the time of a collective alone on this machine, in µs.
 
-    The time is interpolated linearly between measured sizes, because it is a latency plus size divided by bandwidth.
-    A size measured with queued launches takes precedence, because a training step launches its collectives ahead. The
-    time is None outside of the measured sizes, and if this operation, transport or number of ranks was not measured.
+    The time is interpolated linearly between measured sizes, because it is about latency + size / bandwidth. A size
+    measured with queued launches takes precedence, because a training step launches its collectives ahead. The time is
+    None outside of the measured sizes, and if this operation, transport or number of ranks was not measured.
     Measurements with corrupted results are ignored.
     """
     times: dict[int, float] = {}
@@ -65,7 +65,7 @@ def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, tran
 def beside_probe(
     collectives: Iterable[CollectiveSummary], facts: Facts | None, transport: str
 ) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives of a job, each with the probed bandwidth at its size."""
+    """Return the collectives of a job, each with the bandwidth that probes measured at its size."""
     if facts is None:
         return tuple(collectives)
     return tuple(

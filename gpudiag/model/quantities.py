@@ -1,8 +1,8 @@
-"""Define the quantities in JSON files with their valid ranges. Readers refuse values out of range.
+"""Define the types of quantities in JSON files, with valid ranges. Readers refuse values out of range.
 
-Files are untrusted: a negative time must not be drawn, and two billion ranks must not become a set of that size. The
-bounds are far beyond realistic values, and small enough that sums and products of a few values stay finite. Bounds
-apply to values from files, but not to computed values.
+Files are untrusted: a negative time must not be drawn, and a set of two billion ranks must not be created. The bounds
+are far beyond realistic values, but small enough that sums and products of a few values stay finite. They apply to
+values from files, not to computed values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from gpudiag.model.structs import msgspec
 
-#: Ten times the ranks of the largest known jobs (some 100,000 GPUs). A set of this size takes 50 MB.
+#: Ten times the ranks of the largest known jobs (some 100,000 GPUs). A set of so many ranks takes 50 MB.
 MOST_RANKS = 2**20
 
 #: A time of up to 30 years.

@@ -1,4 +1,4 @@
-"""Define the records of a run: its job and unprofiled step times (`run.json`), and its speed of inference."""
+"""Define the records of a run: its job and step times (`run.json`), and its speed of inference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Percentage, Rate, Seconds
 from gpudiag.model.structs import msgspec
 
-#: Strategy in records if a user-defined function decides how gradients are communicated.
+#: Name of the strategy in records if a user-defined function communicates gradients.
 OWN_STRATEGY = "own"
 
 RUN_SCHEMA = "gpudiag/run/1"
@@ -21,7 +21,7 @@ RunStatus = Literal["complete", "failed", "interrupted"]
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
-#: Dimensions of parallelism from the outermost to the innermost. Neighbouring ranks differ in the innermost one.
+#: Dimensions of parallelism, outermost first. Ranks with successive numbers differ in the innermost dimension.
 DIMENSIONS = ("pp", "dp", "ep", "cp", "tp")
 
 
@@ -29,9 +29,9 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the dimensions of parallelism; their product is the number of processes.
 
     Attributes:
-        pp: pipeline stages, or groups of them if the schedule is interleaved.
+        pp: pipeline stages; if the schedule is interleaved, processes that each have several stages.
         dp: replicas of the model, with different batches.
-        ep: processes that share the experts of each layer. Each of them has different batches, as in `dp`.
+        ep: processes that divide the experts of each layer among themselves. As in `dp`, their batches differ.
         cp: parts into which each sequence is split.
         tp: parts into which each layer's matrices are split.
         microbatches: parts of a replica's batch that follow each other through the pipeline.
@@ -65,7 +65,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of consecutive steps in milliseconds, from one step's start to the next, device work included.
+    """Times of consecutive steps in milliseconds, from one step's start to the next one's, including device work.
 
     `jitter_ms` is 1.4826 times the median absolute deviation.
     """
@@ -92,7 +92,7 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of the operating system per unprofiled step, means over the threads that launch the step's work.
+    """The operating system's counters per unprofiled step, as means over the threads that launch the step's work.
 
     Launching threads are the training thread and, on a GPU, autograd's thread. The counters distinguish a host that
     lost its core to other processes from a slow host.
@@ -112,9 +112,9 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the training thread in the steps of `RankRecord.unprofiled`, in milliseconds, one value per step.
 
     Attributes:
-        input_ms: time of fetching the batch; None if the framework fetches it within the step's work (Keras).
+        input_ms: time of fetching the batch; None if the framework fetches batches within the step's work (Keras).
         host_ms: time from having the batch until the step's work is enqueued.
-        lead_ms: time from the end of `host_ms` until the device has finished the step, by which the host runs ahead.
+        lead_ms: time by which the host runs ahead: from the end of `host_ms` until the device has finished the step.
             None without a device (CPUs), or if the device's progress is unknown (TensorFlow).
         idle_host_ms: `host_ms` of preceding steps that began with an idle device and an empty launch queue, so that no
             thread waited for a full queue. Empty if `lead_ms` is None.
@@ -138,7 +138,7 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         by_precision: input precision (`fp32`, `tf32`, `bf16`, `fp16`, …) → operations of forward and backward.
         recomputed: operations that backward recomputes (activation checkpointing); not in `by_precision`.
-        unknown: operators that may multiply matrices, but whose sizes are unknown.
+        unknown: names of operators that may multiply matrices of unknown sizes.
         reason: the reason why nothing was counted; then all other fields are empty.
     """
 
@@ -154,7 +154,7 @@ class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         input_ms: time of fetching the batch.
         host_ms: time from having the batch until the step's work is enqueued.
-        lead_ms: time by which the thread then ran ahead of its device.
+        lead_ms: time by which the thread then was ahead of its device.
         loader_ms: time in which the loader's worker processes make the batch of one step.
         reasons: name of a missing value → reason.
     """
@@ -207,7 +207,7 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """Length of the warm-up: determined from step times if `automatic`, else given.
+    """Length of the warm-up. If `automatic`, it was determined from step times, else the user gave it.
 
     `settled` is False if step times still decreased at the end of the longest allowed warm-up.
     """
@@ -224,7 +224,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     `device` and `device_name` are empty before the first step.
 
     Attributes:
-        run_id: the same identifier on all ranks of a run after they have met; "" before.
+        run_id: identifier that all ranks of a run share; "" before the ranks have met.
         unprofiled: step times without the profiler. `timed` has the host's times in these steps.
         light: step times while the kernel-only trace `light_trace` was recorded.
         profiled: step times while the full trace `trace` was recorded.
@@ -258,7 +258,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The trained model: number of parameters, and gradient bytes in the order of communication."""
+    """The trained model. `gradient_sizes` has the bytes of each gradient in the order of communication."""
 
     parameters: Count
     gradient_bytes: Bytes
@@ -269,12 +269,13 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
     """Steps inferred in a program that does not mark them (`gpudiag profile -- COMMAND`).
 
     Attributes:
-        by: `optimizer`: each step ends with an optimizer's step. `time`: no optimizer stepped, so some seconds were
-            recorded, and the steps are inferred from the trace.
+        by: `optimizer` if each step ends with an optimizer's step; `time` if no optimizer stepped, so that some seconds
+            were recorded and the steps are inferred from the trace.
         optimizer: class of the optimizer that ends a step.
         optimizers: number of optimizers that step separately, including `optimizer`.
         calls_per_step: number of calls of all optimizers in a step; None if no step ended.
-        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
+        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS evaluates it several times per
+            call).
     """
 
     by: Literal["optimizer", "time"]
@@ -313,7 +314,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankInference(msgspec.Struct, frozen=True, kw_only=True):
-    """A process's share of the volume. `seconds` lasts from the common start until its last block was on disk."""
+    """A process's share of the volume. `seconds` is the time from the common start until its last block was on disk."""
 
     rank: Ordinal
     blocks: Count
@@ -327,9 +328,9 @@ class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         volume: number of voxels along z, y and x.
         written: maximum number of voxels that a block writes, along z, y and x.
-        seen: number of voxels that the network reads per block: `written` and its surroundings.
+        seen: number of voxels that the network reads per block, along z, y and x: `written` and its surroundings.
         voxels: number of written voxels, each counted once; equal to the volume's.
-        predicted: number of voxels that went through the network; surroundings count each time.
+        predicted: number of voxels that the network processed; surroundings count each time.
         channels: number of values written per voxel, one byte each.
         seconds: time from the common start until every process had its last block on disk.
         mvox_per_s: `voxels` / `seconds` / 1e6.

@@ -33,7 +33,7 @@ MOST_BYTES = 64 * 1024 * 1024
 
 #: A path that means standard output.
 STANDARD_OUTPUT = "-"
-#: The directories that this process has locked.
+#: Resolved paths of the directories that this process has locked.
 _locked: set[Path] = set()
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -68,7 +68,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears at `path` after it is written, with this mode regardless of the user's umask.
+    """Yield a file that appears at `path` when it is complete, with this mode regardless of the user's umask.
 
     With `sync`, the file survives a power failure.
 
@@ -124,11 +124,11 @@ def write_output(path: Path, data: bytes) -> None:
 def below(directory: Path, relative: str) -> Path:
     """Return a path inside a directory. No component below the directory may be a link.
 
-    A directory may come from an untrusted person, and a link in it could redirect the output. Only the path that the
-    user named may contain links.
+    A directory may come from an untrusted person, and a link in it could redirect the output. Only the path `directory`
+    itself, which the user gave, may contain links.
 
     Raises:
-        UnreadableInputError: a component is a link, or leads upwards.
+        UnreadableInputError: a component is a link, is `..`, or is absolute.
     """
     path = directory
     for component in Path(relative).parts:
@@ -155,12 +155,12 @@ def write_beside(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a run directory for this process. The lock ends with the process, and leaves no file.
+    """Lock a run directory for this process. The lock ends with the block or the process, and leaves no file.
 
     Raises:
         UsageError: another process holds the lock.
     """
-    if directory.resolve() in _locked:  # a caller holds the lock
+    if directory.resolve() in _locked:  # a caller in this process holds the lock
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -282,8 +282,8 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory must be no link and belong to this user. Directories above it may belong to root, and may be writable
-    by others if they are sticky like /tmp, because then no user can replace another user's entries.
+    The directory must not be a link and must belong to this user. Directories above may belong to root. They may be
+    writable by others if they are sticky like /tmp, because then no user can replace another user's entries.
 
     Raises:
         OSError: the directory cannot be inspected.

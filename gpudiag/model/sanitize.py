@@ -1,9 +1,9 @@
 """Make text from files, devices and untrusted people safe to store and to draw.
 
 Anyone may have written the event names, paths and messages of a trace, the names of processes, or a facts file. A
-terminal obeys escape sequences, and right-to-left overrides change the order in which a line is shown. Characters with
-such effects are replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
-symbol, in file names in messages (`with_escapes`) by Python's escape. Code that draws text must escape markup itself.
+terminal obeys escape sequences, and right-to-left overrides change the order in which a line is shown. Such characters
+are replaced: by U+FFFD in stored text (`sanitize`), by a visible symbol in drawn text (`one_line`, `printable`), by
+Python's escape in file names in messages (`with_escapes`). Code that draws text must escape markup itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 #: Categories of characters that a terminal acts on or that change the display of the rest of the line: control, format
 #: (bidirectional overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: Also the characters that this version of Unicode does not define, because a terminal may interpret them.
+#: `_HARMFUL` and characters that this version of Unicode does not define, because a terminal may interpret them.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
@@ -24,7 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def sanitize(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars, with every string and key cleaned by `sanitize_text`."""
+    """Return the same tree of dicts, lists and scalars, with every string (also keys) cleaned by `sanitize_text`."""
     if isinstance(value, str):
         return sanitize_text(value)
     if isinstance(value, dict):
@@ -114,5 +114,5 @@ def _encodable(text: str) -> str:
 
 
 def not_a_formula(text: str) -> str:
-    """Return text for a cell of a CSV file, quoted if a spreadsheet would run it as a formula."""
+    """Return text for a cell of a CSV file, after a quote if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""Define the drawn view of steps over all ranks (`step.json`), because traces are too large for a page."""
+"""Define what reports draw of steps of all ranks (`step.json`), because whole traces are too large for a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TrackKind = Literal["buckets", "device", "host", "lines"]
 
 #: Name of idle time in a `buckets` row before a step's first op, while the host recorded nothing.
 UNMARKED_INPUT = "unmarked-input"
-#: Meanings of a span's colour in a `device` row.
+#: Meaning of each colour of a span in a `device` row.
 DEVICE_COLOURS = ("compute", "communication", "copy")
 
 
@@ -23,7 +23,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of one row, as columns of equal length, sorted by start.
 
     Attributes:
-        label: `stream 7`, `host`, ...
+        label: heading of the row, such as `compute, stream 7` or `host`.
         start, length: nanoseconds; a start counts from the begin of the `StepView`, and is negative for earlier spans.
         name: indices into `StepView.names`.
         colour: in a `buckets` row an index into `BUCKETS`; in a `device` row an index into `DEVICE_COLOURS`; in a
@@ -48,7 +48,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's rows, and the begin and end of its window of the step."""
+    """A rank's rows, and the begin and end of the step's window on that rank."""
 
     rank: Ordinal
     device: str
@@ -73,10 +73,10 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
         step: the step's number in the loop's marks.
         length: nanoseconds from the earliest begin to the latest end.
         names: names of spans of this view and of the views in `others`, whose `names` are empty.
-        ranks: ranks in order; if there are many, only the first.
+        ranks: the ranks in order; only the first ones if there are many.
         ranks_left_out: number of other ranks.
         waits: the longest waits.
-        others: further steps of the same job to choose from, in order.
+        others: other steps of the same job that users can choose, in order.
     """
 
     schema: str = STEP_SCHEMA

@@ -1,4 +1,4 @@
-"""Name the reasons why a GPU's clocks are reduced: NVML's clock event bits.
+"""Name the reasons why a GPU's clocks are reduced (NVML's clock event bits).
 
 The bits are those of `nvmlDeviceGetCurrentClocksEventReasons`
 (https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html).
@@ -28,13 +28,12 @@ REASONS_BY_BIT = {
     0x100: DISPLAY_CLOCKS,
 }
 
-#: Reasons that slow a job. The other reasons describe an idle GPU, a chosen setting, or a GPU at its power limit as
-#: intended.
+#: Reasons that slow a job. The other reasons are an idle GPU, a chosen setting, or a GPU at its normal power limit.
 HARMFUL = (HARDWARE_SLOWDOWN, HARDWARE_THERMAL, SOFTWARE_THERMAL, POWER_BRAKE)
 
 
 def reasons_in_words(bits: int) -> tuple[str, ...]:
-    """Return the reasons of the set bits in words, lowest bit first. All unknown bits together are one number."""
+    """Return the reasons of the set bits in words, lowest bit first. All unknown bits together become one reason."""
     known = tuple(words for bit, words in REASONS_BY_BIT.items() if bits & bit)
     unknown = bits & ~sum(REASONS_BY_BIT)
     return (*known, f"unknown reason 0x{unknown:x}") if unknown else known

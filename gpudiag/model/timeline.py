@@ -18,11 +18,11 @@ Times = NDArray[np.int64]
 UNKNOWN = -1
 PAUSE_NS = 500 * NS_PER_US
 """A pause of a thread between two recorded events counts as Python between framework calls if it is at most this long.
-Measured: in traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); others were loaders
+Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (95 % below 0.02 ms); longer ones were loaders
 and waits."""
 WAITED_NS = 30 * NS_PER_US
-"""A pause of the training thread on a CPU counts as waiting for a collective that ended in it if it is at least this
-long. Judgement: calls follow each other within 5 to 10 µs, and a missed wait is no longer than this."""
+"""If a collective ends in a pause of a CPU process's training thread, the pause counts as waiting for the collective
+from this length on. Judgement: calls follow each other within 5 to 10 µs, and a missed wait is shorter than this."""
 
 
 class OpClass(IntEnum):
@@ -60,7 +60,7 @@ class DeviceOps(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.start)
 
     def intervals(self, *classes: OpClass) -> Intervals:
-        """Return the ops of these classes as raw intervals (not yet a set)."""
+        """Return the ops of these classes as intervals, which may overlap."""
         wanted = np.zeros(256, np.bool_)
         wanted[list(classes)] = True
         chosen = wanted[self.op_class]
@@ -72,9 +72,9 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         thread: the thread's id in the trace.
-        busy: time inside a framework op, an annotation of work or a runtime call, with short pauses between them.
+        busy: time inside a framework op or a runtime call, including short pauses in between.
         input: waits for data (DataLoader, `gpudiag.input`, tf.data).
-        blocked: raw intervals of calls that waited for the device, sorted by start: synchronizations, blocking copies.
+        blocked: calls that waited for the device (synchronizations, blocking copies), sorted by start; may overlap.
         awaited: waits inside a framework op for a collective that the op enqueued; not in `busy`.
     """
 
@@ -116,8 +116,8 @@ class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
         start, end: int64[m], ns, on the common clock.
         row: int64[m], row in the trace's event table.
         instance: int64[m], number of the collective, the same on every track; `UNKNOWN` without a partner.
-        last_arrival: int64[m], ns, arrival of the last participant for which this rank waited, within [start, end];
-            equal to `start` if this rank was the last. `UNKNOWN` without a partner.
+        last_arrival: int64[m], ns, arrival of the last participant that this rank waited for, within [start, end];
+            equal to `start` if this rank was the last; `UNKNOWN` without a partner.
         last_rank: int64[m], rank of the last participant; `UNKNOWN` without a partner.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
@@ -151,10 +151,10 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         bounds: int64[k + 1], ns, bounds of the windows: window i is [bounds[i], bounds[i + 1]).
         window_steps: int64[k], the step number of each window.
         threads: thread id → host thread.
-        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as one set for all threads.
-        communication: thread id → set of times at which the thread itself communicated.
-        communication_calls: thread id → set of times of all host work for communication, which includes enqueues of
-            collectives and bucket copies.
+        overhead: times at which the profiler blocked the process ("Command Buffer Full"), for all threads together.
+        communication: thread id → times at which the thread itself communicated.
+        communication_calls: thread id → times of all host work for communication, including enqueues of collectives and
+            bucket copies.
     """
 
     rank: int
@@ -184,10 +184,10 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before_first_op(self) -> Intervals:
-        """Return the times from each step mark to the next framework op on the training thread, as a normal set.
+        """Return the times from each step mark to the next framework op on the training thread, sorted and disjoint.
 
-        If fetching input is marked in between, the time begins with the fetch. Time before the fetch does not belong to
-        the loader, for example after an update that ends a step.
+        If a fetch of input is marked in between, the time begins with the fetch, because time before the fetch does not
+        belong to the loader.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -225,7 +225,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All device tracks on one clock, with reasons to trust them less.
+    """All device tracks on one clock, with warnings about their reliability.
 
     Attributes:
         framework: framework of the traces.
@@ -234,10 +234,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         tracks: device tracks of all ranks.
         traces: traces of all processes.
         clocks: alignment of each rank's clock.
-        validity: reasons to trust the traces less.
+        validity: warnings, each a reason to trust the traces less.
         covered: share of the recorded device work that the analysed steps represent, 0 to 1, on the worst track.
-        unseen: rank → int64[k + 1], ns, bounds of the host steps of processes without recorded device work, which have
-            no track.
+        unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. They
+            have no track.
     """
 
     framework: str
@@ -261,7 +261,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def divides_work(self) -> bool:
-        """Return whether process groups or messages suggest that ranks divide more than the batches."""
+        """Return whether process groups or messages suggest that ranks divide other work than batches."""
         if self.world_size < 2:
             return False
         several = any(sum(len(group.ranks) > 1 for group in trace.groups.values()) > 1 for trace in self.traces)
@@ -287,8 +287,9 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
         parts: bucket → intervals; the intervals of all buckets are disjoint and tile [bounds[0], bounds[k]).
         buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
         hidden_ns: int64[k], communication hidden behind compute, in each window.
-        waits_ns: awaited rank → int64[k], its share of `communication_wait`.
-        unsplit_ns: int64[k], share of `communication_transfer` without a known partner, which may include waiting.
+        waits_ns: awaited rank → int64[k], the part of `communication_wait` in which this track waits for that rank.
+        unsplit_ns: int64[k], part of `communication_transfer` in collectives without a known partner; may include
+            waiting.
         unmarked_input: `idle` time between a step's start and its first op in which the host recorded nothing, usually
             because of an input pipeline without marks.
         queued: `idle` time in which the next op was already launched (gaps between queued kernels, dependencies

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-#: Maximum delay of an interrupt in seconds. While this thread forks, it blocks SIGINT, so another thread may receive
-#: the signal. Python handles the signal in this thread, which waits up to this time for the readers.
+#: Maximum delay of an interrupt in seconds. While the main thread forks, it blocks SIGINT, so that another thread may
+#: receive the signal. Python handles it in the main thread, which waits for the readers for at most this time.
 _INTERRUPT_S = 0.5
 
 
@@ -23,7 +23,7 @@ class ReaderKilledError(Exception):
 
 
 class ForkedReaders(Generic[Result]):
-    """Run tasks in forks of this process, which need not import anything again.
+    """Run tasks in forks of this process, because forks need not import anything again.
 
     Use this class as a context manager. On exit it kills all readers, so call `results` first.
 
@@ -61,7 +61,7 @@ class ForkedReaders(Generic[Result]):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
             with warnings.catch_warnings(), _interrupts_blocked():
-                # Python 3.12 warns of native threads. NumPy's BLAS has native threads, which the readers never use.
+                # Python 3.12 warns if a process with native threads forks. The readers never use those of NumPy's BLAS.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
                 self._processes[ours] = process
@@ -97,7 +97,7 @@ class ForkedReaders(Generic[Result]):
         """Run the tasks that arrive until the parent process ends."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for end in inherited:  # a reader notices the parent's exit only if no other process holds the parent's pipe end
+        for end in inherited:  # a reader notices the parent's exit only if no other process keeps the parent's end open
             end.close()
         with contextlib.suppress(EOFError, OSError):
             while True:

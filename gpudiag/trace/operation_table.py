@@ -19,13 +19,13 @@ from gpudiag.model.sanitize import sanitize_text, with_escapes
 from gpudiag.trace.unpack import ReadLimits
 
 _MAGIC = b"PAR1"
-#: Columns that are read. The others (`seq_id`, `mc`) follow from these.
+#: Columns that are read. The other columns (`seq_id`, `mc`) follow from them.
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "mb_id", "gmc")
 _SECONDS = ("start_ts", "duration")
 _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 #: Columns that may be missing, or null in rows of communication.
 _OPTIONAL = frozenset({"mb_id", "gmc"})
-#: Bytes of memory per row in all columns and in the arrays of the analysis.
+#: Estimated bytes of memory per row, for all columns and for the arrays of the analysis.
 _BYTES_PER_ROW = 400
 #: Maximum start (Unix time in the year 2096), and maximum duration (11 days), in seconds.
 _MOST_SECONDS = {"start_ts": 4e9, "duration": 1e6}
@@ -134,6 +134,7 @@ def _table(
     integers: dict[str, Integers],
     times: dict[str, NDArray[np.float64]],
 ) -> OperationTable:
+    """Return the table of rows with known kinds; its starts are in ns since the first one."""
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)

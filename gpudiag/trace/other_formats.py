@@ -1,4 +1,4 @@
-"""Recognise formats that users mistake for traces and that are not read, by first bytes and file name."""
+"""Recognise formats that gpudiag does not read and users mistake for traces, by first bytes and file name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _XSPACE = "Give the .xplane.pb that the same profiler wrote beside it."
 
 
 class OtherFormat(msgspec.Struct, frozen=True):
-    """A format that is not read: its name in messages, and a hint which file to give instead."""
+    """A format that is not read: its name for messages, and a hint that says which file to give instead."""
 
     name: str
     hint: str
 
 
 class _Sign(msgspec.Struct, frozen=True):
-    """Patterns that all occur in the first bytes of files of a format.
+    """A format and the patterns that all occur in the first bytes of its files.
 
     Each pattern is searched for separately and has no unbounded repetition, so that no text makes the search slow.
     """

@@ -1,4 +1,4 @@
-"""Read TensorFlow's profiles for tools that need more than traces: whole processes, or serialized profiles."""
+"""Read TensorFlow's profiles as whole processes or as serialized bytes, for tools that need more than traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudiag.trace.unpack import ReadLimits, read_whole
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A serialized XSpace (`data`), and its file's name without endings, which is the host's name."""
+    """A serialized XSpace (`data`) and its file's name without endings (`name`), which is the host's name."""
 
     name: str
     data: bytes

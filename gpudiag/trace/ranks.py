@@ -1,4 +1,4 @@
-"""Assign ranks to traces: one rank per file, by trace or file name, or one rank per device of each process.
+"""Assign ranks to traces: one rank per file, from the trace or the file name, or one rank per device.
 
 File names in use: `rank0.pt.trace.json.gz`, `rank_3.json.gz`, `rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz`,
 `trace_rank_2.json`, torchtitan's `iteration_10/rank0_trace.json`, and tensorboard_trace_handler's
@@ -29,7 +29,7 @@ _HANDLER = re.compile(r"^(?P<worker>.+?)\.(?P<stamp>\d{10,20})\.pt\.trace\.json(
 _HOST_AND_PROCESS = re.compile(r"^(?P<host>.+)_\d{1,10}$")
 #: A trace file and the traces read from it.
 ReadFile = tuple["TraceFile", tuple[Trace, ...]]
-#: Recordings with fewer distinct durations may be equal by chance.
+#: Recordings with fewer distinct durations than this may be equal by chance.
 _MIN_DURATIONS = 100
 
 
@@ -40,7 +40,7 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True):
         rank: global rank.
         world_size: number of ranks in the job.
         host: host name, from tensorboard_trace_handler's default worker name.
-        worker: worker name, if the file name has a time stamp. A worker writes one file per profiled cycle.
+        worker: worker name; set only if the file name has a time stamp. A worker writes one file per profiled cycle.
         stamp: the time stamp, which is larger for later cycles.
     """
 
@@ -70,7 +70,7 @@ def parse_name(path: Path) -> NameFacts:
 
 
 def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
-    """Return the traces with the rank stated in each trace, or else in its file name.
+    """Return the traces with ranks: the rank that a trace states, or else the rank in its file name.
 
     `world_size` is used if neither the trace nor the file name states it.
     """
@@ -88,7 +88,7 @@ def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Tra
 
 
 def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
-    """Return the traces of processes that drive several devices. Each device becomes a rank.
+    """Return the traces with ranks, for processes that drive several devices. Each device becomes a rank.
 
     Ranks are numbered consecutively over the files in the given order. A process with one device gets the rank in its
     file name. Copies of a file get no rank. `world_size` is used if no file name states one.
@@ -115,7 +115,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
 
 
 def _without_copies(files: Sequence[ReadFile]) -> list[ReadFile]:
-    """Leave out copies of an earlier file. The first trace of the earlier file gets the names of its copies."""
+    """Leave out copies of an earlier file, and add the names of the copies to the first trace of the earlier file."""
     kept: list[ReadFile] = []
     for file, traces in files:
         original = next((index for index, (_, earlier) in enumerate(kept) if _equal_traces(earlier, traces)), None)
@@ -142,7 +142,7 @@ def _equal_times(first: Trace, second: Trace) -> bool:
 
 
 def check_rank_limits(traces: Sequence[Trace]) -> None:
-    """Refuse ranks and world sizes larger than in any job, because sets of this size are created from them."""
+    """Refuse ranks and world sizes that no job has, because later code makes sets of that size."""
     for trace in traces:
         if (trace.world_size or 0) > MOST_RANKS or (trace.rank or 0) >= MOST_RANKS:
             raise UnreadableInputError(

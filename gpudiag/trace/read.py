@@ -1,4 +1,4 @@
-"""Read the traces of one job from paths to one `Trace` per rank, with several files in parallel processes."""
+"""Read the files of one job into one `Trace` per rank, several files at once in parallel processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Starting processes (some 20 ms) takes as long as reading traces that take this many bytes of memory. Smaller traces
-#: are read in this process.
+#: Traces that together need fewer bytes of memory are read in this process, because starting processes takes 20 ms.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 
@@ -36,7 +35,7 @@ def read_traces(
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: limits on size and on processes; None for the defaults.
         world_size: number of ranks in the job, used if neither the traces nor their names state it.
-        repeated: accept two files that claim one rank. The caller then resolves the conflict.
+        repeated: whether to accept two files that claim one rank, so that the caller resolves the conflict.
         meanwhile: function to call while other processes read; not called if this process reads the files.
 
     Returns:
@@ -87,7 +86,7 @@ def _check_frameworks(traces: Sequence[Trace]) -> None:
 def _read_all(
     files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None]
 ) -> list[tuple[Trace, ...] | NotATraceError]:
-    """Return for each file its traces, or the error if the file is no trace."""
+    """Return the traces of each file, or the error if the file is not a trace."""
     memory = [memory_bytes(file.path, file.size) for file in files]
     workers = min(limits.workers or usable_cpus(), len(files))
     if (free := free_memory_bytes()) is not None:
@@ -102,9 +101,9 @@ def _read_in_processes(
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed: this
-    process holds the writing end of the pipe. With `ForkedReaders`, only one reader can write to each pipe, so the pipe
-    closes when the reader ends.
+    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed, since
+    its own process keeps the writing end of the pipe open. With `ForkedReaders`, only one reader can write to each
+    pipe, so that the pipe closes when the reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 

@@ -1,13 +1,14 @@
 """Match the CUDA calls of two traces of a job whose steps are not all equal.
 
-Steps differ, because lengths alternate, some shapes need an additional kernel, and allocators query events. So each
-step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
-compared in order, by their name and the name of the launched work. All calls of the longest common sequence match:
+Steps differ, because sequence lengths alternate, some shapes need an additional kernel, and allocators query events.
+Each step is compared with the most similar step of the other trace. Calls that launch device work or wait for device
+work are compared in order, by their name and the name of the launched work. All calls of the longest common sequence
+match:
 
     here     gemm ─ norm ─────── gemm ─ add           common: gemm, norm, gemm, add
     there    gemm ─ norm ─ sum ─ gemm ─ add
 
-Between two of these matches, equally many calls with equal names match too, even if they launch different kernels.
+Calls between two matches match too if their names are equal, even if they launch different kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpudiag.model.event import DEVICE_WORK, NO_NUMBER, EventKind, EventTable, R
 
 Indices = NDArray[np.intp]
 
-#: Calls that similar steps have in common. Allocation and event-query calls vary between steps.
+#: Roles of calls that similar steps have in common. Allocation and event-query calls vary between steps.
 _SIGNIFICANT = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.RELEASE, Role.STREAM_WAIT)
 _MAX_COMPARED = 20_000
 """Maximum number n of compared calls of one thread in a step, because the comparison takes n² bits of memory."""
@@ -37,7 +38,7 @@ class Calls(msgspec.Struct, frozen=True):
     Attributes:
         row: intp[n], rows in the event table.
         name: int64[n], number of the call's name, the same in both traces.
-        work: int64[n], number of the pair of the call's name and its work's name, the same in both traces.
+        work: int64[n], number of the pair (name of the call, name of its work), the same in both traces.
         significant: bool[n], whether similar steps have calls of this role in common.
     """
 
@@ -53,7 +54,7 @@ StepCalls = dict[int, Calls]
 
 
 def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers: dict[str, int]) -> list[StepCalls]:
-    """Return the calls of each step, given as (begin, end) in ns. `numbers` numbers the names of both traces."""
+    """Return the calls of each step (begin, end), in ns. `numbers` maps the names of both traces to common numbers."""
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]
@@ -79,7 +80,7 @@ def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Map threads of the other trace to threads of this trace with the same work, among numbers of only one trace.
+    """Map threads of the other trace to threads of this trace with the same work, if neither number is in both traces.
 
     A trace without operators may number the same thread differently than a trace with operators.
     """
@@ -88,10 +89,10 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Map threads of the other trace to threads of this trace with the same work in this step, if the numbers differ.
+    """Map threads of the other trace to threads of this trace with the same work in this step but other numbers.
 
-    An executor runs each step on any thread of its pool. Threads with the same number in both traces stay paired if at
-    least half of their calls are the same.
+    An executor runs each step on any thread of its pool. Threads of equal number are left out if at least half of their
+    calls agree.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {
@@ -104,7 +105,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Pair threads that have most calls in common, best pairs first. Return their thread → our thread."""
+    """Pair threads by their number of common calls, best pairs first. Return thread of `theirs` → thread of `ours`."""
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )
@@ -125,7 +126,7 @@ def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
 
 
 def most_similar_steps(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> list[int]:
-    """Return for each step of this trace the index of the other trace's step with the fewest different calls."""
+    """Return, for each step of this trace, the index of the other trace's step with the fewest different calls."""
     ours, theirs = [_counted(step) for step in here], [_counted(step) for step in there]
 
     def difference(index: int, other: int) -> tuple[int, int]:
@@ -167,7 +168,7 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     for index, value in enumerate(a):
         occurrences[value] = occurrences.get(value, 0) | 1 << index
     ones = state = (1 << len(a)) - 1
-    states = []  # for each element of `b` a number that has a bit for each element of `a`
+    states = []  # one number per element of `b`, with one bit per element of `a`
     for value in b:
         both = state & occurrences.get(value, 0)
         state = (state + both | state - both) & ones

@@ -1,7 +1,7 @@
 """Find the trace files behind the paths that a user gave (files, directories, globs).
 
-A file that the user named is read regardless of its name. In a directory only files that look like traces are used, no
-link is followed, and no pipe or device is opened.
+A file that the user gave is read regardless of its name. In a directory, only files that look like traces are read;
+links are not followed, and pipes and devices not opened.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
-#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are read only
-#: if the run ended before the full traces were written.
+#: Directories of traces in a run directory and in torchtitan's output, in order of preference. Kernel-only traces are
+#: read only if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 #: Ending of the names of tables of operations, in lower case.
@@ -46,8 +46,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the printable path, for messages.
         name_facts: facts in the file's name.
         size: bytes on disk; 0 if unknown.
-        from_directory: whether the file was found in a directory or by a pattern. Then it is ignored if it is no trace.
-        notes: choices made in finding the file.
+        from_directory: whether the file was found in a directory or by a pattern, so that it may be no trace.
+        notes: messages about choices between several files or directories.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_sources(paths: Sequence[Path | str]) -> tuple[TraceFile, ...]:
-    """Return the files behind paths (files, directories, quoted globs), each file once.
+    """Return the files that paths stand for (files, directories, quoted globs), each file once.
 
     Raises:
         UsageError: no path was given.
@@ -91,7 +91,7 @@ def _expand(path: Path | str) -> Iterator[TraceFile]:
     for match in matches:
         if Path(match).is_dir():
             yield from _in_directory(Path(match))
-        elif not several or may_be_trace(Path(match).name):  # `run/*` also matches files that are no traces
+        elif not several or may_be_trace(Path(match).name):  # `run/*` also matches files other than traces
             yield _trace_file(Path(match), from_directory=several)
 
 
@@ -105,7 +105,7 @@ def _trace_file(path: Path, *, from_directory: bool) -> TraceFile:
 
 
 def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
-    """Return the traces of a directory. Raise an error if there are none, or if it cannot be searched."""
+    """Return the traces of a directory. Raise an error if it has none or cannot be searched."""
     try:
         files = _search(directory, _MAX_DEPTH)
     except OSError as error:
@@ -118,7 +118,7 @@ def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
 
 
 def no_traces(directory: Path) -> NotATraceError:
-    """Return the error for a directory without traces, which names subdirectories with traces."""
+    """Return the error for a directory without traces; its message names subdirectories that have traces."""
     message = f"no traces in {with_escapes(str(directory))}"
     below = list(islice(_directories_with_traces(directory, _MAX_DEPTH, _SearchBudget()), _MAX_NAMED + 1))
     if not below:
@@ -132,7 +132,7 @@ def no_traces(directory: Path) -> NotATraceError:
 
 
 class _SearchBudget:
-    """Limit the number of searched directories, and the time of the search for a hint."""
+    """Limits on the search for a hint: the number of directories and the time."""
 
     def __init__(self) -> None:
         self.left = _MAX_SEARCHED
@@ -151,7 +151,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
     try:
         below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
-        return  # errors only shorten the hint
+        return  # an error only makes the hint shorter
     for path in below:
         if not budget.spend():
             return
@@ -166,7 +166,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
 
 
 def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of one recording: those in the directory, or else those in its most likely subdirectory."""
+    """Return the traces of one recording: those in the directory, or else those in a subdirectory."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -194,7 +194,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _latest(recordings: list[Path], depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of the last of these directories that has traces, with a note if there are several."""
+    """Return the traces of the last of `recordings` that has traces; add a note if there are several recordings."""
     for recording in reversed(recordings):
         if files := _search(recording, depth):
             if len(recordings) == 1:
@@ -215,7 +215,7 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 
 def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
-    """Keep each worker's newest file, with a note. tensorboard_trace_handler writes one file per profiled cycle."""
+    """Keep each worker's newest file and add a note, because tensorboard_trace_handler writes one file per cycle."""
     by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
     for file in files:
         if file.name_facts.worker:
@@ -234,8 +234,8 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
     """Return the table of operations among the paths that a user gave: a file, or the only table in a directory.
 
-    Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. No link in a
-    directory is followed.
+    Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. Links in a
+    directory are not followed.
 
     Raises:
         UnreadableInputError: there are several tables, or other paths besides a table.

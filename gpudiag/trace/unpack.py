@@ -21,15 +21,15 @@ try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
 except ImportError:
     _deflate = zlib
 
-#: Bytes of memory per unpacked byte of a trace, for the text and the decoded events (measured 2.6 on traces of PyTorch
-#: 2.11, plus a margin).
+#: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
+#: margin).
 _MEMORY_PER_BYTE = 4
 #: Ratio of unpacked bytes to bytes of gzip in ordinary traces.
 _USUAL_RATIO = 16
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
-#: Bytes read and bytes unpacked at once. Larger blocks exceed the caches, and smaller ones cost more calls.
+#: Bytes that are read and unpacked at once. Larger blocks exceed the caches, and smaller ones need more calls.
 _PACKED_PIECE = 64 << 10
 _PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
@@ -39,7 +39,7 @@ class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on reading traces.
 
     Attributes:
-        max_bytes: maximum unpacked size of one trace. The free memory is a second limit.
+        max_bytes: maximum unpacked size of one trace. Free memory limits the size too.
         max_ratio: maximum ratio of unpacked to packed bytes. Real traces have 10 to 40, a decompression bomb has 1000.
         ratio_free_bytes: unpacked size up to which the ratio is not checked.
         workers: maximum number of processes that read files; None for the number of usable CPUs.
@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory available without swapping: the kernel's estimate, or what the cgroup leaves if that is less.
+    """Return the bytes available without swapping: the kernel's estimate, or what the cgroup allows if less.
 
     Return None if the system reports neither value (not Linux).
     """
@@ -114,7 +114,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # a file that grows meanwhile is read up to its size at opening
+            left = size - len(head)  # if the file grows meanwhile, read only its size at opening
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece
@@ -139,7 +139,7 @@ def read_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
 
 @contextmanager
 def _opened(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
-    """Open a regular file that is not empty, yield it with its size, and convert operating system errors."""
+    """Open a regular file that is not empty, yield (file, size in bytes), and convert operating system errors."""
     try:
         # Opening is non-blocking, so that a pipe cannot hang this process before its type is checked.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
@@ -198,7 +198,7 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
 
 
 def not_json(head: bytes, shown: str) -> NotATraceError:
-    """Return the error for a file that does not begin as JSON does, which names the format if this is known."""
+    """Return the error for a file that does not begin as JSON; its message names the format if it is known."""
     from gpudiag.trace.other_formats import other_format
 
     other = other_format(head, shown)
@@ -213,7 +213,7 @@ def begins_as_json(head: bytes | bytearray) -> bool:
 
 
 def _unpacked(file: FileIO, head: bytes, size: int, bound: _SizeBound) -> Iterator[bytes]:
-    """Unpack gzip members one after another, and stop at the first limit that is exceeded."""
+    """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded."""
     stream = _deflate.decompressobj(_GZIP_WINDOW)
     pending, packed, unpacked = head, len(head), 0
     try:
@@ -224,7 +224,7 @@ def _unpacked(file: FileIO, head: bytes, size: int, bound: _SizeBound) -> Iterat
             if piece:
                 yield piece
             if not stream.eof:
-                # The checksum after the data is consumed last, so input ends here only if the file is truncated.
+                # The checksum comes last, so that input ends before `eof` only if the file is truncated.
                 pending = stream.unconsumed_tail
                 if not pending:
                     pending = file.read(_PACKED_PIECE)

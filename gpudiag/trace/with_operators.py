@@ -1,7 +1,7 @@
 """Merge the operators of a full trace into a kernel-only trace of the same job.
 
 Recording operators slows the host by up to 60 %, but a trace without operators does not show what the host did between
-two CUDA calls. The calls that two matching steps have in common map times of one trace to times of the other:
+two CUDA calls. Calls that two matching steps have in common map times of one trace to times of the other:
 
     full trace          step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   an operator between two launches takes
     kernel-only trace   step ├─────┤launch├────────┤launch├ … ┤               the same share of the time between them
@@ -40,7 +40,7 @@ from gpudiag.trace.same_calls import (
 )
 
 Span = tuple[int, int, int]
-"""A step: begin of the step and of its mark, end of the mark, begin of the next step, in ns."""
+"""A step: (begin of the step and its mark, end of the mark, begin of the next step), in ns."""
 
 SAME_STEPS = 0.85
 """Minimum share of common calls for steps of two traces to count as the same. Measured (two H200, PyTorch 2.11): in 55
@@ -53,7 +53,7 @@ _Rows = TypeVar("_Rows", ModuleWork, OperatorWork)
 def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     """Return the kernel-only trace with the operators of the full trace of the same process.
 
-    Return None if the steps of the two traces do not have the same calls, or if a trace has no step marks.
+    Return None if too few calls of the two traces' steps match, or if a trace has no step marks.
     """
     if not kernel_only.step_marks or not full.step_marks:
         return None
@@ -96,7 +96,7 @@ def _matching_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 
 
 def _with_threads(trace: Trace, renamed: dict[int, int]) -> Trace:
-    """Return the trace with other numbers for its host threads."""
+    """Return the trace with its host threads renumbered by `renamed` (old number → new number)."""
     thread = trace.events.thread.copy()
     host = trace.events.device == HOST
     for number, new_number in renamed.items():
@@ -160,9 +160,9 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 
 
 def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> _Rows:
-    """Return the columns of the events `rows`, which are at the rows `position` of another table.
+    """Return `work` for the events `rows`, moved to the rows `position` of another table.
 
-    A row may occur several times in `rows`, because a step may be matched several times.
+    A row may occur several times in `rows`, because several steps may match one step.
     """
     slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)
@@ -177,7 +177,7 @@ def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[C
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)
     for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):
-        # Without operators, a kernel that sends or receives does not show which.
+        # Without operators, a kernel does not show whether it sends or receives.
         named = [(call.operation, other.operation) for call, other in zip(ours, theirs, strict=False)]
         if len(ours) != len(theirs) or any(here not in {there, "send_recv"} for here, there in named):
             continue

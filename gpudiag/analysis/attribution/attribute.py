@@ -11,16 +11,16 @@ At each instant, the first bucket of this list that applies gets the time:
 
 An idle stretch before an op is called a gap. If the op had been launched before the gap began, the host is not the
 cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
-other. If the op was launched in the gap, the cause is the activity of the launching thread before the launch. At times
-when the launching thread recorded nothing, the cause is the activity of the training thread:
+other. If the op was launched in the gap, the cause is what the launching thread, or else the training thread, did
+before the launch:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
                                     ^ sync, as long as the time lost in the call, then launch
 
 * `input`: the thread waited for data.
-* `sync`: the thread was blocked on the device, or launched late after such a block. The block made these launches late
-  by at most its own length, so at most as much launch time counts as `sync`.
+* `sync`: the thread was blocked on the device, or launched late after such a block. A block delays later launches by at
+  most its own length, so that at most this much launch time counts as `sync`.
 * `launch`: the thread ran framework ops, Python between them, or the launch itself.
 * `idle`: the activity is unknown, or the profiler delayed the host.
 
@@ -56,9 +56,9 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: The host runs ahead of the device again once it has launched an op this long before the device was free to start it.
+#: The host runs ahead again once it has launched an op this long before the device finished all earlier ops.
 _AHEAD_NS = 20 * NS_PER_US
-#: A call that blocks for at least this time waits for the device. Launching alone never takes so long.
+#: A call that blocks for at least this time waits for the device, because launching never takes so long.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
 #: The next queued op starts within this time, unless it waits for another op.
 QUEUE_GAP_NS = 20 * NS_PER_US
@@ -67,8 +67,8 @@ QUEUE_GAP_NS = 20 * NS_PER_US
 class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time by cause: the disjoint sets `input`, `sync`, `launch` and `idle`.
 
-    Two further sets are subsets of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input`
-    has times between a step's start and its first op in which the host recorded nothing.
+    `idle` has two subsets: `queued` has the gaps before an op that was already launched, and `unmarked_input` the times
+    between a step's start and its first op in which the host recorded nothing.
     """
 
     input: Intervals
@@ -79,12 +79,12 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     queued: Intervals
 
     def without(self, part: Intervals) -> IdleSplit:
-        """Return the split without the times in `part`, a sorted set of disjoint intervals."""
+        """Return the split without the times in `part`, which are sorted and disjoint."""
         return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
 def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of one track by cause. `free` is the idle time: its gaps, sorted and disjoint."""
+    """Split the idle time of one track by cause. `free` has the gaps between ops, sorted and disjoint."""
     if len(free) == 0:
         return IdleSplit(input=EMPTY, sync=EMPTY, launch=EMPTY, idle=EMPTY, unmarked_input=EMPTY, queued=EMPTY)
     if track.is_cpu:
@@ -122,11 +122,11 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 class _Gaps(msgspec.Struct, frozen=True):
-    """Gaps as columns, each with one element per gap. The op of a gap is the one that ends it.
+    """Columns with one element per gap. The op of a gap is the op that starts at the gap's end.
 
     Attributes:
         thread: thread that launched the op; `UNKNOWN` if it was not recorded or if the op was queued.
-        host_until: time at which the op's launch began, moved into the gap if it is outside.
+        host_until: time at which the op's launch began, clipped to the gap.
         queued: whether the op had been launched before the gap began.
     """
 
@@ -136,7 +136,7 @@ class _Gaps(msgspec.Struct, frozen=True):
 
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
-    """Return the stretches of `free`, each with the launch of the op that ends it."""
+    """Return the launch of the op after each gap of `free`."""
     ops = track.ops
     # The op after a gap is the first op that starts at or after the gap's end.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
@@ -161,7 +161,7 @@ def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, 
 def _long_waits(blocked: Intervals) -> Intervals:
     """Return the blocking calls that are longer than any launch.
 
-    An op that was launched before such a call waits for the same work as the call, so its launch was not slow:
+    If an op starts only after such a call, it waited for the same work as the call, so that its launch was not slow:
 
     host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
     device                                         ├ op    the launch did not take 463 ms
@@ -173,8 +173,8 @@ def _long_waits(blocked: Intervals) -> Intervals:
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
     """Return the launch time that earlier blocking calls caused.
 
-    After a call that blocked for b ns, the first b ns of launch time count. Launch time counts only until the next
-    blocking call, and until an op shows that the host runs ahead of the device again.
+    After a call that blocked for b ns, the first b ns of launch time count, but only until the next blocking call, and
+    only until an op shows that the host runs ahead of the device again.
     """
     launchers = distinct(track.ops.launch_thread[track.ops.launch_thread != UNKNOWN])
     launching = {*launchers.tolist(), track.steps.thread}
@@ -282,14 +282,14 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return communication other than collectives, as raw intervals: copies and (on CPU tracks) calls that enqueue."""
+    """Return communication other than collectives, unsorted: copies and (on CPU tracks) calls that enqueue."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return awaited rank → waits for it: int64[windows], ns. If waits overlap, the one for the lower rank counts."""
+    """Return awaited rank → int64[windows], ns of waits for that rank. Overlapping waits count for the lowest rank."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

@@ -1,4 +1,4 @@
-"""Compute the rate of a step's floating-point operations on a device, and the rate's share of the device's peak."""
+"""Compute a device's FLOPs per second in a step, and their share of the device's peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE_PERCENT = 100
 def compute_rate(run: RunRecord) -> ComputeRate | None:
     """Return the mean rate over ranks; None if no rank counted operations.
 
-    If only some ranks counted operations, the result has the reason instead of a rate.
+    If some ranks counted no operations, the result has a reason instead of a rate.
 
     Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms.
     The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device, which is 30 % of the peak of 989 TFLOP/s.
@@ -44,7 +44,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
 
 def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons: dict[str, str]) -> float | None:
-    """Return the rate on the slowest rank. Without unprofiled steps, return None and add a reason."""
+    """Return FLOPs per step divided by the slowest rank's step time, in TFLOP/s; add a reason if it is unknown."""
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     if step_ms > 0:
         return flops_per_step / step_ms / 1e9
@@ -53,7 +53,7 @@ def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons:
 
 
 def _share_percent(rate: float | None, peak: float | None, reasons: dict[str, str]) -> float | None:
-    """Return the share of the peak. If the share exceeds 100 %, return None and add a reason."""
+    """Return `rate` in percent of `peak`; None if unknown. Above 100 %, return None and add a reason."""
     share = None if rate is None or peak is None else 100 * rate / peak
     if share is not None and share > _WHOLE_PERCENT:
         share, reasons["mfu_percent"] = None, "more than the peak: the peak or the count of operations is wrong"
@@ -66,7 +66,7 @@ def _uncounted_reason(run: RunRecord) -> str:
 
 
 def _peak(ranks: tuple[RankRecord, ...], precision: str) -> tuple[float | None, str, dict[str, str]]:
-    """Return the mean peak of the devices, its source, and the reason if there is none."""
+    """Return (mean peak of the devices in TFLOP/s, its source, reason by name of the field if it is unknown)."""
     if not any(rank.device.startswith("cuda") for rank in ranks):
         return None, "", {"peak_tflops": "no peak is published for a process on CPUs"}
     peaks = []

@@ -31,11 +31,11 @@ class _TrackWork(NamedTuple):
 
 
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    """Return the times of the modules. If no trace has modules, return the reason from the run record, or None.
+    """Return the times of all modules. If no trace has modules, return the reason in the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
-    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` are 1 and 0 ms. With `net.a`, `net`
-    takes 4 and 5 ms.
+    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, of `net` 1 and 0 ms. With `net.a`, `net` takes 4 and 5
+    ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
@@ -68,7 +68,7 @@ def _by_first_work(work: ModuleWork) -> Iterator[Module]:
 
 
 def _descendants(modules: Sequence[Module]) -> list[list[int]]:
-    """Return for each module the indices of itself and its descendants."""
+    """Return, for each module, the indices of the module and its descendants."""
     descendants: dict[tuple[str, str], list[int]] = {}
     for index, module in enumerate(modules):
         names = module.path.split(".") if module.path else []
@@ -78,6 +78,7 @@ def _descendants(modules: Sequence[Module]) -> list[list[int]]:
 
 
 def _module_time(module: Module, index: int, descendants: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
+    """Return the times of one module, of its self time and with descendants; None if it did not run."""
     calls = float(np.mean([track.calls[index] for track in tracks]))
     forward = [float(track.forward_ns[descendants].sum()) for track in tracks]
     backward = [float(track.backward_ns[descendants].sum()) for track in tracks]
@@ -104,13 +105,13 @@ def _track_work(
         timeline: all traces.
         track: the track.
         work: the module of each event of the track's trace.
-        number: intp[modules of `work`]: the index of each among the modules of all tracks.
+        number: intp[modules of `work`], the index of each module in the list of all tracks' modules.
         count: number of modules of all tracks.
     """
     events = timeline.traces[track.trace].events
     row, duration_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
     position = _position(work.row, row)
-    # Work outside of modules has position -1, so it takes the element appended here.
+    # Work outside of modules has position -1 and therefore selects the appended last element.
     module = np.append(number[work.module], count)[position]
     backward = np.append(work.backward, False)[position]
     calls = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
@@ -125,7 +126,7 @@ def _track_work(
 
 
 def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return intp[n]: the position of each wanted row among the sorted rows; `UNKNOWN` (-1) if it is not there."""
+    """Return intp[n]: the position of each wanted row among the sorted rows; `UNKNOWN` (-1) for missing rows."""
     position = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
     return np.where(rows[position] == wanted, position, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
@@ -133,7 +134,7 @@ def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Communication, enqueues and input are left out. The other operators' times exclude waits for communication.
+    Communication, enqueues and input are left out. The self times exclude waits for communication.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)

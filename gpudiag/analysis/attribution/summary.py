@@ -7,7 +7,7 @@ ops that run at that instant:
     stream 8          |-- relu --|
                0      4     6    9   µs
 
-These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu is 2/2 + 3 = 4 µs.
+Of these 9 µs of compute, the portion of gemm is 4 + 2/2 = 5 µs, and the portion of relu is 2/2 + 3 = 4 µs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, millisecon
 
 Times = NDArray[np.int64]
 
-#: The summary leaves out shorter waits per step, because ranks never begin a collective at exactly the same time.
+#: Waits shorter than this per step are left out, because ranks never begin a collective at exactly the same time.
 _LEAST_WAIT_MS = 0.001
 #: Maximum number of kernels, and of operators, in the summary.
 _MOST_NAMES = 20
@@ -46,12 +46,12 @@ _MOST_NAMES = 20
 #: Bucket, name, group and size in bytes of a portion.
 Key = tuple[str, str, str, int | None]
 
-#: A bucket has at most this many portions. No job has so many kernels, but a damaged file may.
+#: Maximum number of portions per bucket. No job has so many kernels, but a damaged file may.
 MOST_PORTIONS = 1000
 
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
-    """Return the mean and the median step time of each track, averaged over tracks. Without tracks, use host steps."""
+    """Return the mean and median step time, averaged over tracks. If there are no tracks, use the steps of hosts."""
     tracks = [track.step_ns for track in attribution.tracks] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     tracks = [step_ns for step_ns in tracks if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in tracks]
@@ -88,7 +88,7 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
         return ()
     waits = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
-        # A participant without a trace may have arrived at a collective after the last known participant.
+        # Participants without a trace may have arrived later than the last known participant.
         incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
@@ -117,7 +117,7 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives in the analysed windows by kind, most time first; none if the traces mix several runs."""
+    """Return the collectives in the analysed windows by kind, most time first; empty if traces are of several runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
     # Operation, group, ranks of the group and size in bytes → (transfers, waits) of each track in ns.
@@ -239,7 +239,7 @@ def _portions_of(
 def _op_portions(
     bucket: str, op_class: OpClass, track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield the portions of a bucket that contains the ops of one class, one portion per op name."""
+    """Yield the portions of a bucket, one per name of the ops of class `op_class`."""
     ops = np.flatnonzero(track.ops.op_class == op_class)
     start = track.ops.start[ops]
     shares = equal_shares(Intervals(start, track.ops.end[ops]), attributed.parts[bucket])
@@ -253,7 +253,7 @@ def _summed_by_name(
     names = events.name[rows]
     share_by_name = np.bincount(names, weights=shares, minlength=len(events.names))
     begun_by_name = np.bincount(names, weights=begun, minlength=len(events.names))
-    # An op whose whole time belongs to another bucket has no share, but it is counted.
+    # An op whose time is all in other buckets has no share, but is counted.
     for name in np.flatnonzero((share_by_name > 0) | (begun_by_name > 0)):
         yield (bucket, events.names[name], "", None), float(share_by_name[name]), int(begun_by_name[name])
 
@@ -265,7 +265,7 @@ def _communication_portions(
     table, ops = track.collectives, track.ops
     transfer_start = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
     waits = equal_shares(Intervals(table.start, transfer_start), attributed.parts["communication_wait"])
-    # Communication that is no collective: copies, and calls that enqueue a collective.
+    # Communication other than collectives: copies, and calls that enqueue a collective.
     other = np.flatnonzero((ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, table.row))
     spans = Intervals(np.append(transfer_start, ops.start[other]), np.append(table.end, ops.end[other]))
     transfers = equal_shares(spans, attributed.parts["communication_transfer"])

@@ -19,7 +19,7 @@ Portions = dict[Key, tuple[float, float]]
 
 #: Thirty years in milliseconds. A file with a longer step is damaged.
 _LONGEST_MS = 1e12
-#: A rank's change lists only this many portions, the ones with the largest changes, to keep the file small.
+#: Maximum number of portions in a rank's change, largest changes first, to keep the file small.
 MOST_PARTS = 5
 
 
@@ -27,7 +27,7 @@ MOST_PARTS = 5
 class ComparedAnalysis:
     """An analysis, and the means of its figures over devices.
 
-    A device without steps is left out. All other devices are called live.
+    Devices with steps are called live; other devices are left out.
 
     Raises:
         UnreadableInputError: the analysis has no device with a step, or values out of range.
@@ -48,7 +48,7 @@ class ComparedAnalysis:
 
     @cached_property
     def live(self) -> dict[tuple[int, int], tuple[int, Device]]:
-        """Return (rank, number among the rank's devices) → (index among all devices, device) of devices with steps."""
+        """Return (rank, index among the rank's devices) → (index among all devices, device), for live devices."""
         live = {}
         seen: Counter[int] = Counter()
         for index, device in enumerate(self.analysis.devices):
@@ -59,7 +59,7 @@ class ComparedAnalysis:
 
     def mean(self, figures: Iterable[float]) -> float:
         """Return the mean of `figures`, which has one figure for each live device."""
-        # The order of devices changes a sum by a rounding error; it does not change `fsum`.
+        # Unlike `sum`, the rounding of `fsum` does not depend on the order of devices.
         return fsum(figures) / len(self.live)
 
     @cached_property
@@ -83,10 +83,11 @@ class ComparedAnalysis:
         return self._portions(lambda portion: self.mean(portion.device_ms[index] for index in indices))
 
     def portions_on(self, index: int) -> Portions:
-        """Return the portions of one device, with calls per step that are means over all devices."""
+        """Return the portions of one device; their calls per step are means over all devices."""
         return self._portions(lambda portion: portion.device_ms[index])
 
     def _portions(self, portion_ms: Callable[[Portion], float]) -> Portions:
+        """Return key → (milliseconds by `portion_ms`, calls per step), summed over portions with equal keys."""
         portions: Portions = {}
         for portion in self.analysis.portions:
             if portion.bucket in BUCKETS:
@@ -152,7 +153,7 @@ def rank_changes(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[Ran
 
 
 def wait_changes(before: Analysis, after: Analysis) -> tuple[WaitChange, ...]:
-    """Return the change of waits by pair of ranks that both runs have, largest difference first."""
+    """Return the changes of waits between ranks that both runs have, largest difference first."""
     common = set(before.ranks_present) & set(after.ranks_present)
     waits: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for side, analysis in enumerate((before, after)):

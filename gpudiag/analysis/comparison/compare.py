@@ -1,8 +1,8 @@
-"""Compare two analyses: find the difference of their step times, the parts of this difference, and its cause.
+"""Compare two analyses: find the difference of their step times, its parts, and its cause.
 
 The eight buckets partition every device window. Therefore the differences of the buckets add up to the difference of
-the step times, both for the means over devices and on each rank. The portions of a bucket (`analysis.Portion`) do not
-overlap, so their differences add up to the difference of the bucket.
+the step times, on each device and for means over devices. The portions of a bucket (`analysis.Portion`) do not overlap,
+so their differences add up to the difference of the bucket.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from gpudiag.statistics import mean_of
 
 #: A confidence interval needs this many steps of each run.
 FEWEST_STEPS = 3
-#: Identities of a finding, the strictest first, because a run may have several findings of one code, for several links
-#: or ranks. Findings of two runs are paired by the first identity that agrees.
+#: Identities of a finding, the strictest first. Findings of two runs are paired by the first identity that agrees,
+#: because a run may have several findings of one code, for different links or ranks.
 _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: (finding.code, finding.cause, finding.ranks),
     lambda finding: (finding.code, finding.cause),
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks the share is
-#: half, because waiting is a mean and only one rank waits.
+#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks this share
+#: is at most half, because waiting is a mean over devices and only one of them waits.
 _WAIT_SHARE = 0.4
-#: A part with at least this share of the whole is its main part.
+#: A part with at least this share of a whole is the main part.
 _MOST = 0.5
 
 
@@ -95,7 +95,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
 
 
 def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepChange, ...]:
-    """Return the change of the profiled step, and of the corrected and the unprofiled step if both runs have them."""
+    """Return the changes of the profiled step and, if both runs have them, of the corrected and unprofiled steps."""
     before, after = old.analysis.steps, new.analysis.steps
     windows = [mean_over_devices([device.step_times_ms for _, device in side.live.values()]) for side in (old, new)]
     changes = [_step_change("profiled", old.step_ms, new.step_ms, *windows)]
@@ -111,7 +111,7 @@ def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepCha
 def _step_change(
     kind: StepKind, before_ms: float, after_ms: float, before: Sequence[float], after: Sequence[float]
 ) -> StepChange:
-    """Return the change of a mean step time, with its 95 % interval from the single step times `before` and `after`."""
+    """Return the change of a mean step time; its 95 % interval comes from the step times `before` and `after`."""
     half = None if min(len(before), len(after)) < FEWEST_STEPS else mean_of(after).minus(mean_of(before)).half_width
     difference = after_ms - before_ms
     return StepChange(
@@ -200,10 +200,10 @@ def find_cause(
     ranks: Sequence[RankChange],
     waits: Sequence[WaitChange],
 ) -> Cause | None:
-    """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
+    """Return the cause of a difference of mean step times; None if no bucket changed in the same direction.
 
-    A straggler is the cause if most of the difference is waiting for this rank. Otherwise the cause is the bucket that
-    changed most, on all ranks or on the few ranks on which it changed.
+    A straggler is the cause if waiting changed by a large share of the difference, mostly for that rank. Otherwise the
+    cause is the bucket that changed most, on all ranks or on the few ranks on which it changed.
 
     Args:
         difference_ms: difference of the profiled step.
@@ -233,7 +233,7 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank for which the others waited most; None if no rank has most of the waiting."""
+    """Return the cause on the rank whose waits changed most; None unless it has most of the changed waiting."""
     waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
@@ -259,7 +259,7 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
 
 
 def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
-    """Return the ranks with at least half of the largest change of the bucket; none if this holds for most ranks."""
+    """Return the ranks with at least half of the largest change of the bucket; empty if most ranks have it."""
     largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
     changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
     return changed if len(changed) * 2 <= len(ranks) else []

@@ -1,4 +1,4 @@
-"""Find the differences of two runs besides their times, with their meaning for the comparison of times."""
+"""Find differences between two runs other than times, and state how each affects the comparison of times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import fsum
 from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: Two runs train different models if the kernels that both have take less than this share of one run's compute. Common
-#: kernels took at least 80 % in recordings of one model (4 x H200, with various faults and strategies), and mostly less
-#: than 50 % in recordings of different models.
+#: Two runs train different models if their common kernels take less than this share of the compute of one of the runs.
+#: Common kernels took at least 80 % in recordings of one model (4 x H200, with various faults and strategies), and
+#: mostly less than 50 % in recordings of different models.
 SAME_KERNELS = 0.5
-#: `RunDifference.what` → the meaning of the difference for the comparison.
+#: `RunDifference.what` → how the difference affects the comparison.
 _MESSAGES = {
     "framework": "their kernels and collectives have different names, so only buckets and ranks compare",
     "workload": "a step does other work, so its time says nothing of a regression",
@@ -25,7 +25,7 @@ _MESSAGES = {
 
 
 def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[RunDifference, ...]:
-    """Return the properties in which the runs differ. A property that one run lacks is not compared."""
+    """Return the properties in which the runs differ. A property that is unknown for one run is not compared."""
     old, new = before.analysis.source, after.analysis.source
     work = (
         ("framework", before.analysis.framework, after.analysis.framework),
@@ -43,6 +43,7 @@ def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[
 
 
 def _differing(rows: Sequence[tuple[str, str | int | None, str | int | None]]) -> Iterator[RunDifference]:
+    """Yield a difference for each row (property, before, after) whose values are known and differ."""
     for what, old, new in rows:
         if old != new and not {old, new} & {None, ""}:
             yield RunDifference(

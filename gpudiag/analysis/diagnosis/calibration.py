@@ -11,69 +11,67 @@ from __future__ import annotations
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 WARNING_PERCENT = 5.0
-"""A finding of at least this share of the step asks for action, and a bucket of this share needs an explanation.
+"""A finding of at least this share of the step asks for action; a bucket of this share needs an explanation.
 Contract."""
 CRITICAL_PERCENT = 20.0
 """A finding of at least this share of the step is critical. Contract."""
 NOTABLE_PERCENT = 1.0
-"""Below this share of the step a rule reports nothing, and a host does not set the pace. Judgement: one fifth of the
-share that asks for action."""
+"""Savings below this share of the step are not reported, and a host whose removed work saves less does not set the
+pace. Judgement: one fifth of WARNING_PERCENT."""
 NOTABLE_MS = 0.05
-"""Below this time per step a rule reports nothing, however short the step is. Judgement: reports show one decimal, and
-this time rounds to 0.1 ms."""
+"""Savings below this time per step are not reported, however short the step is. Judgement: reports show one decimal,
+and this time rounds to 0.1 ms."""
 ESTIMATED_PERCENT = 2.0
-"""Below this share of the step an estimate of what faster kernels save is not reported. Contract: estimates are rougher
+"""Estimated savings of faster kernels below this share of the step are not reported. Contract: estimates are rougher
 than measured waste."""
 SAME_AMOUNT = 0.25
-"""Two amounts within this share of each other count as equal. A simulation that misses the step by more is not used.
-Contract: amounts are right within 25 %."""
+"""Two amounts within this share of each other count as equal. A simulation is rejected if its step time differs by more
+from the recorded one. Contract: amounts are right within 25 %."""
 SURE = 0.95
 """A finding has high confidence if it survives at least this share of the variations. Contract."""
 FAIRLY_SURE = 0.6
 """A finding has medium confidence if it survives at least this share of the variations. Judgement: only the confidence
 label depends on it, not the findings."""
 MOST = 0.5
-"""More than this share of an amount is most of the amount. The share applies to the savings that a cause explains, the
-part of the slow calls' time that a few names have, the known time beside a collective, and the part of a copy done
-before its call returned. Definition."""
+"""More than this share of an amount is "most" of it. For example, a cause explains a finding if it explains most of the
+savings, and a few names explain slow calls if they have most of the slow calls' time. Definition."""
 
 BEYOND_CHANCE = 2.0
-"""A deviation of at least this many standard deviations is hardly due to chance. Statistical: 95 % of a normal
+"""A deviation of at least this many standard deviations is hardly chance. Statistical: 95 % of a normal
 distribution."""
 FEWEST_STEPS_LEFT = 3
-"""If fewer steps than this would remain, no outlier steps are left out. Statistical: the smallest number whose median
-one of them does not move."""
+"""If fewer steps than this would remain, no outlier steps are left out. Statistical: a single outlier among three steps
+is never their median."""
 UNLIKE_STEP = 1.5
 """A step is an outlier if it takes more than this multiple of the others' median. Measured: over 36 device tracks of
-nine recorded jobs the longest step took at most 1.14 times the median of the others; a pause among steps of 29 ms took
-5 times."""
+nine recorded jobs the longest step took at most 1.14 times the median of the others; a step with a pause, among steps
+of 29 ms, took 5 times as long."""
 MOST_OUTLIERS = 0.25
 """If more than this share of the steps are outliers, none is left out. Judgement: the report names outliers in both
 cases, and lowers its confidence."""
 WORTH_FIRST = 0.25
-"""Waste is ranked before launching if its savings reach this share of the savings of launching. Judgement: both are
-reported with their savings in either order; in seven recorded jobs of slow hosts, known waste saved 37 to 75 % of the
-savings of launching."""
+"""Waste is ranked before launching if its savings reach this share of the savings of launching. Judgement: only the
+order depends on it; in seven jobs with slow hosts, waste saved 37 to 75 % of launching's savings."""
 CLEARLY_MORE = 2.0
-"""Communication that costs only host calls counts as launching if launching saves at least this many times as much.
-Judgement: the calls are reported in either case, and if both save alike, both are reported."""
+"""If communication costs only host calls, and removing launch overhead saves at least this many times as much, the
+calls are reported as launch overhead. Judgement: the calls are reported in either case."""
 AS_RECORDED = 0.02
-"""Savings within this share of each other are equal, and the profiler's cost changes nothing. Recorded and unprofiled
-steps differ by this share if only the device sets the pace. Measured: -1.8 to +2.0 % in fourteen jobs."""
+"""Savings within this share of each other count as equal, and a profiler's cost below this share of the step is
+ignored. Measured: recorded and unprofiled steps differed by -1.8 to +2.0 % in fourteen jobs paced by devices."""
 POOR_SIMULATION = 0.03
 """If the simulation misses the recorded step time by more than this share, confidence is lower. Measured: at most 0.8 %
 in nine recordings of different jobs."""
 SIMULATION_ERROR = 0.01
-"""A step time within this share of the simulated one does not show the profiler's cost. Measured: as for
-POOR_SIMULATION."""
+"""If the unprofiled step time is within this share of the simulated one, the difference does not show the profiler's
+cost. Measured: as for POOR_SIMULATION."""
 
 PROFILER_NS_PER_EVENT = 1270.0
 """The profiler adds this to the host for each recorded event. Measured: 26.1 ms profiled against 14.5 ms for 9,130
 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs."""
 PROFILER_NS_PER_CALL = 5000.0
-"""The profiler adds this for each event of a trace without operators, in which each event is a CUDA call that CUPTI
-notes. Measured: 27.9 ms unprofiled and 33.5 ms recorded for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100
-(ResNet-50, H200): 4.1 and 6.6 µs."""
+"""The profiler adds this for each event of a kernel-only trace, in which each event is a CUDA call that CUPTI records.
+Measured: 27.9 ms unprofiled and 33.5 ms recorded for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50,
+H200): 4.1 and 6.6 µs."""
 PROFILER_SHARE_OF_EVENT = 0.5
 """The profiler's cost is this share of the host's median time per event with the profiler, because the profiler slows
 down with the host. Measured: 18 jobs on two days on one machine, whose host took 3.3 µs per event on one day and 4.2 on
@@ -85,26 +83,25 @@ in the same 18 jobs."""
 LEAST_NS_PER_EVENT = 1000.0
 """The profiler's cost per event is assumed to be at least this. Measured: the least was 1.24 µs."""
 MOST_NS_SEEN = 2500.0
-"""The profiler's cost per event is assumed to be at most this if no unprofiled step shows more. Measured: the most was
-2.4 µs."""
+"""The profiler's cost per event is assumed to be at most this unless unprofiled steps show more. Measured: 2.4 µs."""
 HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
 """Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the most seen;
 savings are scaled if the unprofiled step is shorter still."""
 HIGHEST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
-"""Costs up to this are tried for a trace without operators. Judgement: three times the most seen; as for
+"""Costs up to this are tried for a kernel-only trace. Judgement: three times the most seen; as for
 HIGHEST_NS_PER_EVENT."""
 DENSE_NS = 6000.0
 """If a host takes longer than this per event, most of its work is not recorded, so that its speed is unknown. Measured:
 3.3 and 4.2 µs per event on hosts that launch, 12 on the slowest host seen."""
 MOST_PROFILER_SHARE = 0.9
-"""The profiler takes at most this share of a stretch of host work. Judgement: a stretch is some µs long, and over all
-events the profiler takes half."""
+"""The profiler's cost is assumed to be at most this share of the host time between two nodes. Judgement: a node is a
+few µs long, and the profiler takes half of the time over all events."""
 PARTS_OF_STEP = 32
-"""The calls of a step are divided into this many parts, to find where a host is slower than its peers. Judgement: the
-median over parts moves by a thirty-second if one source location is slower."""
+"""The calls of a step are divided into this many parts, to find where a host is slower than its peers. Judgement: one
+slow source location changes only one of 32 parts, and hardly moves the median over parts."""
 FEWEST_CALLS = 4
-"""If a part of a step has fewer calls than this, the parts of hosts are not compared. Statistical: one long call does
-not move the median of four."""
+"""If a part of a step has fewer calls than this on average, the parts of hosts are not compared. Statistical: one long
+call does not move the median of four."""
 SLOW_THROUGHOUT = 1.5
 """A host is slow throughout if it takes this many times as long as its peers in half of the step. Measured: 2.7 and 3.1
 for a quarter of a core, at most 1.2 for ranks with a core each, whatever extra work one of them had."""
@@ -118,18 +115,18 @@ ELSEWHERE_NS = 5 * NS_PER_MS
 """A pause of this length is not Python between calls, however slow the host is. Measured: the longest in the same jobs
 took 2.9 ms."""
 COMPUTES_NS = 100 * NS_PER_US
-"""Beside a device, an operator computes on the CPU if its self time reaches this and it calls no runtime. Measured: 54
-ms per step of an optimizer in host memory; in 201 of 207 recordings without one at most 0.2 ms, in five others 2 to 12
-ms on a host that had lost its core."""
+"""Beside a device, an operator computes on the CPU if its self time reaches this and it calls no runtime. Measured: an
+optimizer in host memory computed for 54 ms per step; of 207 recordings without such an optimizer, 201 had at most 0.2
+ms, and five had 2 to 12 ms, on a host that had lost its core."""
 FEW_SLOW_CALLS = 2
-"""Slow calls of at most this many names are reported by name. Judgement: a host that loses its core is slow in calls of
-many names; if the names are not reported, the time counts as launching."""
+"""Slow calls are reported by name if at most this many names have most of their time; otherwise their time counts as
+launching. Judgement: a host that loses its core is slow in calls of many names."""
 BESIDE = 0.2
 """A thread runs beside the training thread, not in turns with it, if both are busy for more than this share of its
-time. Measured: 40 other threads that launch were busy for 0.0 % of their time while the training thread was."""
+time. Measured: 40 other threads that launch kernels shared 0.0 % of their busy time with the training thread."""
 COPY_BEHIND_NS = 20 * NS_PER_US
-"""A synchronization that begins within this time after the call of a copy belongs to the same `.to(device)`. Measured:
-1 to 9 µs."""
+"""A synchronization that begins this soon after the call of a copy is of the same `.to(device)`. Measured: 1 to 9
+µs."""
 HELD_UP_NS = 8 * NS_PER_US
 """A call of at most this length did not wait for a full launch queue. Measured: the median of 17,746 calls with fewer
 than 100 ops in the queue was 7.4 µs."""
@@ -145,57 +142,55 @@ QUEUED_NS = 20 * NS_PER_US
 the device idle. Measured: of 118,406 ops launched at least 0.1 ms before, 99 % started within 22 µs of the previous
 op."""
 AT_ONCE_NS = 10 * NS_PER_US
-"""An op waited for an op of another stream that ended within this time before it, if nothing else explains its start.
-Measured: of the same ops 95 % started within 7.7 µs."""
+"""An op waited for an op of another stream if the other op ended within this time before it and nothing else explains
+its start. Measured: of the same ops 95 % started within 7.7 µs."""
 CLOCK_NS = 1 * NS_PER_US
-"""An op that began this long before the end of another op did not wait for it. Physical: timestamps of a device differ
-by less."""
+"""An op that began this long before another op's end did not wait for it. Physical: a device's timestamps differ by
+less."""
 GAP_IN_GRAPH_NS = 450.0
 """Kernels of a CUDA graph follow each other after this gap. Measured: on H200s a mean of 0.41 and 0.51 µs over 3,648
 and 2,404 kernels; kernels launched one by one are 1.2 to 1.3 µs apart if the host runs far ahead."""
 FEW_OPS = 4
-"""A stream with at most this many ops in a step does not determine the end of the step; the host does. Judgement: the
-ends of steps do not change any savings, which are means over steps."""
+"""A stream with at most this many ops in a step does not determine the end of the step; the host does. Judgement:
+savings are means over steps, so that they do not depend on where a step ends."""
 TINY_KERNEL_US = 10.0
 """A kernel shorter than this takes less time than its launch. Physical: the CUDA call alone takes 5 to 7 µs in the
 median, and the framework's work around it as much again."""
 
 CONTENTION_FREE = 0.05
-"""An op is contention-free if less than this share of it ran beside a collective. Judgement: ops lose a third of their
-time beside a collective, so that a contention-free op lost 2 % at most."""
+"""An op is contention-free if less than this share of it ran beside a collective. Judgement: an op loses a third of the
+time that it runs beside a collective, so that a contention-free op loses 2 % at most."""
 ALIKE_CONTENTION_FREE = 0.1
 """Kernels do the same work if the middle half of their contention-free durations is within this share of the median.
-Measured: on an H200 0.2 to 2 % for one size, several times the median for two; of 2,797 kernels at one position of the
-step 95 % are within 8 %."""
+Measured: on an H200 0.2 to 2 % for kernels of one size, several times the median if two sizes are mixed; of 2,797
+kernels at one position of the step 95 % are within 8 %."""
 ALIKE_DISTURBED = 0.25
 """Kernels do the same work if the middle half of their contended durations is within this share of the median.
-Measured: on an H200 5 to 20 % for one size."""
+Measured: on an H200 5 to 20 % for kernels of one size."""
 CONTENTION_FREE_POSITIONS = 2
-"""The kernels of a repeated layer are contention-free at this many positions of the step or more. Definition: of
-"repeated"."""
+"""The kernels of a repeated layer are contention-free at this many positions of the step or more. Definition."""
 CONTENDED_POSITIONS = 3
 """The kernels of a repeated layer are contended at this many positions of the step or more. Statistical: contended
 durations scatter more."""
 MOST_SLOWED = 2.5
 """A kernel that takes longer than this multiple of its counterparts does other work. Measured: 99 % of 20,251 contended
-kernels took at most 1.98 times as long. In the worst case, work that filled all processors once must fill them
-twice."""
+kernels took at most 1.98 times as long. In the worst case, work that filled all processors once must fill the remaining
+processors twice."""
 TRANSFERRING = 1.7
 """Beside a collective that transfers, a kernel loses this multiple of the share of processors that the collective
-holds, because it also loses bandwidth. Measured: against counterparts on H200s, where NCCL holds 24 of 132 processors,
-18 %: kernels lost 17 to 23 % of their time beside all-reduces that spun, 30 and 32 % beside all-reduces that
-transferred."""
+holds, because it also loses bandwidth. Measured: on H200s NCCL holds 24 of 132 processors, 18 %. Kernels lost 17 to 23
+% of their time beside all-reduces that waited, and 30 and 32 % beside all-reduces that transferred."""
 
 OF_NVLINK = 0.125
 """A large collective does not use NVLink if its bus bandwidth is below this share of that of the GPUs' NVLink.
 Measured: 22 to 27 GB/s without peer access, in ten jobs on H100s and H200s, whose NVLink carries 450 one way; 257 to
 334 with it, in four."""
 LARGE_TRANSFER_BYTES = 16 << 20
-"""A collective of at least this size is large, so that latency takes little of it. Physical: at 150 GB/s it takes 0.1
-ms, of which launching and synchronizing a ring take a fifth at most."""
+"""A collective of at least this size is large, so that latency is a small part of its time. Physical: at 150 GB/s it
+takes 0.1 ms, of which launching and synchronizing a ring take a fifth at most."""
 TINY_TRANSFER_BYTES = 64 << 10
-"""A collective below this size costs its latency, so that fewer bytes save nothing. Physical: at the 16 GB/s of PCIe 3
-this size takes 4 µs, and starting a ring of several GPUs 10 to 20."""
+"""A collective below this size takes only its latency, so that sending fewer bytes saves nothing. Physical: at the 16
+GB/s of PCIe 3 this size takes 4 µs, and starting a ring of several GPUs 10 to 20."""
 MOSTLY_UNSEEN = 0.1
 """If more than this share of the transfer time is in collectives of ranks without traces, communication is not
 diagnosed. Judgement: the report then says which traces are missing."""
@@ -206,30 +201,28 @@ ALSO_LATE = 0.3
 """A rank is a straggler if its excess is at least this share of the largest excess. Judgement: savings and cause do not
 depend on this share, and the evidence has the excess of every rank."""
 JITTER = 1.3
-"""The straggler changes between steps if equalizing each step saves this many times as much as equalizing ranks.
-Judgement: if one rank is late in every step, at most a third of the savings is not due to it."""
+"""The straggler changes between steps if equalizing the ranks of each step saves more than this many times as much as
+equalizing the ranks' means. Judgement: below it, the rank that is late on average causes most of the savings."""
 
 SAME_CLOCK = 0.01
 """Board clocks within this share of each other are equal. Measured: the maxima of boards of one model differ by a few
 MHz through binning, 15 of 1980."""
 LINK_OF_CEILING = 0.6
-"""A link that carries less than this share of its ceiling is degraded. Measured: pinned copies of healthy links reach
-80 to 97 %."""
+"""A link that carries less than this share of its ceiling is degraded. Measured: pinned copies usually reach 80 to 97
+%."""
 LINK_OF_SIBLINGS = 0.75
 """A link that carries less than this share of the rate of links of the same model is degraded. Measured: GPUs of one
 model in one machine agree within some percent."""
 LINK_SEVERE = 0.35
-"""A degraded link that carries less than this share of its ceiling is critical. Judgement: only the severity depends on
-it."""
+"""A degraded link below this share of its ceiling is critical. Judgement: only the severity depends on it."""
 PROVES_FULL_WIDTH = 0.8
 """A link that carries this share of its maximum has its full width and speed, whatever its registers say. Physical:
 half the lanes, or a generation less, carry half."""
 NARROW_GB_PER_S = 2.0
-"""A GPU whose link carries less than this is on a riser. Physical: two lanes of PCIe 3; GPUs for training have eight or
-sixteen."""
+"""A GPU whose link carries less than this is on a riser. Physical: two lanes of PCIe 3; usual are eight or sixteen."""
 CONTEXT_BYTES = 512 << 20
-"""A process that holds less memory than this holds little more than a CUDA context. Measured: 300 to 500 MB on current
-GPUs."""
+"""A process that holds less memory than this holds hardly more than a CUDA context. Measured: contexts have 300 to 500
+MB."""
 PEER_SLOWER = 0.9
 """Direct copies are slower than staged ones if they reach less than this share of their rate. Judgement: repeated
 measurements differ by some percent, not by a tenth over all directions."""
@@ -243,18 +236,19 @@ LONG_STAGE = 1.03
 """A pipeline stage that computes this many times the mean of the stages is named. Judgement: as for tables of
 operations, in which even stages differ by a percent."""
 MORE_WORK = 1.1
-"""A late rank with this many times its peers' FLOPs or bytes has longer sequences or more of them. Judgement: a rank
-that is late by 5 % of the step has more than that."""
+"""A late rank with this many times its peers' FLOPs or bytes has longer sequences or more of them. Judgement: work that
+makes a rank late by 5 % of the step exceeds it."""
 LONGER_SEGMENT = 1.25
 """Work between two collectives that takes this many times the peers' time makes a rank late. Judgement: a hot expert
 computes a multiple of the others' tokens; other segments vary by some percent."""
 MOST_OF_EXCESS = 0.7
 """Experts make a rank late if their segments hold at least this share of its excess. Judgement: the rest is scatter."""
 LEAST_ELSEWHERE = 0.15
-"""At least this share of a rank's work must be as long as its peers', to tell a hot expert from a slow device.
-Judgement: attention and dense layers take more."""
+"""Experts make a rank late only if at least this share of its work takes as long as its peers'; otherwise its device
+may be slow. Judgement: attention and dense layers take more."""
 LEAST_BUBBLE_PERCENT = 1.0
-"""More microbatches that save less of the step are not reported. Judgement: repeated runs differ by a percent."""
+"""A pipeline bubble is not reported if more microbatches save less than this share of the step. Judgement: repeated
+runs differ by a percent."""
 OPERATOR_FIXED_NS = 20_000
 """Self time of an operator of a CPU process that does not shrink with the microbatch, because it is dispatch.
 Judgement: PyTorch dispatches an operator in 1 to 20 us while it is recorded."""

@@ -1,7 +1,7 @@
-"""Provide the facts that every rule reads, each computed once, without outlier steps.
+"""Provide the facts that rules read, each computed once, and leave out outlier steps.
 
-A mean over steps of different kinds describes no step. If one step in six takes 147 ms and the others 29 ms, the mean
-suggests that each step loses 20 ms. A few outlier steps are left out and reported. Many outlier steps are kept.
+A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the others 29 ms, the mean
+suggests that each step loses 20 ms. Therefore a few outlier steps are left out and reported, but many are kept.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return by rank the exposed ms per step in these buckets, the maximum over the rank's devices."""
+        """Return rank → exposed ms per step in these buckets, the maximum over the rank's devices."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -127,7 +127,7 @@ class Case:
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
 
     def unseen_share(self) -> float:
-        """Return the share (0 to 1) of transfer time in collectives in which a rank without a trace takes part."""
+        """Return the share (0 to 1) of the transfer time that is in collectives with a rank that has no trace."""
         tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
@@ -145,10 +145,10 @@ class Case:
 
 
 def without_outlier_steps(case: Case) -> Case:
-    """Return the case reduced to the longest run without outliers if outliers are few, else the whole case.
+    """Return the case reduced to its longest run of steps without outliers if outliers are few, else the whole case.
 
-    If the unprofiled step time is known, outliers may be many, but the reduced case must have a mean step nearer to
-    that time than the whole case.
+    If the unprofiled step time is known, outliers may be many. The whole case is then kept if its mean step is nearer
+    to the unprofiled step time.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:
@@ -189,7 +189,7 @@ def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Contai
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Return outlier step → (length in ns, usual length in ns, rank), for the rank on which they differ most."""
+    """Return outlier step → (length in ns, usual length in ns, rank), for the rank with the largest ratio."""
     outliers: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)
@@ -205,6 +205,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
 
 
 def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
+    """Describe the outlier step with the largest ratio to its usual length, and count the others."""
     number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
     length, usual, rank = outliers_by_step[number]
     others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""
@@ -223,6 +224,7 @@ def _cut_track(track: DeviceTrack, first: int, after: int) -> DeviceTrack:
 
 
 def _cut_attribution(track: TrackAttribution, first: int, after: int) -> TrackAttribution:
+    """Return the attribution of the windows `first` to `after` - 1."""
     bounds = track.bounds[first : after + 1]
     span = Intervals(bounds[:1], bounds[-1:])
 

@@ -38,7 +38,7 @@ _WEAKENING = frozenset(
 )
 #: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not forbid the finding: they only add compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not forbid it, because they would only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: Findings about host time, which an unmeasured profiler cost makes uncertain.
@@ -71,7 +71,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Return all findings, the unexplained time, and the checks that gave no answer."""
+    """Return the diagnosis of a case; without a simulation, its findings come from the shares of the recorded step."""
     what_if = case.what_if
     reason = _reason_not_to_simulate(case, what_if)
     if what_if is None or reason:
@@ -132,7 +132,7 @@ def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
 
 
 def _without_simulation(case: Case, reason: str) -> Diagnosis:
-    """Report the wait for input in unprofiled steps, or without such a wait the shares of the recorded step."""
+    """Report the wait for input in unprofiled steps; if there is none, report the shares of the recorded step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
     # `compute-bound` needs no simulation, so a missing simulation does not lower its confidence.
@@ -158,7 +158,7 @@ def _ask_rules(case: Case, what_if: WhatIf, warnings: set[str]) -> tuple[list[Pr
 
 
 def _with_source_lines(case: Case, what_if: WhatIf, scored: list[ScoredFinding]) -> list[ScoredFinding]:
-    """Merge the findings that lie in one line of the source, and name the lines, if lines were recorded."""
+    """Merge the findings that lie in one source line, and name the lines; do nothing if no lines were recorded."""
     if case.lines is None:
         return scored
     from gpudiag.analysis.diagnosis.finding_sources import with_sources  # noqa: PLC0415  # not needed for bare traces
@@ -176,7 +176,7 @@ def _with_input_lines(case: Case, findings: list[Finding]) -> list[Finding]:
 
 
 def _graded(what_if: WhatIf, scored: list[ScoredFinding]) -> list[Finding]:
-    """Give each finding the lower of two confidences: its rule's, and the grade of the variations that it survives."""
+    """Give each finding the lower of its rule's confidence and the grade for the variations that it survives."""
     findings = []
     for scored_finding, share in zip(scored, survival(what_if, scored), strict=True):
         finding = scored_finding.finding
@@ -192,7 +192,7 @@ def _unexplained(buckets: Sequence[Explained]) -> list[Validity]:
 
 
 def _in_recorded_terms(finding: Finding, timeline: Timeline) -> Finding:
-    """Replace "step" in the title if another unit repeats, and "training" if the job does inference."""
+    """Replace "step" in the title if the timeline's unit is not a step, and "training" if the job does inference."""
     words = {}
     if timeline.unit != "step":
         words["step"] = timeline.unit.replace("-", " ")
@@ -233,7 +233,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
         abs(what_if.simulated_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
         finding.code in _ON_THE_HOST and case.unprofiled_ms is None and mostly_overhead,
-        # The profiler may have made this rank's host slow, because the profiler's cost differs by rank and step.
+        # The profiler may have slowed this rank's host, because the profiler's cost differs between ranks and steps.
         finding.code == "straggler" and finding.cause == "launch" and mostly_overhead,
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),

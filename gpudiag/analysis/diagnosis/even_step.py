@@ -18,17 +18,17 @@ from gpudiag.model.parallelism import Imbalance, ImbalanceCause
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
 
-#: Causes of `straggler` that lie in the ranks' work instead of the rank itself.
+#: Causes of `straggler` that lie in the rank's work, not in its device or host.
 _OF_THE_WORK = ("sequence", "experts")
 
 
 def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | None:
-    """Return the slowdown by all imbalance and by each cause; None if a step takes no time."""
+    """Return the slowdown by the whole imbalance and by each of its causes; None if a step takes no time."""
     now = what_if.corrected
     now_ms = milliseconds(what_if.model.simulate(now).step_ns)
     causes = [finding.cause for finding in findings if finding.code == "straggler"]
     of_ranks = next((cause for cause in causes if cause in _OF_THE_WORK), "rank")
-    # Tokens that leave one expert go to another, so that all experts get their mean and not the median.
+    # Tokens that leave one expert go to another, so that experts are equalized to their mean and not to their median.
     equal = share_tokens(what_if, now) if of_ranks == "experts" else equalize_ranks(what_if, now)
     ideal_ms = milliseconds(what_if.model.simulate(balance_stages(what_if, equal)).step_ns)
     if not now_ms or not ideal_ms:
@@ -48,7 +48,7 @@ def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | No
 
 
 def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Scale the compute of each stage to the mean of the stages."""
+    """Return the scenario in which the compute of each stage is scaled to the mean of the stages."""
     share = np.ones(max(what_if.graph.ranks) + 1)
     for times, peers in zip(relative_work(what_if, scenario), what_if.graph.peers, strict=True):
         share[peers] = 1 / max(times, 1e-9)
@@ -79,7 +79,7 @@ def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
 
 
 def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Give each expert the mean of its peers' work, because tokens that leave one expert go to another."""
+    """Return the scenario in which each expert has the mean work of its peers; the total stays equal."""
     work, beside = work_by_segment(what_if, scenario), beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return scenario
@@ -99,7 +99,7 @@ def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
-    """Return float64[processes, segments], ns: work between consecutive collectives of a step."""
+    """Return float64[processes, segments], ns: work between consecutive collectives; None without segments."""
     component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     graph = what_if.graph
     process = graph.host.process if component == "launch" else what_if.model.process_of_op
@@ -114,7 +114,7 @@ def work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
 
 
 def beside_all_to_alls(what_if: WhatIf) -> NDArray[np.bool_] | None:
-    """Return bool[processes, segments]: whether a segment begins or ends with an all-to-all of its process."""
+    """Return bool[processes, segments]: segments next to an all-to-all of their process; None without an all-to-all."""
     graph = what_if.graph
     device = graph.device
     segment_of_node, segment_of_op = what_if.model.segments

@@ -1,7 +1,7 @@
-"""Explain each bucket of the step by findings, and order the fixes. Without a simulation, report each bucket's share.
+"""Explain each bucket of the step by findings, and order the fixes. Without a simulation, report the buckets' shares.
 
-A bucket's share of the step is an upper bound of its savings. Savings themselves are unknown for a single recorded
-step, for a job that cannot be simulated, and for one rank of several.
+A bucket's share of the step is an upper bound of its savings. Only this bound is known for a single recorded step, for
+a job that cannot be simulated, and for one rank of several.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
 from gpudiag.model.timeline import Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
-#: Findings that may keep a device waiting for its host.
+#: Codes of findings that may explain why a device waits for its host.
 _ON_THE_HOST = (
     "launch-bound",
     "recompilation",
@@ -43,7 +43,7 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
-#: Buckets of device time. Recording does not lengthen device time, but may expose it by delaying compute.
+#: Buckets of device time. Recording does not lengthen device time, but may expose more of it by delaying compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
@@ -96,7 +96,7 @@ _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
 def pace_setter(case: Case) -> tuple[dict[str, float], float]:
-    """Return (ms by bucket, step in ms) of the device that waits least for the others, which sets the pace."""
+    """Return (ms per step by bucket, step time in ms) of the device that waits least for other ranks."""
     track = _pace_track(case)
     if track is None:
         return dict.fromkeys(BUCKETS, 0.0), 0.0
@@ -115,9 +115,9 @@ def _pace_track(case: Case) -> TrackAttribution | None:
 def explain(
     case: Case, what_if: WhatIf, scored: Sequence[ScoredFinding], findings: Sequence[Finding]
 ) -> tuple[Explained, ...]:
-    """Explain each bucket except compute that takes 5 % of the step or more.
+    """Explain each bucket, except compute, that takes 5 % of the step or more.
 
-    A finding accounts for as much of a bucket as it saves. The profiler accounts for the host time that it added.
+    A finding accounts for as much of a bucket as it saves. The host time that the profiler added is also explained.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(
@@ -136,6 +136,7 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
     scored: Sequence[ScoredFinding],
     findings: Sequence[Finding],
 ) -> Explained:
+    """Explain one bucket, which takes `ms` of each step."""
     codes, edits = _BY[bucket]
     accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
     accounts = [(code, accounted) for code, accounted in accounts if notable(accounted, step_ms)]
@@ -157,9 +158,9 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time if unknown.
+    """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time if savings are unknown.
 
-    A pipeline bubble accounts for its whole length, although more microbatches save only half of it.
+    A pipeline bubble explains its whole length, although the proposed microbatches remove only half of the bubble.
     """
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
@@ -172,11 +173,11 @@ def _accounted_ms(finding: Finding, bucket: str) -> float:
 
 
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
-    """Return the ms of a bucket, per step, that recording itself may have caused.
+    """Return how many ms of a bucket, per step, recording itself may have caused.
 
-    For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, it is the
-    bucket's savings in the recorded step minus its savings in the corrected step, because a host that recording slows
-    leaves less compute to hide the bucket.
+    For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, the result is at
+    most the bucket's savings in the recorded step minus its savings in the corrected step, because a slowed host leaves
+    less compute to hide the bucket.
     """
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
@@ -190,7 +191,7 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
 
 
 def _queued_ms(case: Case) -> float:
-    """Return the gaps between queued ops, which no host causes, in ms per step on the device that sets the pace."""
+    """Return the gaps between ops that were already queued, in ms per step on the device that sets the pace."""
     track = _pace_track(case)
     return 0.0 if track is None else milliseconds(length(track.queued) / len(track.step_ns))
 
@@ -198,7 +199,7 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Return (codes of the findings that hide the `left_ms` for which no finding accounts, an explanation in words)."""
+    """Return (codes of findings that hide the unexplained `left_ms`, explanation in words)."""
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)
@@ -221,12 +222,12 @@ def _hidden(
 
 
 def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Finding, ...]:
-    """Return findings for the buckets with 5 % of the step or more, largest first, then compute.
+    """Return findings for the buckets with 5 % of the step or more, largest first, then `compute-bound` if it applies.
 
     Args:
         case: the job.
         reason: why savings cannot be estimated.
-        trusted: whether the recording is complete enough to conclude that compute sets the pace.
+        trusted: whether the recording is complete enough to report `compute-bound`.
     """
     buckets, step_ms = pace_setter(case)
     if step_ms < NOTABLE_MS:
@@ -244,9 +245,9 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
 
 
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Add communication as a finding if traces of other ranks are missing and no finding covers it.
+    """Add a finding about communication if traces of other ranks are missing and no finding reports communication.
 
-    A finding with unknown savings is placed as if it saved half of its exposed time.
+    Findings are sorted by savings; unknown savings count as half of the finding's exposed time.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
@@ -268,7 +269,7 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
-    """Return the finding that a bucket's share of the step suggests, with that share as an upper bound."""
+    """Return the most likely finding for a bucket, with the bucket's share of the step as an upper bound."""
     code, cause, words = LIKELY[bucket]
     if case.tracks and case.tracks[0].is_cpu:
         words = _ON_CPU.get(bucket, words)
@@ -277,7 +278,7 @@ def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> 
     advice = (_MARKED_STEPS,)
     if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
         words, cause, advice = _UNSEEN, None, (_ALL_RANKS,)
-        # Waiting in a collective counts as transfer here.
+        # Without the other ranks' traces, waiting in a collective counts as transfer.
         collective = largest_collective(case, from_last_arrival=False)
         if collective is not None:
             link_gb_per_s = nvlink_gb_per_s(case.tracks[0].device_name)
@@ -306,7 +307,7 @@ def _unit_words(timeline: Timeline) -> str:
 
 
 def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None) -> str:
-    """Return a part of a title: the bandwidths, and whether they point to waiting."""
+    """Return the end of a title: the bandwidths, and whether these suggest that ranks wait."""
     if link_gb_per_s is None:
         return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} GB/s)"
     waits = ", which points to waiting" * (collective.busbw_gb_per_s < OF_NVLINK * link_gb_per_s)
@@ -314,7 +315,7 @@ def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None)
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
-    """Return the fixes in the reported order, without fixes that save nothing after the previous ones."""
+    """Return the fixes in the reported order, without fixes that save nothing more after the fixes before them."""
     costs, chain = what_if.corrected, []
     for scored in findings:
         costs = scored.proposal.edit(what_if, costs)

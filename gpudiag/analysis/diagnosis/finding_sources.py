@@ -1,4 +1,4 @@
-"""Name the line of the user's source in each finding that comes from the host."""
+"""Add the line of the user's source to each finding that the host causes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ON_THE_HOST = frozenset({"host-stall", "host-sync", "slow-copy", "launch-bound"
 
 
 def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Add to each finding about the host its line of the user's source."""
+    """Add the line of the user's source to each finding about the host."""
     if case.lines is None:
         return list(findings)
     known = {scored.finding.source for scored in findings if scored.finding.source is not None}
@@ -32,7 +32,7 @@ def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Add to each `input-bound` finding the line that makes the batches."""
+    """Add the line that makes the batches to each `input-bound` finding."""
     if case.lines is None:
         return list(findings)
     return [
@@ -61,7 +61,7 @@ def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceL
 
 
 def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
-    """Return float64[n], ns before each host node: operators, calls and waits for the device that `gone` removes."""
+    """Return float64[n], ns of operators, calls and waits for the device before each host node, removed by `gone`."""
     host, now = what_if.graph.host, what_if.corrected
     unblocked = now.blocking & ~gone.blocking & (host.block != HostBlock.COLLECTIVE)
     first = np.append(True, host.process[1:] != host.process[:-1])

@@ -1,9 +1,9 @@
-"""Make one finding of all costs of one line of the user's source.
+"""Merge all costs of one line of the user's source into one finding.
 
 A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch, and does not
-mostly launch kernels, as a loss function does. Examples are saving, logging, metrics and sleeping. Hooks in the
-backward pass are removable too. The simulation removes the line's host time, waits for the device, copies, and kernels.
-A line that saves 5 % of the step is a finding, and absorbs the other findings that save nothing more without the line.
+mostly launch kernels, as a loss function does. Examples are lines that save, log, compute metrics or sleep. Lines of
+backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies, and
+kernels. A line that saves 5 % of the step becomes a finding, and replaces findings that save nothing more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_LINES = 4
 
 
 def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Merge the findings that go away with a line, and add findings for lines that no rule has found."""
+    """Merge findings that disappear if a line is removed, and add findings for lines that no rule has found."""
     merged = list(findings)
     if case.lines is None:
         return merged
@@ -101,7 +101,7 @@ def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
 
 
 def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Reduce a stall to its savings outside the line; return any other finding unchanged."""
+    """Reduce the savings of a stall to those outside the line; return any other finding unchanged."""
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
         return scored
@@ -137,7 +137,7 @@ def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scen
 
 
 def _may_lie_in_a_line(finding: Finding) -> bool:
-    """Return whether a line may cause the finding; unmarked time at a step's start may be other work than input."""
+    """Return whether a line may cause the finding; `input-bound` counts only if it is a guess from unmarked time."""
     return finding.code in {*MERGED_CODES, "recompilation"} or (finding.cause or "").startswith("unmarked time")
 
 

@@ -1,9 +1,9 @@
 """Merge findings at one location of the step into one finding.
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
-tensors to the host, waits for the copies, and runs Python in between. Each of these causes is a finding, but none can
-be fixed alone. If removing one place from the step removes a stall together with other findings, they are merged into
-one finding, whose `parts_ms` lists its components.
+tensors to the host, waits for the copies, and runs Python in between. Each of these costs is a finding, but none can be
+fixed alone. Findings are merged if they include a stall and all disappear from a step that is simulated without the
+place. The `parts_ms` of the merged finding lists its components.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘
@@ -40,7 +40,7 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
 
 _STALL = HostStall.code
-#: Codes of findings that may be merged, because the host causes them at one location of the step.
+#: Codes of findings that may be merged, because the host can cause all of them at one location of the step.
 MERGED_CODES = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
 _FORWARD = "the model's forward pass"
 SAVING = pytorch(
@@ -50,9 +50,9 @@ SAVING = pytorch(
 
 
 def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Merge the findings that go away together with a stall when its place is removed.
+    """Merge a stall with the findings that disappear together with the stall when its place is removed.
 
-    If source lines are known, nothing is merged here, because `one_line` divides the host time more finely.
+    If source lines are known, nothing is merged here, because `one_line` merges by line.
     """
     if case.lines is not None and case.lines.placed:
         return list(findings)
@@ -76,7 +76,7 @@ def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
-    """Return the findings that save hardly anything in the scenario `gone`, in which the place is removed."""
+    """Return the findings that save hardly anything more in the scenario `gone`, without a place or line."""
     left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
     return [
         scored for scored, rest in zip(findings, left, strict=True) if rest <= max(SAME_AMOUNT * scored.savings_ms, 0.0)
@@ -84,9 +84,9 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether the place absorbs several findings, of which a stall is the largest.
+    """Return whether the place absorbs several findings, and a stall is the largest of them within the tolerance.
 
-    Waits or copies that cost clearly more than the stall at the same place stay separate findings.
+    Waits or copies that cost clearly more than the stall stay separate findings.
     """
     largest = max(scored.savings_ms for scored in absorbed)
     stalled = max((scored.savings_ms for scored in absorbed if scored.finding.code == _STALL), default=0.0)
@@ -102,7 +102,7 @@ def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFi
 
 
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
-    """Return description and nodes of the place with the most untraced host time; None if no place has any.
+    """Return (description, bool[n] nodes) of the place with the most untraced host time; None if no place has any.
 
     Places that launch much of the model's compute are ignored, because they are the training itself.
     """
@@ -136,7 +136,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # between one range in two successive steps lies a whole step
+                continue  # two calls of the same range are a whole step apart
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)
@@ -157,7 +157,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -> Scenario:
-    """Remove the work, untraced time, waits and copies of these host nodes, except those of communication."""
+    """Remove the work, untraced time, waits and copies of these host nodes, except for communication."""
     copies = copies_of(nodes, what_if)
     communication = what_if.model.communication
     return replace(
@@ -209,7 +209,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 
 
 def parts_of(what_if: WhatIf, whole: Scenario, gain: float) -> dict[str, float]:
-    """Split the gain of a scenario by component, in ms per step; components are removed one after another."""
+    """Split the savings of the scenario `whole`, in ms per step, by removing one component after another."""
     costs = what_if.corrected
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)

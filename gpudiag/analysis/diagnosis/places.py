@@ -28,7 +28,7 @@ _DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Count the host events `rows` of one process by the innermost of the user's functions around each."""
+    """Count the host events `rows` of one process by the user's function that encloses each most closely."""
     counted: Counter[str] = Counter()
     frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
     if len(frames) == 0:
@@ -48,7 +48,7 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
 
 
 def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return the ns within a span during which each of the user's functions was the innermost on a thread.
+    """Return user's function → ns within a span in which it was the innermost one on a thread.
 
     Args:
         events: one process's events.
@@ -75,7 +75,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
 
 
 def innermost(events: EventTable, rows: NDArray[np.intp], begin_ns: int, end_ns: int) -> str:
-    """Return the innermost of these functions or ranges that covers most of a span on the trace's clock, or ""."""
+    """Return the name of the shortest event of `rows` that covers most of a span on the trace's clock, or ""."""
     start, end = events.start_ns[rows], events.end_ns[rows]
     overlap = np.minimum(end, end_ns) - np.maximum(start, begin_ns)
     covering = np.flatnonzero(overlap > MOST * (end_ns - begin_ns))
@@ -102,7 +102,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     """Return the locations of untraced host time on these ranks, longest first.
 
     Time before a step's first op and time in communication do not count. The time of a location is the maximum over
-    ranks. With `common` the time is the lower median over ranks, which ignores a stall of a single rank.
+    ranks, or with `common` the lower median, which ignores a stall of a single rank.
     """
     by_process = [_places(case, track, untraced_time) for track in _processes(case, ranks)]
     places = []
@@ -116,7 +116,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
 
 
 def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
-    """Return the longest of `places` (longest first) if it has most of their time and of the savings, else None.
+    """Return the first of `places` (longest first) if it has most of their time and of the savings, else None.
 
     `gain_ms` is the savings of removing all stalls, in ms per step.
     """
@@ -125,7 +125,7 @@ def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
 
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
-    """Describe the location with most untraced time before a step's first op on these ranks; "" without one."""
+    """Describe the location of most untraced time before the first op of these ranks' steps; "" without one."""
     places = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
     return max(places, key=lambda place: place.ms_per_step).words if places else ""
 
@@ -166,7 +166,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 
 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Return the slow operators if a few names have most of their time, else an empty dict.
+    """Return `slow_operators` if a few of them have most of the time, else an empty dict.
 
     Many names show that the thread sometimes loses its core, because a lost core slows any operator.
     """
@@ -200,7 +200,7 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call with the nearest edge; of several calls with close edges, the outermost."""
+    """Return the name of the call with the latest or earliest edge; of calls with close edges, the longest."""
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

@@ -1,4 +1,4 @@
-"""Register all rules, and all other code that makes findings from traces. A rule that is not listed is never run."""
+"""Register all rules and all other code that makes findings from traces. A rule that is not in `RULES` never runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudiag.analysis.diagnosis.rules.slow_copy import SlowCopy
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
 from gpudiag.model.analysis import Finding
 
-#: Rules that propose scenarios to simulate. Findings of equal savings stay in this order.
+#: Rules that propose scenarios to simulate. Findings with equal savings keep this order.
 RULES: tuple[type[Rule], ...] = (
     Straggler,
     InputBound,
@@ -44,8 +44,8 @@ def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Findin
     return PipelineBubble.findings(case, findings)
 
 
-#: Functions that revise the findings of `RULES`, in this order, by unprofiled steps, missing traces, and the schedule
-#: of a pipeline.
+#: Functions that revise the findings of `RULES` in this order: by unprofiled steps, by missing traces, and by the
+#: schedule of a pipeline.
 REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
 #: The function that makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes

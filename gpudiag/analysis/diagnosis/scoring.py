@@ -1,19 +1,19 @@
 """Score proposals: estimate the savings of each fix, the order of the fixes, and the confidence in both.
 
 Savings alone do not determine which fix comes first. Worked example: per step, the host spends 30 ms in the loader and
-15 ms on launching, and the device needs 31 ms. Removing only the loading saves 14 ms, and removing only the launching
-saves 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides it. Therefore
+15 ms on launching, and the device needs 31 ms. Removing only the loader saves 14 ms, and removing only launching saves
+14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides launching. Therefore
 waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job, the job without waste,
-and the job without waste and communication. The least savings count.
+and the job without waste and communication. The smallest of the three savings counts.
 
-Two kinds of waste may hide each other. If the loader is late and the host also waits for the device, then after either
-fix the device sets the pace. Both are findings, each with its own savings, and each names the other in `instead`.
+Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, either fix alone
+makes the device set the pace. Both are findings with their own savings, and each names the other in `instead`.
 
 The confidence in a finding is the share of variations that it survives. A variation leaves out one analysed step. If
 there are no unprofiled steps, two more variations set the profiler's cost to either end of its interval. If the second
-finding saves as much as the first, exchanging both is one more variation. A finding survives if its savings stay within
-a quarter of the reported savings. The first finding must also stay first, or the finding that becomes first must name
-it in `instead`.
+finding saves as much as the first, one more variation exchanges the two. A finding survives if its savings stay within
+a quarter of the reported savings. The first finding must also stay first, unless the finding that becomes first names
+the reported first one in `instead`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A proposal that saves enough to be a finding.
 
     Attributes:
-        proposal: the cause that is removed.
+        proposal: the cause and the edit that removes the cause.
         finding: the finding that describes the proposal.
         savings_ms: ms per step saved without the cause; for launch overhead, in a job without waste.
     """
@@ -62,8 +62,8 @@ class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
 def score(
     what_if: WhatIf, proposals: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the findings in the reported order, and the doubts about findings that may be chance."""
-    # Insignificant waste is not subtracted when launching is scored, so waste goes first.
+    """Return the findings in the reported order, and warnings about omitted findings that may be due to chance."""
+    # Waste is tested first, because only significant waste is subtracted when launching is scored.
     wastes, doubts = _significant(what_if, [p for p in proposals if p.kind == "waste"], (), significance)
     kept = [scored.proposal for scored in wastes]
     work, more_doubts = _significant(what_if, [p for p in proposals if p.kind != "waste"], kept, significance)
@@ -73,8 +73,8 @@ def score(
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     """Return the savings of each proposal, in ms per step.
 
-    A proposal about communication gets no savings if launch overhead is the cause: if removing only the host calls
-    (`beyond`) saves as much, and removing launch overhead saves clearly more.
+    A proposal about communication gets no savings if removing only the host calls (`beyond`) saves as much, and
+    removing launch overhead saves clearly more, because launch overhead is then the cause.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -93,7 +93,7 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launch overhead, in place, to the least of the three jobs; return the least, None if 0."""
+    """Lower launch overhead in `savings` to its minimum over the three jobs; return the minimum, or None if it is 0."""
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None
@@ -106,7 +106,7 @@ def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], saving
 
 
 def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
-    """Return the scenario of a host that only launches: without waste and without communication."""
+    """Return the scenario without waste and without communication, so that only launching and kernels remain."""
     costs = without_waste(what_if, proposals, savings)
     return _without_kind("communication", costs, what_if, proposals, savings)
 
@@ -128,7 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return (findings with notable savings, doubts); launch overhead is scored without `wastes`."""
+    """Return (significant findings, warnings about others); `wastes` are removed before scoring launch overhead."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -156,7 +156,7 @@ def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> Scor
 
 
 def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Sort by savings; put waste before work of equal savings, and launch overhead after waste worth fixing."""
+    """Sort by savings; put waste before other findings of equal savings, and launch overhead after notable waste."""
     ordered = sorted(findings, key=lambda scored: -scored.savings_ms)
     for index in range(1, len(ordered)):
         at = index
@@ -171,7 +171,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
-        return worth_it  # estimated savings follow measured ones
+        return worth_it  # savings of kernels are only estimated
     if later.proposal.kind != "waste" or sooner.proposal.kind == "waste":
         return False
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:
@@ -182,7 +182,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Name in `instead` of each finding the other findings that save nothing more once that finding is fixed."""
+    """Set the `instead` of each finding to the codes of findings that save nothing more once the finding is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -210,7 +210,7 @@ def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
 
 
 def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
-    """Return for each finding, in the order reported, the share of variations that it survives, 0 to 1."""
+    """Return the share (0 to 1) of variations that each finding survives, in the order of `findings`."""
     if not findings:
         return []
     reported = np.array([scored.savings_ms for scored in findings])
@@ -234,7 +234,7 @@ def grade(share: float) -> Confidence:
 def _stays(
     findings: Sequence[ScoredFinding], reported: NDArray[np.float64], savings: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return bool[findings]: whether each survives a variation with these savings; see the module's docstring."""
+    """Return bool[findings]: the findings that survive a variation with these savings (see the module's docstring)."""
     stays = np.abs(savings - reported) <= SAME_AMOUNT * reported
     first, now_first = findings[0], findings[int(np.argmax(savings))]
     was_behind = first.savings_ms < max(scored.savings_ms for scored in findings)
@@ -244,7 +244,7 @@ def _stays(
 
 
 def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return for each left-out step float64[findings]: the mean savings over the other steps, in ms."""
+    """Return float64[findings] for each left-out step: the mean savings over the other steps, in ms."""
     costs = what_if.corrected
     proposals = [scored.proposal for scored in findings]
     clean = without_waste(what_if, proposals, [scored.savings_ms for scored in findings])
@@ -256,13 +256,13 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
     if count < 2:
         return []
     whole = by_step.sum(axis=1)
-    # Scale to the reported savings, because unprofiled steps may be shorter than simulated ones.
+    # Unprofiled steps may be shorter than simulated ones, so the savings are scaled to the reported ones.
     scale = np.array([scored.savings_ms for scored in findings]) / np.maximum(whole / count, 1e-9)
     return [scale * (whole - by_step[:, left_out]) / (count - 1) for left_out in range(count)]
 
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return the savings, float64[findings] in ms, at each end of the interval of the profiler's cost."""
+    """Return float64[findings], the savings in ms, for each end of the interval of the profiler's cost."""
     if (
         what_if.unprofiled_ms is not None
         or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms
@@ -277,7 +277,7 @@ def settled(case: Case, finding: Finding) -> Finding:
     """Return the finding with high confidence if the unprofiled steps show the same wait for input.
 
     The waits are the same if the unprofiled wait differs from the savings by at most a quarter of the savings, and if
-    half its 95 % interval is at most that quarter.
+    half of the wait's 95 % interval is at most that quarter.
     """
     saved = finding.recoverable_ms_per_step
     wait_ms, half_width_ms = _unprofiled_wait(case, finding) or (None, 0.0)
@@ -291,7 +291,7 @@ def settled(case: Case, finding: Finding) -> Finding:
 
 
 def _unprofiled_wait(case: Case, finding: Finding) -> tuple[float, float] | None:
-    """Return (mean, half its 95 % interval), in ms, of a finding's wait in unprofiled steps; None if unknown."""
+    """Return (mean, half of the 95 % interval), in ms, of a finding's wait in unprofiled steps; None if unknown."""
     waits = exposed_input_by_rank(case.run)
     if finding.code == "straggler" and finding.cause == "input":
         half_widths = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]

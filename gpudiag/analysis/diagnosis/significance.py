@@ -1,15 +1,15 @@
-"""Test whether a finding about hosts is due to chance or to recording, and bound the step time without the profiler.
+"""Test whether a finding about hosts may be due to chance or to recording, and bound the unprofiled step time.
 
-The profiler does not slow kernels and copies. The profiler slows host work by a cost that is known to about 15 % and
-differs between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
+The profiler slows host work, but not kernels and copies. Its cost is known to about 15 % and differs between hosts,
+ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
-  and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
-  the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
+  and its mean was 1.0 ms above its median. The savings must hold for the median step, or exceed half the 95 % interval
+  of the mean. The interval covers recorded and unprofiled steps, which together show the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding that
-  depends on such work or such a length must hold for the highest likely cost of the profiler. Without unprofiled
-  steps, every finding about hosts must hold for that cost.
+  cost is. It determines neither the work of other hosts nor the step time after waste is removed. A finding that
+  depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding about
+  hosts must hold for that cost.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from gpudiag.model.analysis import Finding
 from gpudiag.statistics import mean_of, student_t
 from gpudiag.units import NS_PER_US, milliseconds
 
-#: Factor of error, at 95 %, of estimating the profiler's cost per event as half of the host's median time per event.
+#: Factor by which the profiler's cost per event may differ, at 95 %, from half of the host's median time per event.
 #: Measured on nine recordings on H200 and H100 hosts with unprofiled steps: the cost was 0.63 to 1.5 times the estimate
 #: (standard deviation of its logarithm: 0.30; Student's t with eight degrees of freedom).
 _COST_FACTOR = 2.0
 #: Highest cost of the profiler per event, in ns, in the same nine recordings.
 _HIGHEST_COST_NS = 5000.0
-#: Drift of CPU processes at 95 %, as a multiple of the scatter of six successive steps. Measured without a profiler in
-#: 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine whose two cores were
-#: shared with other programs. Independent steps would give 1.05. No comparison differed by more than a factor e.
+#: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of their standard deviation. Measured without
+#: a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine whose
+#: two cores were shared with other programs. Independent steps would give 1.05. All means differed by less than a
+#: factor e.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0
-#: Drift of GPU hosts between minutes at 95 %, as a factor. Measured without a profiler on blocks of tens of steps of
+#: Factor by which GPU hosts drift between minutes at 95 %. Measured without a profiler on blocks of tens of steps of
 #: one job whose host sets the pace (`docs/accuracy.md`, "How often the interval ... holds it").
 _HOST_DRIFT = 1.3
-#: Largest difference between recorded and other steps, as a share, if the host does not set the pace.
+#: Largest difference between recorded and unprofiled steps, as a share, if the host does not set the pace.
 _RECORDING_SHARE = 0.03
 
 
@@ -67,12 +68,12 @@ class Significance(msgspec.Struct, frozen=True):
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Return the reason to doubt the finding; None if there is none, or if the finding asks for no action.
+        """Return the reason to doubt the finding; None without a reason, or if the finding asks for no action.
 
         Args:
             finding: the finding.
             gain_ms: savings of `edit`, in ms per step, after the edits of `before`.
-            before: edits that remove waste, applied before the finding was scored.
+            before: edits that remove waste, applied before `edit`.
             edit: the finding's edit.
         """
         base_ms = self.what_if.corrected_ms
@@ -109,9 +110,9 @@ class Significance(msgspec.Struct, frozen=True):
     def _recording_doubt(self, finding: Finding, saved_ms: float) -> str:
         """Return the reason why the profiler may have caused the difference between hosts; "" if there is none.
 
-        A rank may do the same work as its peers and be slower because its recording cost more. If recording took more
+        A rank may do the same work as its peers and be slower because recording it costs more. If recording takes more
         of the step than the finding saves, only unprofiled steps can distinguish a slow host from a costly recording. A
-        host without a core is so slow that no doubt remains.
+        host that lost its core is slower than recording can explain.
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
         ranks = self.what_if.graph.ranks.values()
@@ -133,7 +134,7 @@ class Significance(msgspec.Struct, frozen=True):
         return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
     def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Return a message with the savings if the profiler slows all ranks alike, and if it slows these ranks more."""
+        """Return a message with the savings for two cases: the profiler slows all ranks alike, or these ranks more."""
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
@@ -144,8 +145,7 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events than most, or is as slow as a host without a
-        core."""
+        """Return whether a host of these ranks records more events than most, or is far slower than most."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {
@@ -163,7 +163,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def chance_ms(self) -> float:
-        """Return half the width of the 95 % interval of the mean step due to scatter, in ms."""
+        """Return half the width of the mean step's 95 % interval, in ms: recorded and unprofiled scatter combined."""
         recorded = half_width_ms(self.slowest_track_ms) * self._shortened
         timed = max((half_width_ms(steps) for steps in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
@@ -190,7 +190,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
-        """Return the corrected step as a share of the simulated one."""
+        """Return the corrected step time divided by the simulated one, which includes the profiler's cost."""
         return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _saving_at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
@@ -254,7 +254,7 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
 
 
 def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
-    """Return (fast, slow): the step, in ms, if all host work and waits, except waits for devices, drift either way."""
+    """Return the step time, in ms, if host work and untraced host time get (shorter, longer) by the usual drift."""
     costs, value = what_if.corrected, what_if.corrected_ms
     shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
     fast, slow = what_if.each_step_ms(
@@ -264,7 +264,7 @@ def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
 
 
 def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
-    """Return the shortest and the longest step, in ms, for the possible costs of the profiler."""
+    """Return the shortest and the longest step time, in ms, for the range of possible costs of the profiler."""
     usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
@@ -279,7 +279,7 @@ def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
 
 
 def _host_communication_ms(case: Case) -> float:
-    """Return the ms per step of communication without a device op or collective at work, the maximum over tracks."""
+    """Return the ms per step of communication in which no device op or collective runs, the maximum over tracks."""
     if all(track.is_cpu for track in case.tracks):
         return 0.0
     longest_ms = 0.0
@@ -299,6 +299,6 @@ def _slow_calls_ms(what_if: WhatIf) -> float:
 
 
 def _cpu_drift(steps_ms: Sequence[float]) -> float:
-    """Return the natural logarithm of the factor by which steps of CPU processes drift at most, at 95 %."""
+    """Return the natural logarithm of the factor by which the steps of CPU processes drift, at 95 %."""
     few = student_t(len(steps_ms) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps_ms) / statistics.fmean(steps_ms), _MOST_DRIFT)

@@ -1,4 +1,4 @@
-"""Relate the lines of the user's source to the host nodes, idle devices and ranks of a case."""
+"""Find the lines of the user's source that cause host time, idle devices and stragglers of a case."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import HostNodes
 
-#: Maximum number of compiled functions in evidence.
+#: Maximum number of recompiled functions in the evidence.
 _MOST_FRAMES = 5
-#: Limits of the host nodes whose time is divided among lines: their number, and the share of all time that they hold.
+#: The longest host nodes are divided among lines, up to this number of nodes and this share of all time.
 _MOST_NODES, _COVERED = 3000, 0.98
 
 Times = NDArray[np.float64]
@@ -40,11 +40,11 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the line.
-        ms: time in the line and the lines below it, per unprofiled step; the median over ranks.
-        longest_ms: the same time as a mean over steps of the maximum over ranks.
-        times: intervals of the line and the lines below it, as sorted disjoint sets, by index of the trace.
+        ms: time in the line and the lines that it calls, per unprofiled step; the median over ranks.
+        longest_ms: mean over unprofiled steps of the same time's maximum over ranks.
+        times: intervals of the line and the lines that it calls, by index of the trace.
         untraced: the part of `times` without operators and calls.
-        begin_ns: begin of the analysed steps, by index of the trace.
+        begin_ns: when the host begins the first analysed step, on the common clock, by index of the trace.
     """
 
     source: SourceLocation
@@ -61,7 +61,7 @@ class CaseLines:
     Args:
         timeline: the job's device tracks.
         logs: line events of its processes.
-        step_ms: mean unprofiled step, by rank.
+        step_ms: mean unprofiled step time by rank.
 
     Attributes:
         ranks: lines of each process, by index of its trace.
@@ -81,7 +81,7 @@ class CaseLines:
 
     @cached_property
     def placed(self) -> dict[int, LinesOnTrace]:
-        """Return the lines on the common clock by index of the trace, for traces whose steps match those of the log."""
+        """Return index of the trace → its lines on the common clock, for traces whose steps match the log's steps."""
         placed = {}
         for trace, process in self.ranks.items():
             lines = lines_on_trace(process, self._tracks[trace].steps.start)
@@ -91,7 +91,7 @@ class CaseLines:
 
     @cached_property
     def spans(self) -> dict[int, LineSpans]:
-        """Return the lines as nested spans, by index of the trace."""
+        """Return index of the trace → its lines as nested spans."""
         return {trace: line_spans(self.ranks[trace], lines) for trace, lines in self.placed.items()}
 
     def table(self) -> tuple[SourceLine, ...]:
@@ -140,7 +140,7 @@ class CaseLines:
         return best[1]
 
     def tracing_ns(self, host: HostNodes) -> Times:
-        """Return float64[n], ns before each host node: the cost of `sys.settrace`, which Python 3.11 needs."""
+        """Return float64[n], ns of `sys.settrace`, which records lines on Python 3.11, before each host node."""
         cost = np.zeros(len(host.time))
         for trace, lines in self.placed.items():
             nodes = np.flatnonzero(host.process == trace)
@@ -149,9 +149,9 @@ class CaseLines:
         return cost
 
     def removable(self, least_share: float) -> list[LineInSteps]:
-        """Return the lines that are not training and take this share of the step or more, longest first.
+        """Return the lines outside of training that take this share of the step or more, longest first.
 
-        A line that only one of several ranks runs is excluded, because it causes a straggler.
+        A line that most ranks do not run is excluded, because it causes a straggler.
         """
         processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
         if not processes or len(processes) < len(self._tracks):
@@ -192,7 +192,7 @@ class CaseLines:
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
 
-        Stretches between two step marks are excluded, because gpudiag itself runs there, in the step's last line.
+        Time outside of step marks is excluded, because gpudiag itself runs there, in the step's last line.
         """
         track, events = self._tracks[trace], self._timeline.traces[trace].events
         marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
@@ -236,7 +236,7 @@ class CaseLines:
         ]
 
     def of_straggler(self, rank: int) -> SourceLocation | None:
-        """Return the line with most of the time by which a rank exceeds the median of the other ranks."""
+        """Return the line that explains most of the time by which a rank exceeds the median of the other ranks."""
         processes = {self._tracks[trace].rank: process for trace, process in self.ranks.items()}
         process = processes.pop(rank, None)
         if process is None or not processes or not process.steps:
@@ -261,7 +261,7 @@ class CaseLines:
         return np.array(sorted(nodes), np.int64)
 
     def _amounts_by_line(self, lines: LinesOnTrace, process: ProcessTimes, host: HostNodes, amounts: Times) -> Times:
-        """Return float64[nodes of the tree], ns: the amounts, each divided among the lines that run before its node."""
+        """Return float64[lines], ns: the amount of each host node, divided among the lines that run before it."""
         by_line = np.zeros(len(process.tree.parent))
         rows = np.argsort(-amounts)[:_MOST_NODES]
         running = np.cumsum(amounts[rows])
@@ -278,7 +278,7 @@ class CaseLines:
         return by_line
 
     def _idle_ns(self, trace: int) -> Times | None:
-        """Return float64[nodes], ns per step in which a line itself runs and no device of its process works."""
+        """Return float64[lines], ns per step in which the line itself runs and no device of its process works."""
         lines = self.placed.get(trace)
         tracks = [track for track in self._timeline.tracks if track.trace == trace and len(track.window_steps)]
         if lines is None or not tracks:
@@ -297,7 +297,7 @@ def _first_step_ns(track: DeviceTrack) -> int:
 
 
 def _within_lines(process: ProcessTimes) -> Times:
-    """Return float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
+    """Return float64[lines], mean ns per step in each line itself; 0 for time outside of all lines."""
     amounts: Times = process.self_ns.mean(axis=1)
     amounts[ROOT] = 0.0
     return amounts

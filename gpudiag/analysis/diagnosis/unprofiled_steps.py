@@ -1,4 +1,4 @@
-"""Read a run's measurements without the profiler: host times, input waits and the cost of recording."""
+"""Read what a run measured without the profiler: host times, input waits and the cost of recording."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     """The wait for input in unprofiled steps, in ms of a step.
 
     Attributes:
-        exposed_ms: wait of the devices, the lower median over ranks.
-        fetching_ms: time in which the training threads fetched, the mean over ranks.
+        exposed_ms: time in which a device waited for input, the lower median over ranks.
+        fetching_ms: time in which a training thread fetched batches, the mean over ranks.
     """
 
     exposed_ms: float
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """Return the part of the wait, in ms, that recorded steps lack; 0 if they contain most of it.
+        """Return the part of `exposed_ms`, in ms, that recorded steps lack; 0 if they contain three quarters or more.
 
-        Recorded steps may wait less because recording slows the job, so that the loader keeps up, or because the few
+        Recorded steps may wait less for two reasons: recording slows the job, so that the loader keeps up, or the few
         recorded steps use batches that were made before recording.
 
         Worked example. In unprofiled steps, devices wait for 24 ms and threads fetch for 26 ms. In recorded steps,
-        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). Recorded steps lack 18 ms of the wait.
+        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). They lack 24 ms * (1 - 6.5 / 26) = 18 ms.
         """
         share = recorded_ms / self.fetching_ms if self.fetching_ms > 0 else 1.0
         return (1 - share) * self.exposed_ms if share < 1 - SAME_AMOUNT else 0.0
@@ -91,17 +91,17 @@ def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
-    """Return by rank the shortest time, in ms, in which the training thread enqueued a step.
+    """Return rank → shortest time, in ms, in which the training thread enqueued a step.
 
-    Waits within a step, mostly for a full launch queue, only lengthen this time. The thread waits least in the steps
-    before the unprofiled ones (`idle_host_ms`), because the device is idle when the first of these steps begins.
+    Waits within a step, mostly for a full launch queue, only lengthen this time. These waits are shortest in the steps
+    of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
     """
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
     return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
 
 
 def devices_set_pace(run: RunRecord | None) -> bool:
-    """Return whether every host ran ahead by `MOST` of a step in most unprofiled steps; False if unknown."""
+    """Return whether every host ran ahead by half a step (`MOST`) in most unprofiled steps; False if unknown."""
     hosts = [rank.timed for rank in _ranks(run)]
     return bool(hosts) and all(host is not None and _ran_ahead(host) for host in hosts)
 
@@ -121,20 +121,20 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """Warn if a rank has no kernel-only trace and its record states the reason."""
+    """Return a warning if the record of a rank states why the rank has no kernel-only trace."""
     notes = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((note for note in notes if note), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
 
 
 def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
-    """Return the wait of the device for its batch in each unprofiled step, in ms; empty if unknown.
+    """Return how long the device waited for its batch in each unprofiled step, in ms; empty if unknown.
 
-    While the host fetches, the device still works for the `lead_ms` of the previous step. Only a longer fetch makes the
-    device wait. On a CPU the training thread is the device and waits for the whole fetch.
+    While the host fetches, the device still has work for `lead_ms` from the previous step, so that only a longer fetch
+    makes the device wait. On a CPU the training thread is the device and waits for the whole fetch.
 
-    Worked example. The host is 5 ms ahead after it enqueued a step. The host fetches the next batch for 8 ms. The
-    device waits for 3 ms.
+    Worked example. The host is 5 ms ahead after it enqueued a step, and fetches the next batch for 8 ms. The device
+    waits for 3 ms.
     """
     timed = rank.timed
     if timed is None or timed.input_ms is None:
@@ -146,7 +146,7 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 
 
 def exposed_input_by_rank(run: RunRecord | None) -> dict[int, tuple[float, ...]]:
-    """Return `exposed_input_ms` by rank, for ranks with at least two such steps."""
+    """Return `exposed_input_ms` by rank, for ranks on which at least two steps are known."""
     return {rank.rank: steps for rank in _ranks(run) if len(steps := exposed_input_ms(rank)) > 1}
 
 
@@ -166,7 +166,7 @@ def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
 
 
 def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
-    """Return the largest excess of these ranks' input waits over the lower median of all, in ms; 0 if unknown."""
+    """Return the largest excess of these ranks' input waits over the lower median of all ranks, in ms; 0 if unknown."""
     waits = {rank.rank: exposed_input_ms(rank) for rank in _ranks(run)}
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
@@ -176,19 +176,19 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 
 
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
-    """Return by rank an upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
+    """Return rank → upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
     The lower of two bounds applies; the result is None if neither is known:
 
     - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
-      the excess may be chance. If most devices did not wait for input, this bound does not apply: a rank that waits is
-      a straggler, even if few of its steps are recorded.
-    - If the workers of all loaders are known, the bound is the length of the step minus the time that most ranks'
-      workers need for its batches, because without this rank's input the step would still take that time.
+      the excess may be chance. If most devices did not wait for input, this bound does not apply, because a rank that
+      waits is then a straggler.
+    - If the speed of all ranks' workers is known, the bound is the step time minus the time in which the workers of the
+      usual rank make a step's batches, because the step takes that time even without this rank's excess.
 
     Worked example. Each of two ranks has one worker, which takes 20.2 ms per batch, in steps of 20.5 ms. The worker of
     rank 1 runs 13 ms behind that of rank 0, so that rank 1 waits in every step and rank 0 in none. Rank 1's input
-    lengthens the step by at most 0.3 ms.
+    lengthens the step by at most 20.5 - 20.2 = 0.3 ms.
     """
     ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
@@ -206,12 +206,12 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
 
 
 def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
-    """Return the largest excess of these hosts' unprofiled steps over the lower median of all, in ms; None if unknown.
+    """Return the largest excess of the late hosts' unprofiled steps over the lower median, in ms; None if unknown.
 
     Args:
         run: the record.
         ranks: the ranks present in the run; each must have unprofiled steps.
-        late: the ranks in question.
+        late: the ranks that may be late.
     """
     timed = _hosts(run, ranks)
     if timed is None:
@@ -235,7 +235,7 @@ def alone_waited_for(
     Args:
         run: the record.
         ranks: the ranks present in the run; each must have unprofiled steps.
-        late: the ranks in question.
+        late: the ranks that may be late.
         ahead_from: least lead, as a share of the step, of a host that runs ahead. With a lead of `MOST` of a step or
             more, the host time includes waiting; with less, it may be work.
     """

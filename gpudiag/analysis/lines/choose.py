@@ -1,4 +1,4 @@
-"""Choose the line to change: the user's deepest line that, with its callees, takes most of a given time."""
+"""Choose the line to report: the user's deepest line that takes, with its callees, most of a given time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Times = NDArray[np.float64]
 
 
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
-    """Return the deepest node with most of the time; None if the user has no such line within the loop.
+    """Return the deepest node of a user's line in the loop with most of the time; None if there is none.
 
     `amounts`, float64[nodes], is the time in each line itself, in any unit.
     """
@@ -39,8 +39,8 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
 def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     """Return the user's outermost lines in the loop that do other work than training for at least `least_ns` per step.
 
-    Training is fetching input, forward, backward and update. Functions called in backward (hooks) are other work. If
-    forward calls a function too, it is no hook, because checkpointing repeats calls of the forward pass in backward.
+    Training is fetching input, forward, backward and update. Functions that backward calls (hooks) are other work,
+    unless forward calls them too, because activation checkpointing repeats forward calls in backward.
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)
@@ -65,7 +65,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
 
 
 def path_of(process: ProcessTimes, node: int) -> tuple[tuple[str, int], ...]:
-    """Return (file, line) of each line on the call stack, from the program's outermost line to the node's."""
+    """Return (file, line) of each line on the call stack, from the outermost line to the node's line."""
     tree, codes = process.tree, process.log.codes
     return tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node))
 
@@ -83,22 +83,22 @@ def location(process: ProcessTimes, node: int) -> SourceLocation:
 
 
 def shortened(file: str, directory: str) -> str:
-    """Return a path below the program's directory relative to it; names of notebook cells stay unchanged."""
+    """Return the path relative to `directory` if it is inside; names of notebook cells stay unchanged."""
     if directory and file.startswith(directory.rstrip("/") + "/"):
         return file[len(directory.rstrip("/")) + 1 :]
     return os.path.normpath(file) if file and not file.startswith("<") else file
 
 
 def is_users(process: ProcessTimes, node: int) -> bool:
-    """Return whether a line belongs to the user's code, and not to a library that drives the loop."""
+    """Return whether a line belongs to the user's code instead of a library that runs the loop."""
     return process.log.codes[process.tree.position[node][0]].own
 
 
 def loop_depth(process: ProcessTimes) -> int:
-    """Return the depth of the loop's lines on the call stack.
+    """Return the number of lines on the call stack at the loop's lines, including the loop's line.
 
-    The loop is in the innermost frame that is on the stack of the optimizer's step and is not left between steps. If
-    that frame belongs to a library, the loop's lines are the user's lines that it calls.
+    The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
+    belongs to a library, the loop's lines are the lines of the functions that it calls.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:
@@ -107,7 +107,7 @@ def loop_depth(process: ProcessTimes) -> int:
 
 
 def _omitted_below(process: ProcessTimes, node: int, children: dict[int, list[int]]) -> int:
-    """Go down from a node to omitted lines as long as these take most of the node's time; return the last node."""
+    """Descend from a node to omitted lines as long as they take most of the node's time; return the last node."""
     mean = process.total_ns.mean(axis=1) if process.steps else np.zeros(len(process.tree.parent))
     while True:
         omitted = [child for child in children.get(node, ()) if child in process.omitted]

@@ -1,6 +1,6 @@
-"""Place the lines of a recorded section on the clock of its trace.
+"""Put the lines of a section of the line log on the clock of its trace.
 
-A step begins with an event of the section and, microseconds later, with a mark in the trace. The median difference
+At the begin of a step, the line log gets an event and, microseconds later, the trace gets a mark. The median difference
 between events and marks is the offset between the clocks.
 """
 
@@ -15,8 +15,8 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation of (step mark in the trace - step in the line log) from its median. If it is larger, section
-#: and trace have different steps.
+#: Maximum median deviation of (step mark in the trace - step in the line log) from its median. A larger deviation shows
+#: that section and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
 #: Minimum number of steps paired with marks.
 _MIN_STEPS = 2
@@ -25,12 +25,12 @@ Times = NDArray[np.int64]
 
 
 class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive stretches of the training thread, each in one line.
+    """Consecutive stretches of the training thread's time, with the one line that runs in each.
 
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
         node: int64[n], node of the line that runs.
-        tracing_ns: float64[n], cost of `sys.settrace` within each stretch; empty if unknown or none.
+        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if unknown or none.
     """
 
     start: Times
@@ -39,7 +39,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     tracing_ns: NDArray[np.float64] = np.zeros(0)
 
     def inside(self, times: Intervals) -> LinesOnTrace:
-        """Return the stretches within a normal set of times."""
+        """Return the parts of the stretches within `times`, which are sorted and disjoint."""
         first = np.searchsorted(times.end, self.start, side="right")
         last = np.searchsorted(times.start, self.end, side="left")
         count = np.maximum(last - first, 0)
@@ -59,7 +59,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         return LinesOnTrace(start=self.start[kept], end=self.end[kept], node=self.node[kept])
 
     def of(self, nodes: NDArray[np.int64]) -> Intervals:
-        """Return the times in the given lines as a normal set."""
+        """Return the times in the given lines as sorted disjoint intervals."""
         chosen = np.isin(self.node, nodes) & (self.end > self.start)
         return union(Intervals(self.start[chosen], self.end[chosen]))
 
@@ -79,21 +79,21 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         """Return float64[len(times)], ns: the cost of `sys.settrace` from the first stretch until each time."""
         if not len(self.tracing_ns):
             return np.zeros(len(times))
-        # A stretch's cost is spread evenly over the stretch. Between stretches there is no cost.
+        # A stretch's cost is spread evenly over the stretch. Between stretches, tracing costs nothing.
         bounds = np.column_stack([self.start, self.end]).ravel()
         cost = np.column_stack([np.zeros(len(self.start)), self.tracing_ns]).ravel()
         until: NDArray[np.float64] = np.interp(times, bounds, np.cumsum(cost))
         return until
 
     def time_inside(self, times: Intervals, nodes: int) -> NDArray[np.float64]:
-        """Return float64[nodes], ns: time in each line within a normal set of times."""
+        """Return float64[nodes], ns: time in each line within `times`, which are sorted and disjoint."""
         amounts = np.zeros(nodes)
         np.add.at(amounts, self.node, lengths_inside(times, self.start, self.end))
         return amounts
 
 
 def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | None:
-    """Return the stretches of the section whose steps fit the marks best; None if none fits.
+    """Return the lines of the section whose steps fit the marks best; None if no section fits.
 
     `mark_start`, int64[steps], is the begin of each step mark in the process's trace, in ns.
     """

@@ -1,4 +1,4 @@
-"""Convert the placed lines of a process to nested spans for drawing."""
+"""Convert the lines of a process on the trace's clock to nested spans for drawing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Spans:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:
-        """Add a stretch of a line and its callers: extend the spans that end at `start`, or begin new spans."""
+        """Add a stretch of a line and its callers: extend their spans if these end at `start`, else begin new ones."""
         shown = self._shown.get(node)
         if shown is None:
             shown = self._shown[node] = self._shown_above(node)

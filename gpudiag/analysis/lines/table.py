@@ -13,7 +13,7 @@ from gpudiag.model.source_lines import LineProcess, SourceLine
 from gpudiag.statistics import mean_of
 from gpudiag.units import NS_PER_MS
 
-#: Minimum share of the step's time for a shown line, and maximum number of shown lines per caller.
+#: Minimum share of the step for a line in the table, and maximum number of lines per caller.
 _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 
 
@@ -51,7 +51,7 @@ class _Table:
         kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
         kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]
         for node in sorted(kept, key=lambda node: self._process.tree.position[node][1]):
-            # Lines above the loop belong to its callers, and a library's lines do not belong to the user.
+            # Lines of the loop's callers and lines of libraries are left out.
             shown = is_users(self._process, node) and len(self._process.tree.path(node)) >= self._loop_depth
             if shown:
                 yield self._row(node, depth)

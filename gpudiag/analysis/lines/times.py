@@ -1,8 +1,8 @@
 """Compute the time per source line and step, from the steps without the profiler.
 
-The first steps record every line. Later steps omit lines that run too often, so their time appears in the recorded line
-before them. The time that this line gained since the first steps is moved to the omitted lines, in the proportions of
-the first steps.
+The first steps record every line. Later steps omit lines that run too often, so that the time of an omitted line is
+counted for the recorded line before it. The time that a recorded line gains in later steps is moved to the omitted
+lines, in the proportions of the first steps.
 
 Worked example. In the first steps a hook spends 0.1 ms in its first line and 8 ms in two lines of a loop, which run
 1,000 times each. In later steps only the first line is recorded, with 6.1 ms. The loop's lines get 6 ms of this time.
@@ -22,7 +22,7 @@ from gpudiag.units import NS_PER_MS
 
 #: Number of first steps that record every line, if more steps follow.
 _DISCOVERY_STEPS = 2
-#: Cost in ns of recording one event, which the first steps pay in full.
+#: Cost in ns of recording one event in the first steps.
 _EVENT_NS = {"events": 400, "traced": 700}
 #: Maximum share of a line's time that is subtracted as the cost of recording events, in the first steps.
 _MAX_EVENT_SHARE = 0.6
@@ -30,10 +30,10 @@ _MAX_EVENT_SHARE = 0.6
 _MAX_EVENT_SHARE_LATER = 0.95
 #: A line counts as omitted if it has fewer events per later step than this share of its events per first step.
 _OMITTED_SHARE = 0.3
-#: Minimum events per first step of an omitted line. Rarer lines may just not have run later.
+#: Minimum events of an omitted line per first step. A rarer line may not have run in later steps.
 _OMITTED_EVENTS = 1
 
-#: Up to this relative difference, apart from the cost of events, steps are equally fast and lines are not scaled.
+#: Lines are not scaled if traced steps less the cost of events differ from unprofiled steps by at most this share.
 _SAME_PACE = 0.1
 
 Times = NDArray[np.float64]
@@ -44,14 +44,14 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean time of an unprofiled step. A traced step should take this time plus the known cost of events. If
-            its time differs, other programs slowed one of the phases, and all lines are scaled. An unknown
-            cost of events is the difference between traced and unprofiled steps.
+        step_ms: mean time of an unprofiled step. Steps with traced lines should take this time plus the cost of events.
+            If that cost is known and the time differs, other programs slowed the steps, and all lines are scaled. If
+            the cost is unknown, the whole difference counts as cost.
 
     Attributes:
         log: the process's log.
         tree: the lines, from all sections.
-        sections: the sections with the lines of each.
+        sections: each section of the log with its timeline of lines.
     """
 
     def __init__(self, log: ProcessLines, step_ms: float | None = None) -> None:
@@ -69,13 +69,13 @@ class ProcessTimes:
 
     @property
     def frames(self) -> int:
-        """Return the number of frames of the log's stack that were not left in the section without the profiler."""
+        """Return how many outermost frames of the log's stack stay open in the section without the profiler."""
         walked = [self.alone] if self.alone is not None else [walked for _, walked in self.sections]
         return min((section.frames for section in walked), default=len(self.log.stack))
 
     @property
     def steps(self) -> int:
-        """Return the number of steps in `self_ns`."""
+        """Return the number of later steps, which `self_ns` describes."""
         return int(self.self_ns.shape[1])
 
     @cached_property
@@ -91,7 +91,7 @@ class ProcessTimes:
         return later
 
     def _remove_cost(self, later: Times, first: int) -> None:
-        """Remove the cost of tracing from the steps after the first ones; changes `later`."""
+        """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # `later` has steps
         bounds = np.array(walked.step_ns)
@@ -108,7 +108,7 @@ class ProcessTimes:
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
 
     def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
-        """Return (factor by which steps were slower for reasons other than tracing, cost of tracing per event in ns).
+        """Return (slowdown of the steps that tracing does not explain, cost of tracing per event in ns).
 
         Args:
             later: float64[nodes, steps], ns as recorded.
@@ -156,12 +156,12 @@ class ProcessTimes:
         step = np.searchsorted(bounds, time, side="right") - 1
         inside = (step[:-1] >= 0) & (step[:-1] < len(bounds) - 1) & (node[:-1] != NO_LINE)
         recorded = np.zeros((nodes, len(bounds) - 1))
-        # A step's end is an event too, so that no stretch belongs to two steps.
+        # A step's end is also an event, so that the time between two events belongs to one step.
         np.add.at(recorded, (node[:-1][inside], step[:-1][inside]), np.diff(time)[inside])
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """Return float64[nodes]: the median number of events per step, of the steps `begin` to `end - 1`."""
+        """Return float64[nodes]: median number of events per step over the steps `begin` to `end - 1`."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]
@@ -173,7 +173,7 @@ class ProcessTimes:
         return np.median(counts, axis=1)
 
     def _give_back(self, later: Times) -> None:
-        """Move time from recorded lines to the omitted lines that run after them; changes `later`."""
+        """Move time in `later`, in place, from recorded lines to the omitted lines that run after them."""
         if not self.omitted:
             return
         cost = _EVENT_NS[self.log.by]
@@ -184,7 +184,7 @@ class ProcessTimes:
         for node in self.omitted:
             groups[self.tree.parent[node], self.tree.position[node][0]].append(node)
         children = self.tree.children()
-        # Callers come first, because an omitted line passes time on to the omitted lines of functions that it calls.
+        # Callers come first, because an omitted line passes time on to the omitted lines of its callees.
         for (parent, code), nodes in sorted(groups.items()):
             below = {node: self.tree.subtree(node) for node in nodes}
             weight = np.array([corrected[below[node]].sum() for node in nodes])
@@ -193,7 +193,7 @@ class ProcessTimes:
             siblings = [node for node in children[parent] if self.tree.position[node][0] == code and node not in nodes]
             sources = [parent, *siblings]
             excess = np.maximum(later[sources] - first[sources, None], 0.0)
-            # Move at most twice the time of the omitted lines in the first steps, because times vary.
+            # The moved time is at most twice the omitted lines' time in the first steps, because times vary.
             limit = np.minimum(1.0, 2 * weight.sum() / np.maximum(excess.sum(axis=0), 1e-9))
             excess *= limit
             later[sources] -= excess

@@ -1,12 +1,12 @@
 """Follow the line events of a process to find when each line runs, and its callers.
 
-The time between two events belongs to the line that is current after the first event, and to the lines that call it.
+The time between two events belongs to the line that is current after the first event, and to that line's callers.
 
 Worked example. Line 3 calls `f` at 0 ns. `f` runs its line 8 from 1 ns and returns at 5 ns. Line 4 follows at 6 ns.
 Line 3 takes 6 ns, of which 4 ns are in line 8 of `f`.
 
-On a GPU, hooks of backward run on autograd's thread while a line of the training thread waits in `backward`. The hooks'
-lines count as called from this line.
+With a GPU, backward hooks run on autograd's thread while a line of the training thread waits in `backward`. The hooks'
+lines count as called from that line.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ NO_LINE = -1
 #: Number of the training thread.
 _TRAINING = -1
 
-#: Kinds of work, the rarest first. A line that calls several kinds counts as the first of these.
+#: Kinds of work, rarest first. A line that calls several kinds of work counts as the first of them in this order.
 _RAREST_WORK: tuple[LineWork, ...] = ("backward", "optimizer", "input", "forward")
 
 
 class LineTree:
-    """Lines below their callers, shared by all sections of a process. A node is an index; node 0 is the root.
+    """Tree of a process's lines below their callers. A node, given as an index, is a line with its call stack.
 
     Attributes:
         parent: node of the caller.
@@ -82,7 +82,7 @@ class LineTree:
         return nodes[::-1]
 
     def kind(self, node: int) -> LineWork:
-        """Return the kind of work that a line calls directly."""
+        """Return the kind of work that a line calls, apart from work that its callees call."""
         calls = self.work[node]
         return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
 
@@ -117,7 +117,7 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
         node: the node that is current from each time on, or `NO_LINE`.
         step_ns: the section's beginning, then the times at which steps end.
         calls: index in `time_ns` → number of calls of unrecorded functions from that time on.
-        frames: number of frames of the log's stack, the outermost ones, that the section never left.
+        frames: number of outermost frames of the log's stack that stay open throughout the section.
     """
 
     time_ns: list[int]
@@ -128,7 +128,7 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stack:
-    """Frames of one thread, each with its code and the node of its current line."""
+    """Frames of one thread, outermost first, each with its code and the node of its current line."""
 
     def __init__(self, tree: LineTree, base: int = ROOT) -> None:
         self.tree = tree
@@ -160,7 +160,7 @@ class _Stack:
             del self.codes[index:], self.nodes[index:]
 
     def _line(self, code: int, line: int) -> None:
-        """Make `line` current in the innermost frame of `code`, and leave the frames inside that frame."""
+        """Make `line` current in the innermost frame of `code`, and drop the frames inside that frame."""
         index = self._last(code)
         if index is None:  # the function was called before its events were recorded
             self._call(code)
@@ -205,7 +205,7 @@ class _Follower:
     """The stacks of the training thread, and of other threads while the training thread waits in `backward`.
 
     Attributes:
-        frames: number of frames of the log's stack that were never left.
+        frames: number of outermost frames of the log's stack that have stayed open so far.
     """
 
     def __init__(self, tree: LineTree, log: ProcessLines) -> None:
@@ -228,7 +228,7 @@ class _Follower:
         return active[-1] if active else self._main.current
 
     def work(self, thread: int, kind: str) -> None:
-        """Note the kind of work that the current line of the training thread calls."""
+        """Count a call of this kind of work by the current line; ignore threads other than the training thread."""
         if thread == _TRAINING:
             self._tree.work[self._main.current][kind] += 1
             self._in_backward = self._in_backward or kind == "backward"
@@ -244,7 +244,7 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event; return False if events of its thread are ignored at this time."""
+        """Follow an event; ignore it and return False if it is of another thread and outside of backward."""
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()

@@ -11,7 +11,7 @@ _EVALUATES = "autograd::engine::evaluate_function"
 
 
 def backward_passes(events: EventTable, shift_ns: int) -> Intervals:
-    """Return the times in which autograd runs operators, as a set, later by `shift_ns` than in the trace."""
+    """Return the times, shifted by `shift_ns`, in which autograd runs operators, as sorted disjoint intervals."""
     rows = events.rows_of(EventKind.OPERATOR)
     of_autograd = np.array([name.startswith(_EVALUATES) for name in events.names], np.bool_)
     rows = rows[of_autograd[events.name[rows]]]

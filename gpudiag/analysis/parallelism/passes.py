@@ -20,21 +20,21 @@ from gpudiag.units import milliseconds
 
 
 class _Part(NamedTuple):
-    """Compute from `start` to `stop`, in ns."""
+    """A stretch of compute from `start` to `stop`, in ns."""
 
     direction: Pass
     start: int
     stop: int
 
 
-#: A stretch of compute between two messages that is shorter than this share of the longest one is no pass.
+#: Compute between two messages is no pass if it is shorter than this share of the longest such stretch.
 _SHORT = 0.1
 
 
 def passes_of_step(
     timeline: Timeline, attribution: Attribution, grid: RankGrid, schedule: PipelineSchedule
 ) -> tuple[PassOfStage, ...]:
-    """Return the passes of the step whose length is the median, on one rank of each stage.
+    """Return the passes of the step of median length, on one rank of each stage.
 
     If the trace does not name passes, each rank's compute is cut into passes at its messages. Compute after the passes
     of all microbatches, such as the update, is left out.
@@ -69,7 +69,7 @@ def passes_of_step(
 def _named(
     timeline: Timeline, track: DeviceTrack, attributed: TrackAttribution, inside: Intervals, stage: int
 ) -> list[PassOfStage]:
-    """Return the passes that the trace names: from the first to the last compute that each of them launched."""
+    """Return the passes that the trace names, each from its first to its last compute."""
     if not len(inside):
         return []
     named = named_passes(timeline, track)
@@ -150,7 +150,7 @@ def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list
 
 
 def _joined(parts: list[_Part]) -> list[_Part]:
-    """Join consecutive stretches of one direction; a short stretch of the other direction between them is included."""
+    """Join consecutive stretches of one direction, and join a short stretch with the stretch before it."""
     longest = max((part.stop - part.start for part in parts), default=0)
     joined: list[_Part] = []
     for part in parts:

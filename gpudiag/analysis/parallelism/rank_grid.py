@@ -55,7 +55,7 @@ class _Group:
 
 
 def find_grid(timeline: Timeline) -> RankGrid | None:
-    """Return the grid; None if the job only divides its batches, or nothing is known of its groups."""
+    """Return the grid; None if ranks differ only in their data, or if nothing is known about the groups."""
     if not timeline.divides_work:
         return None
     groups = _groups(timeline)
@@ -87,7 +87,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
 
 
 def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[_Group]]:
-    """Return for each role the groups along the fewest dimensions, because larger groups combine several dimensions."""
+    """Return role → its groups along the fewest dimensions, because other groups combine several dimensions."""
     by_role: dict[GroupRole, dict[int, list[_Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups.values():
         dimensions = sum(words_of(group.description).values()) or len(ROLES)
@@ -96,7 +96,7 @@ def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[
 
 
 def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
-    """Return the groups of two or more ranks that communicate, by name and ranks; processes also list unused groups."""
+    """Return (name, ranks) → group, for groups of two or more ranks that communicate; unused groups are left out."""
     description: dict[tuple[str, _Ranks], str] = {}
     operations: dict[tuple[str, _Ranks], Counter[str]] = defaultdict(Counter)
     for track in timeline.tracks:
@@ -119,7 +119,7 @@ def _of_all_ranks(groups: dict[tuple[str, _Ranks], _Group], world_size: int) -> 
 
 
 def calls_by_group(track: DeviceTrack) -> dict[tuple[str, str], int]:
-    """Return the number of recorded calls by operation and name of the group."""
+    """Return (operation, name of the group) → number of recorded calls."""
     counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
     calls: Counter[tuple[str, str]] = Counter()
     for (operation, group, _, _), count in zip(track.collectives.kinds, counts.tolist(), strict=True):
@@ -128,7 +128,7 @@ def calls_by_group(track: DeviceTrack) -> dict[tuple[str, str], int]:
 
 
 def _stride(role: GroupRole, groups: dict[tuple[str, _Ranks], _Group]) -> int:
-    """Return the distance between neighbours in the groups of a role."""
+    """Return the largest distance between the first two ranks in the groups of a role."""
     return max((ranks[1] - ranks[0] for (_, ranks), group in groups.items() if group.role == role), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Find the role of a process group: from its description, else from the operations in it."""
+"""Find the role of a process group from its description, or else from its operations."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def words_of(description: str) -> dict[GroupRole, int]:
 def described_role(description: str) -> GroupRole | None:
     """Return the role that a description states.
 
-    A group along several dimensions replicates the model along them, as `mesh_dp_cp` and Megatron-LM's
-    `DATA_PARALLEL_GROUP_WITH_CP` do.
+    The ranks of a group with several roles, such as `mesh_dp_cp` or Megatron-LM's `DATA_PARALLEL_GROUP_WITH_CP`, hold
+    replicas of the model, so that `data` counts before `context`.
     """
     named = words_of(description)
     for role in ("pipeline", "shard", "data"):
@@ -40,7 +40,7 @@ def described_role(description: str) -> GroupRole | None:
 
 
 def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
-    """Return the role of a group without description from its numbers of calls by operation."""
+    """Return the role of a group without a description, from its number of calls by operation."""
     if operations.get("all_to_all"):
         return "expert"
     if any(operations.get(operation) for operation in POINT_TO_POINT):
@@ -51,7 +51,7 @@ def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
 
 
 def role_in_use(described: GroupRole | None, operations: Mapping[str, int]) -> GroupRole:
-    """Return the described role, or `shard` for a `data` group that gathers parameters; else judge by the calls."""
+    """Return the described role, but `shard` for a `data` group that gathers; without a description, use the calls."""
     if described is None:
         return role_of_traffic(operations)
     return "shard" if described == "data" and operations.get("all_gather") else described

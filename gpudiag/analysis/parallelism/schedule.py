@@ -1,11 +1,11 @@
 """Find the schedule of a pipeline: its microbatches, and the parts of the model (chunks) that each rank computes.
 
-`torch.distributed.pipelining` names its actions: `Forward 3` (GPipe), `PP:2F0` (stage 2, forward, microbatch 0).
-Without names the messages are counted. With v chunks per rank and m microbatches, a rank at either end of the pipeline
-sends (2v - 1) m messages per step, and every other rank sends 2v m.
+Traces of `torch.distributed.pipelining` name the passes: `Forward 3` (GPipe), `PP:2F0` (stage 2, forward, microbatch
+0). Without names the messages are counted. With v chunks per rank and m microbatches, a rank at either end of the
+pipeline sends (2v - 1) m messages per step, and every other rank sends 2v m.
 
 Worked example. Ranks of four stages send 12, 16, 16 and 12 messages per step: m = 16 - 12 = 4 microbatches, and
-v = 16 / (2 m) = 2 chunks. With two stages all ranks are ends, so that one chunk is assumed.
+v = 16 / (2 m) = 2 chunks. With two stages all ranks are at an end, so that one chunk is assumed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.parallelism import Pass
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
-#: Names of actions. B is a backward pass; I and W are its halves, for the inputs and for the weights.
+#: Names of passes. B is a backward pass; I and W are its halves, for the gradients of inputs and of weights.
 _ACTION = re.compile(r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)|(?P<word>Forward|Backward) (?P<number>\d+)")
 _BACKWARD_KINDS = frozenset("BIW")
 
@@ -99,7 +99,7 @@ def _rows_named(events: EventTable, names: NDArray[np.int64], track: DeviceTrack
 
 
 def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
-    """Return the larger of sends and receives per step for each rank that communicates with other stages."""
+    """Return max(sends, receives) per step for each rank that communicates with other stages."""
     counts = []
     for track in timeline.tracks:
         table = track.collectives

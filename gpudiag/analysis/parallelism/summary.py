@@ -26,7 +26,7 @@ from gpudiag.units import milliseconds
 
 
 def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Parallelism | None:
-    """Return the layout; None if the job only divides its batches, or its traces do not fit together."""
+    """Return the summary; None if ranks differ only in their data, or if the traces are of different runs."""
     grid = find_grid(timeline)
     if grid is None or any(doubt.code == "mixed-runs" for doubt in timeline.validity):
         return None
@@ -40,7 +40,7 @@ def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Paral
 
 
 def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
-    """Return the communication of each role per step; each time is that of the rank with most."""
+    """Return the communication of each role per step; each time is the maximum over devices."""
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}
@@ -91,6 +91,7 @@ def _exposed_ms(track: DeviceTrack, attributed: TrackAttribution, chosen: np.nda
 
 
 def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
+    """Return each rank's position in the grid, and its compute relative to the mean of its stage."""
     compute = {
         attributed.rank: milliseconds(float(attributed.buckets_ns[:, BUCKETS.index("compute")].mean()))
         for attributed in attribution.tracks

@@ -22,7 +22,7 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.parallelism.operations import COMPUTE_KINDS, FORWARD, OperationTable
 from gpudiag.model.parallelism.pipeline_analysis import ParallelGrid, PipelineAnalysis, PipelineWorker
 
-#: A simulation does not explain the recorded steps if its mean error exceeds this.
+#: The simulation does not explain the recorded steps if its mean error exceeds this percentage.
 _MOST_REPLAY_ERROR_PERCENT = 5.0
 _FEW_STEPS = 3
 
@@ -96,7 +96,7 @@ def _validity(table: OperationTable, grid: OperationGrid, error: float) -> Itera
 
 
 def _workers(job: SimulatedJob) -> tuple[PipelineWorker, ...]:
-    """Return all workers, slowest first."""
+    """Return all workers with their compute and waiting times per step; the longest compute comes first."""
     grid = job.grid
     computing = np.zeros(grid.ranks.shape)
     waiting = np.zeros(grid.ranks.shape)

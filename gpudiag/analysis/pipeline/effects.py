@@ -1,9 +1,9 @@
 """Split computation times into factors: stage, worker, sequence, and the rest.
 
-Each computation takes `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to its
-data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common to
-all stages that compute the same microbatch. If two explanations are possible (of two workers, one is slower or the
-other is faster), the factor nearer to the median of all is taken, so that fewer workers or microbatches deviate.
+The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
+its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
+to all stages that compute the same microbatch. If two explanations are possible (of two workers, one is slow or the
+other is fast), factors nearer to the median of all are taken, so that fewer workers or microbatches deviate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
-#: Forward and backward durations of microbatches that differ in length correlate above this value, as in the published
+#: Forward and backward durations correlate above this value if microbatches differ in length, as in the published
 #: analysis of production jobs. With a single stage, nothing else distinguishes different lengths from noise.
 MIN_CORRELATION = 0.9
-#: Iterations until the factors change by less than their noise. Three suffice for the random jobs of the tests.
+#: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank differ alike by up to this many standard errors, its microbatches are the cause.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the cause.
 _BY_CHANCE = 4.0
 
 
@@ -67,7 +67,7 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
 
 
 def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
-    """Return the durations relative to the mean duration of their kind."""
+    """Return the durations divided by the mean duration of their kind."""
     rest = np.ones_like(durations_ms)
     for kind in COMPUTE_KINDS:
         rows = grid.rows_of(kind)
@@ -81,7 +81,7 @@ def _estimate_workers(
 ) -> Iterator[tuple[list[int], float, Times]]:
     """Yield (slots, stage factor, worker factors) per stage and chunk, from the mean times of the workers.
 
-    A difference that all stages of a data rank share belongs to the sequences if `chance` explains it.
+    A difference that all stages of a data rank share is attributed to the sequences if `chance` explains it.
     """
     slots_by_chunk = list(_slots_by_chunk(grid, kind).values())
     levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in slots_by_chunk])
@@ -101,7 +101,7 @@ def _estimate_workers(
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, the workers of some data ranks are slower by chance, on all stages alike.
+    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
@@ -138,7 +138,7 @@ def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
-    """Set the sequence's factors to the median over stages (between lower and upper median: the value nearest to 1)."""
+    """Set the sequence's factors to the median over stages, for even numbers to the middle value nearest to 1."""
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
         return

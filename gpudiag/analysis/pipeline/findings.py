@@ -1,4 +1,4 @@
-"""Report findings on pipelines: slow workers, an uneven partition, uneven sequences, the bubble."""
+"""Make the findings about pipelines: slow workers, uneven stages, uneven sequences, and the bubble."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
 #: Savings below this share of the step are not reported. Judgement: repeated runs differ by about one percent.
 _MIN_PERCENT = 1.0
-#: Workers are named until they account for this share of the savings of all workers.
+#: Workers are named, slowest first, until fixing them gives this share of the savings of fixing all.
 _NAMED_SHARE = 0.9
 _MOST_NAMED_RANKS = 8
 #: Stages are named if they compute for this many times the mean of the stages.
@@ -26,7 +26,7 @@ _SEVERAL_STEPS = 3
 
 
 def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: ScheduleBubble | None) -> tuple[Finding, ...]:
-    """Return the findings, sorted by severity, then stragglers before the bubble, then by savings."""
+    """Return the findings by severity; those of equal severity with stragglers first, then by savings."""
     step_ms = float(job.steps.step_ms.mean())
     findings = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
     return tuple(
@@ -63,7 +63,7 @@ def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iter
 
 
 def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
-    """Return high if removing a factor makes nearly all steps shorter, low if too few steps were recorded."""
+    """Return "high" if nearly all steps are shorter without `factor`, "low" if there are too few steps."""
     saved = job.steps.step_ms - job.step_ms_without(factor)
     if len(saved) < _SEVERAL_STEPS:
         return "low"
@@ -177,7 +177,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble. The savings are half the bubble, because microbatches of half the size halve it."""
+    """Report the bubble. Its savings are half of the bubble, because microbatches of half the size halve the bubble."""
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2

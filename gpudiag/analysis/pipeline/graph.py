@@ -1,10 +1,10 @@
 """Derive the dependencies between the operations of a step.
 
-A worker computes in the recorded order. A receive must end before the computation of its microbatch. A send follows its
-computation. Sender and receiver, like all members of a collective, begin to transfer when the last of them has started.
-A communication also follows the last computation on its worker that had ended when the communication started, because
-the host starts operations in the order of the program. The graph uses only this order of the recorded times, so it is
-the same for all steps and data-parallel ranks.
+A worker computes in the recorded order. A receive must end before the computation of its microbatch starts, and a send
+starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last of
+them has started. A communication also follows the last computation on its worker that had ended when the communication
+started, because the host starts operations in program order. The graph depends only on the order of recorded times, so
+that it is the same for all steps and data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from gpudiag.model.parallelism.operations import (
     SEND_KINDS,
 )
 
-#: Tolerance for the order of operations on one worker, because recorded times are rounded: at most 0.1 ms, and at most
-#: this share of a typical computation.
+#: Tolerances for the order of operations on one worker, because recorded times are rounded. The second is a share of a
+#: typical computation; the smaller tolerance applies.
 _TOLERANCE_MS = 0.1
 _TOLERANCE = 0.05
 #: Maximum number of (step, data rank) pairs that determine the order.
@@ -47,13 +47,13 @@ _DATA_STREAM = (PARAMETERS_GATHER, GRADIENTS_SCATTER)
 _MAIN_STREAM = tuple(
     kind for kind in OPERATION_KINDS if kind not in (*COMPUTE_KINDS, *SEND_KINDS, *RECEIVE_KINDS, *_DATA_STREAM)
 )
-#: Share of steps and data-parallel ranks that may contradict a dependency, because clocks are sometimes adjusted.
+#: Share of samples (step, data rank) that may contradict a dependency, because clocks are sometimes adjusted.
 _EXCEPTIONS = 0.02
 _HINT = "The table may mix jobs, or lack operations: record every operation of whole steps."
 
 
 class OperationGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots that transfer together; a single slot for local work.
+    """Slots that transfer together, or a single slot.
 
     Attributes:
         rows: rows of the slots.
@@ -118,9 +118,9 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfers.
+        """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfer.
 
-        Some recorders write operations for the chunk `without` too. These transfer nothing and are ignored.
+        Some recorders write transfers for that chunk too. They transfer nothing and are ignored.
         """
         by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
@@ -188,9 +188,9 @@ class _RecordedOrder:
         return [rows[number] for number in np.argsort(typical, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
-        """Let each row follow the last operation of a stream that has ended in (nearly) all steps when the row starts.
+        """Let each row follow the last operation of a stream that has ended before the row in nearly all samples.
 
-        `stream` is in the order of execution. An operation that has ended in only some steps is no dependency.
+        `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency.
         """
         if not rows or not stream:
             return
@@ -204,7 +204,7 @@ class _RecordedOrder:
 
 
 def _groups(grid: OperationGrid, transfers: _Transfers) -> list[OperationGroup]:
-    """Return the transfers, then the collectives across stages, then each remaining slot as a group of one."""
+    """Return the groups: point-to-point transfers, then collectives across stages, then each remaining slot alone."""
     groups = [OperationGroup(rows=pair) for pair in transfers.pairs]
     together: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row, slot in enumerate(grid.slots):

@@ -1,7 +1,7 @@
 """Arrange a table of operations as slots, whose times are arrays over steps and data-parallel ranks.
 
 A slot is the k-th operation of one kind on one stage. All complete steps of all data-parallel ranks have the same
-slots. One graph of slots therefore describes every step, and arithmetic on `[step, data rank]` simulates all steps at
+slots, so that one graph of slots describes every step. Arithmetic on arrays `[step, data rank]` simulates all steps at
 once.
 """
 
@@ -22,7 +22,7 @@ _NO_STEP_HINT = "Record every operation of every worker, for at least one step."
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The `index`-th operation of a kind on a stage, by start. `microbatch` and `chunk` are -1 for communication."""
+    """The `index`-th operation of a kind on a stage; `microbatch` and `chunk` are -1 for communication."""
 
     stage: int
     kind: str
@@ -36,7 +36,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slots: all slots, sorted by stage, kind and start.
-        starts_ms, durations_ms: `[slot, step, data rank]`; starts are relative to the step's first operation.
+        starts_ms, durations_ms: `[slot, step, data rank]`; starts count from the start of the step's first operation.
         rows: kind → stage → indices of the slots.
         ranks: global rank, `[stage, data rank]`.
         steps_recorded: number of steps in the table, complete or not.
@@ -61,7 +61,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_ms(self) -> Times:
-        """Return the recorded time of each step: from its first start to its last end."""
+        """Return the recorded time of each step in ms, from its first start to its last end."""
         return np.asarray(self.ends_ms.max(axis=(0, 2)) - self.starts_ms.min(axis=(0, 2)))
 
     def rows_of(self, *kinds: str, stage: int | None = None) -> list[int]:
@@ -132,6 +132,7 @@ def arrange(table: OperationTable) -> OperationGrid:
 
 
 def _slots(table: OperationTable, rows: Integers) -> tuple[Slot, ...]:
+    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`."""
     count: Counter[tuple[int, str]] = Counter()
     slots = []
     for row in rows[:, 0, 0].tolist():

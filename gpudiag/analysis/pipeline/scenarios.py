@@ -19,9 +19,9 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         grid, graph: operations and their dependencies.
-        durations_ms: durations without waiting, `[slot, step, data rank]`.
+        durations_ms: durations without waiting for other members of a transfer, `[slot, step, data rank]`.
         steps: the simulated recorded steps, without host gaps.
-        ideal: one ideal step, because all ideal steps are equal.
+        ideal: the ideal step; its arrays have one step and one data rank.
         factors: factors of the computation times.
     """
 
@@ -33,7 +33,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     factors: ComputeFactors
 
     def step_ms_without(self, factor: Times) -> Times:
-        """Return the step times in ms if durations are divided by a factor."""
+        """Return the simulated step times, in ms, if durations are divided by `factor`."""
         return simulate(self.graph, self.durations_ms / factor).step_ms
 
 
@@ -71,7 +71,7 @@ def ideal_durations(grid: OperationGrid, durations_ms: Times) -> Times:
 
 
 def replay_error_percent(job: SimulatedJob) -> float:
-    """Return the mean absolute error of the simulated step times with typical host gaps, in percent."""
+    """Return the mean absolute error, in percent, of step times that are simulated with typical host gaps."""
     replayed = simulate(job.graph, job.durations_ms, typical_gaps(job.grid, job.graph)).step_ms
     return 100 * float(np.mean(np.abs(replayed - job.grid.step_ms) / np.maximum(job.grid.step_ms, 1e-9)))
 
@@ -92,7 +92,7 @@ def _ratio(time_ms: float, other_ms: float) -> float:
 
 
 def bubble_of(job: SimulatedJob) -> ScheduleBubble | None:
-    """Return the idle time of the ideal pipeline; None without a pipeline."""
+    """Return the idle time of a stage in the ideal step; None without a pipeline."""
     grid = job.grid
     if grid.stages < 2 or not grid.microbatches:
         return None

@@ -26,8 +26,8 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 
     Args:
         graph: dependencies.
-        durations_ms: `[slot, step, data rank]`, without waiting; a group's members transfer from its last start on.
-        gaps_ms: the host's delay of each operation after it could have started, `[slot, 1, 1]`; None for no delay.
+        durations_ms: `[slot, step, data rank]`, without waiting; the members of a group transfer once all have started.
+        gaps_ms: the host's delay of each operation, `[slot, 1, 1]`; None for no delay.
     """
     starts, ends = np.zeros_like(durations_ms), np.zeros_like(durations_ms)
     for group in graph.groups:
@@ -45,9 +45,9 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 
 
 def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return the host's delay of each operation, `[slot, 1, 1]`, ms: the median over steps of the smallest per step.
+    """Return the host's delay of each operation, `[slot, 1, 1]`, ms: minimum over data ranks, median over steps.
 
-    The smallest delay is used because an unrecorded synchronization makes all workers but the last wait.
+    The minimum is used because an unrecorded synchronization makes all workers but the last one wait.
     """
     ends = grid.ends_ms
     ready = np.stack([ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before])

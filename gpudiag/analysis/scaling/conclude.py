@@ -1,4 +1,4 @@
-"""Derive speedups, odd GPUs, waterfalls, forecasts and warnings from measured points."""
+"""Derive speedups, waterfalls, forecasts, unusual GPUs and warnings from measured points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: A warning names the figures whose confidence interval has a half-width above this share of the figure.
+#: A remark names the points whose throughput has a 95 % interval with a half-width above this share.
 _UNSURE = 0.05
 
 
@@ -92,9 +92,9 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. No GPU is marked as odd if any of their points is doubtful.
+    """Return the GPUs measured alone. No GPU is marked as odd if the point of any of these GPUs is doubtful.
 
-    A point is doubtful if the host was busy, which can make any GPU look odd.
+    A doubtful point suggests that the host was busy, which can make any GPU look odd.
     """
     alone = devices.alone(points, points[0].machine.gpus if points else ())
     if any(gpu.point in doubts for gpu in alone):
@@ -136,10 +136,10 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 def _waterfalls(
     points: list[PointRecord], recorded: Mapping[str, RecordedSteps], doubts: Collection[str]
 ) -> tuple[list[Waterfall], list[Remark]]:
-    """Return the waterfalls of points with several devices, and remarks on recorded points without a usable waterfall.
+    """Return the waterfalls of points with several devices, and remarks on recorded points without a waterfall.
 
-    A waterfall is computed from recorded steps. If these steps are missing or unusable, the point with the most devices
-    gets a waterfall from unprofiled steps. A point with a doubtful baseline gets no waterfall.
+    A waterfall is computed from recorded steps. If recorded steps are missing or unusable, points with the most devices
+    get a waterfall from unprofiled steps. A point with a doubtful baseline gets no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
@@ -196,7 +196,7 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the same job without communication: on the same devices, and on one device."""
+    """Return the points of the same job without communication, on (the same devices, one device); None if missing."""
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -248,7 +248,7 @@ def _prospects(
 
 
 def _hidden_share(fall: Waterfall) -> float | None:
-    """Return the share of communication that overlaps with compute; None without communication."""
+    """Return the share (0 to 1) of communication that overlaps with compute; None without communication."""
     exposed_ms = sum(max(0.0, loss.ms_per_step) for loss in fall.losses if loss.name == "exposed_transfer")
     communication_ms = exposed_ms + fall.hidden_communication_ms
     return fall.hidden_communication_ms / communication_ms if communication_ms > 0 else None

@@ -1,7 +1,7 @@
-"""Compare single GPUs with each other, and each pair of GPUs with the sum of its two GPUs measured alone.
+"""Compare single GPUs with each other, and each pair with the sum of its two GPUs measured alone.
 
-Pairs are not compared with each other, because one slow GPU would make its link look slow: a pair on one PCIe switch
-could then appear slower than a pair across sockets.
+Pairs are not compared with each other, because a slow GPU would make its link look slow: a pair on one PCIe switch
+could appear slower than a pair across sockets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if its relative deviation from the median GPU exceeds both this share and its confidence interval.
+#: A GPU is odd if its throughput deviates from the median GPU's by more than this share and more than its own interval.
 ODD = 0.03
 
 
@@ -99,7 +99,7 @@ def by_link(compared: Iterable[Pair]) -> tuple[LinkComparison, ...]:
 
 
 def _link_kinds(facts: Facts | None) -> dict[tuple[int, int], str]:
-    """Return the link kind of each pair of GPUs, keyed by their positions among the usable GPUs."""
+    """Return (a, b) → kind of link, for pairs of GPUs given by their positions among the usable GPUs."""
     if facts is None:
         return {}
     usable = [gpu.index for gpu in facts.gpus if gpu.visible]

@@ -5,16 +5,16 @@ The step time on n devices is fitted to the measured points:
     step(n) = compute + transfer * 2 (n - 1) / n + latency * growth(n)
 
 In an all-reduce, each link carries 2 (n - 1) / n times the bytes of the gradients (the nccl-tests convention). The
-latency grows as n - 1 in a ring and as log2 n in a tree. Three numbers of devices determine the three terms exactly;
-only a fourth allows a check of the fit.
+latency grows as n - 1 in a ring and as log2 n in a tree. Measurements with three numbers of devices determine the three
+terms exactly; a fourth is needed to check the fit.
 
 Within one machine the fitted cost is extrapolated. With m machines of g devices each, every step also sends the
-gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
-2 log2 m in a tree. The overlap of this communication with backward is unknown. The fast end of the range assumes that
-all of backward hides it. Backward takes two thirds of a step's compute, because it has two matrix products for each
-one in forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
-jitter * (sqrt(2 ln n) - sqrt(2 ln g)), if step times are normally distributed. The expected value uses the measured
-overlap fraction.
+gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or 2
+log2 m in a tree. How much backward hides of this communication is unknown. The fast end of the range assumes that all
+of backward hides communication. Backward takes two thirds of a step's compute, because it has two matrix products for
+each one in forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
+jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed step times. The expected value is for the measured
+overlap.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "
 _DRAWS = 400
 #: Smallest relative error of a mean step time, because repeated runs differ by at least this much.
 _REPEAT_ERROR = 0.005
-#: Smallest drawn step time, as a share of the measured one, because a step takes time.
+#: Smallest drawn step time, as a share of the measured one, so that step times stay positive.
 _SHORTEST_DRAW = 0.05
-#: Largest degrees of freedom passed to the random generator, which does not accept infinity.
+#: Maximum degrees of freedom for the random generator, which does not accept infinity.
 _MOST_FREEDOM = 1e6
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Number of terms of the step time. A forecast needs at least this many different numbers of devices.
+#: Number of terms of the step time. A forecast needs measurements with at least this many numbers of devices.
 _TERMS = 3
 #: Multiples of the largest measured number of devices to forecast if no network is given.
 _MULTIPLES = (2, 4, 8)
 #: Maximum number of devices to forecast if a network is given.
 _MOST_DEVICES = 4096
-#: Overlap fraction of communication if the points were not profiled.
+#: Assumed overlap of communication, as a share of communication, if the points were not profiled.
 _ASSUMED_OVERLAP = 0.5
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Non-negative terms of the step time in milliseconds; `growth` is a key of `GROWTHS`, for the latency term."""
+    """Non-negative terms of the step time in ms; `growth`, a key of `GROWTHS`, says how the latency term grows."""
 
     compute_ms: float
     transfer_ms: float
@@ -74,7 +74,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cost: the best fit.
-        possible: `_DRAWS` fits for each growth, each to step times drawn from the distribution of the measured ones.
+        possible: `_DRAWS` fits for each growth, to step times drawn from the distribution of the measured ones.
         worst_error: largest relative deviation of a measured point from `cost`.
         degrees: degrees of freedom: points minus terms. At 0, the fit is exact and unchecked.
     """
@@ -116,8 +116,8 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
 def _draw(estimates: Sequence[Estimate], errors_ms: Array) -> Array:
     """Return float64[_DRAWS, n]: random step times in ms that agree with n measured ones.
 
-    A drawn time deviates from the measured mean in two ways: by Student's t times the standard error of the mean, and
-    normally by the remainder of `errors_ms` (float64[n], at least the standard errors). The seed is fixed, so that
+    A drawn time deviates from the measured mean by Student's t times the standard error of the mean, and by a normal
+    variable for the remainder of `errors_ms` (float64[n], at least the standard errors). The seed is fixed, so that
     reports are reproducible.
     """
     means_ms = np.array([estimate.value for estimate in estimates])
@@ -135,7 +135,7 @@ def _terms(devices: float, growth: str) -> tuple[float, float, float]:
 
 
 def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str) -> tuple[list[StepCost], Array]:
-    """Solve weighted non-negative least squares over three terms exactly, by trying every subset of them.
+    """Solve weighted non-negative least squares for the three terms exactly, by trying every subset with compute.
 
     Args:
         devices: n numbers of devices.
@@ -237,7 +237,7 @@ def _between_machines(
         largest: the point with all devices of one machine.
         gradient_bytes: bytes of all gradients.
         network: the network between machines.
-        hidden_share: measured overlap fraction of communication, 0 to 1, if known.
+        hidden_share: measured share of communication that overlaps with compute, 0 to 1, if known.
     """
     per_machine = largest.devices
     one_device_ms = fitted.cost.step_ms(1)
@@ -288,10 +288,10 @@ def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, n
 
 
 def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, ...]:
-    """Return the time that the wanted samples, iterations or volume take at each measured point's throughput.
+    """Return how long the wanted samples, iterations or volume take at each measured point's throughput.
 
-    A voxel counts once, even if several blocks overlap in it. If the user gives the voxels per sample, the time per
-    voxel follows from this number, otherwise from the measured volume. A point with neither has no duration for voxels.
+    A voxel counts once, even if several blocks overlap in it. The time per voxel follows from the voxels per sample
+    that the user gives, or else from the measured volume. A point with neither has no duration for voxels.
     """
     return tuple(
         duration

@@ -22,7 +22,7 @@ _MEANS = (
     *("step_ms", "mean_ms", "median_ms", "standard_error_ms", "jitter_ms"),
     *("mvox_per_s", "tflops_per_s", "mfu_percent"),
 )
-#: A host that runs ahead of its device by less than this share of a step limits the throughput.
+#: A host limits the throughput if it runs ahead of its device by less than this share of a step.
 _AHEAD = 0.05
 
 
@@ -43,9 +43,9 @@ def with_figures(
 ) -> PointRecord:
     """Return the point with its job's measurements, or with the reason of the failure.
 
-    A device's throughput is the number of samples of all its unprofiled steps, divided by their total time. Warm-up and
-    partial steps do not count. If devices communicate gradients, the job's throughput is computed from the slowest
-    device, which limits all others. If devices are independent, the job's throughput is the sum over all devices.
+    A device's throughput is the number of samples in its unprofiled steps divided by their total time, without warm-up
+    and partial steps. If devices communicate gradients, the slowest device determines the job's throughput, because it
+    limits all others. If devices are independent, the job's throughput is the sum over all devices.
 
     Args:
         point: the requested measurement.
@@ -91,7 +91,7 @@ def with_figures(
 
 
 def _complete_times(run: RunRecord | None) -> list[StepTimes]:
-    """Return each rank's step times if the run is complete and each rank timed two steps or more; else nothing."""
+    """Return each rank's step times if the run is complete and each rank timed at least two steps; else []."""
     if run is None or run.status != "complete":
         return []
     times = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]

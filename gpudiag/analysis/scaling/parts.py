@@ -1,10 +1,10 @@
 """Break down a step's time by simulating the recorded steps without the profiler's cost.
 
-The parts are not read off the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
+The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
 slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
-Instead, the steps are simulated without the profiler's cost per event. This cost is chosen such that the simulated step
-takes as long as the unprofiled step. Then the causes are removed one after another. The part of a cause is the step
-time that its removal saves:
+Instead, the steps are simulated without the profiler's cost per event, which is fitted so that the simulated step takes
+as long as the unprofiled step. Then causes are removed one after another, and each cause's part is the step time that
+its removal saves:
 
     removed                                            part              step afterwards
     nothing                                                              40 ms
@@ -15,11 +15,11 @@ time that its removal saves:
     the time of calls on the host                      launch            28
     the device's kernels, which remain                 compute            0
 
-The parts add up to the simulated step by construction. A difference of a few percent to the unprofiled step remains. On
-a busy machine, or with a library that stays slow once the profiler was loaded, no cost of the profiler may explain the
-length of the recorded steps. Then the parts are scaled to the unprofiled step, and the factor is stored. On CPUs all
-parts are scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled,
-and the kernels keep their time.
+The parts add up to the simulated step by construction. It may differ from the unprofiled step by a few percent. On a
+busy machine, or with a library that stays slow once the profiler was loaded, no cost of the profiler may explain the
+recorded step time. Then the parts are scaled to the unprofiled step, and the factor is stored. On CPUs all parts are
+scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled, and the
+kernels keep their time.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     Args:
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
-        staged: gradients are communicated through host memory. Then copies to and from host memory, and waiting for the
-            threads that reduce gradients, count as transfer.
-        fed: the job loads batches. If the job loads none, unexplained waiting counts as host time.
+        staged: whether gradients are communicated through host memory. Then copies to and from host memory, and waits
+            for the threads that reduce gradients, count as transfer.
+        fed: whether the job loads batches. If not, untraced waits are not input and count as launch.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:
@@ -85,7 +85,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         costs = without_launch_cost(what_if, _without_waits(what_if, costs))
         costs = without_syncs(what_if, costs)
     scenarios.append(costs)
-    # Removing a cause cannot cost time, so a longer step is an inaccuracy of the simulation.
+    # Removing a cause cannot lengthen the step, so a longer step is an inaccuracy of the simulation.
     steps_ms = list(itertools.accumulate(what_if.each_step_ms(scenarios), min))
     reductions_ms = [before - after for before, after in itertools.pairwise([*steps_ms, 0.0])]
     parts_ms = dict(zip(STEP_PARTS, reductions_ms, strict=True))
@@ -106,8 +106,8 @@ def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bo
     """Return the factor that scales the parts to the unprofiled step; 1 if the sum of the parts is near that step.
 
     Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
-    in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels. 7 ms of
-    these remain, so that the factor is 7 / 24 = 0.29.
+    in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels: 7 ms
+    remain, and the factor is 7 / 24 = 0.29.
     """
     simulated_ms = sum(parts_ms.values())
     excess_ms = simulated_ms - timed_ms
@@ -127,5 +127,5 @@ def _transfer_ms(what_if: WhatIf, costs: Scenario) -> float:
 
 
 def _without_waits(what_if: WhatIf, costs: Scenario) -> Scenario:
-    """Remove waiting for data, marked or untraced, on the host."""
+    """Return the scenario without marked input waits and without untraced host time."""
     return without_untraced(what_if, without_input(what_if, costs))

@@ -1,13 +1,12 @@
 """Compute speedup and efficiency against a baseline, and judge whether points and baselines are reliable.
 
-Each start of a job gets different cores and memory, so that the mean step time varies more between starts than the
-steps of one start suggest. Example: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 ms in
-another, with little scatter in each. Therefore every point is started twice, and the scatter between starts widens its
-confidence interval.
+Each start of a job gets different cores and memory, so that mean step times vary more between starts than the steps of
+one start suggest. For example, ResNet-50 on one H200 with a busy host took 17.8 ms in one start and 30.6 ms in another,
+with little scatter in each. Therefore every point is started twice, and the scatter between starts widens its interval.
 
-Efficiency is a ratio to one device. If the host slowed the job on one device, several devices can appear to exceed
-100 %, and the ratio describes the host instead of the scaling. A doubtful baseline is reported, and no conclusion is
-drawn from it.
+Efficiency is relative to one device. If the host slowed the job on one device, several devices can appear to exceed 100
+%, and the ratio describes the host instead of the scaling. Such a baseline is doubtful: it is reported, and no
+conclusion is drawn from it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gpudiag.statistics import Estimate, student_t
 _Baselines = dict[tuple[object, ...], PointRecord]
 #: Assumed relative scatter between starts if it was not measured.
 _ASSUMED_SCATTER = 0.005
-#: Largest relative difference between starts, and largest relative half-width, of a usable baseline.
+#: Largest relative difference between starts, and largest relative half-width of the interval, of a usable baseline.
 _MOST_SCATTER = 0.10
 
 
@@ -46,7 +45,7 @@ def curve(point: PointRecord) -> tuple[object, ...]:
 
 
 def setting(point: PointRecord) -> tuple[object, ...]:
-    """Return the settings that two ranked points must share, except the batch and the number of devices."""
+    """Return the settings that two points on one curve share, without strategy, batch and number of devices."""
     return (
         point.workload,
         point.framework,
@@ -60,7 +59,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return curve → its measured one-device point; of several points, the one on the device of the lowest index."""
+    """Return curve → its measured one-device point; of several points, the one on the lowest device index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
@@ -75,7 +74,7 @@ def _baseline_of(
 ) -> PointRecord | None:
     """Return the baseline of a point.
 
-    One device has no peers, so the baseline of `nccl-no-p2p` is `nccl` on one device. If a strategy cannot run on one
+    The baseline of `nccl-no-p2p` is `nccl` on one device, which has no peers anyway. If a strategy cannot run on one
     device, its baseline is `independent`: the same training without communication.
     """
     alone = point.strategy.removesuffix(NO_P2P)
@@ -100,7 +99,7 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     alone = rate_of(base) if base is not None else None
     if rate is None or base is None or alone is None:
         return point
-    # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
+    # The baseline's speedup is exactly 1. The speedup of another single device compares the two devices.
     ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     share = ratio.scaled(1 / point.devices)
     return msgspec.structs.replace(
@@ -139,7 +138,7 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
-    """Widen a point's interval by the relative scatter between starts, and to the throughput of each start."""
+    """Widen a point's interval by the relative scatter between starts, and to contain the throughput of each."""
     rate = rate_of(point)
     if rate is None:
         return point
@@ -182,7 +181,7 @@ def _beyond_ideal(point: PointRecord) -> bool:
 
 
 def _unstable(point: PointRecord) -> str | None:
-    """Return the reason why a one-device point, by itself, is unusable as a baseline; None if it is usable."""
+    """Return why a one-device point is unusable as a baseline, by its own figures; None if it is usable."""
     rates = [start.samples_per_s for start in point.starts]
     if len(rates) > 1 and max(rates) > (1 + _MOST_SCATTER) * min(rates):
         ratio = max(rates) / min(rates)
@@ -197,7 +196,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether only the strategy differs, which on one device changes the step time by a few percent at most."""
+    """Return whether two points on one device differ only in the strategy, which hardly changes the step time there."""
     same_curve = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same_curve and a.strategy != b.strategy and a.device_indices == b.device_indices
 
@@ -225,8 +224,7 @@ def again(
 ) -> list[PointRecord]:
     """Return the measured points to start again.
 
-    Points with too few starts come first. If there are none, the doubtful baselines that were not yet started again are
-    returned.
+    Return the points with too few starts; if there are none, the doubtful baselines that were not yet started again.
 
     Args:
         points: all points.

@@ -1,9 +1,8 @@
 """Arrange many results in one table, and rank only results that differ only in the strategy.
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
-options, on the same number of devices, on the same machine with the same software. All other results are listed without
-a rank, with the reason. Throughput with 32 samples per device is not comparable with throughput with 64, and a faster
-GPU shows nothing about a strategy.
+options, on the same number of devices, on the same machine with the same software. The table states why others are not:
+throughputs with 32 and 64 samples per device are not comparable, and a faster GPU shows nothing about a strategy.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Maximum number of refusals to list. Beyond this number, the headings of the groups show how the settings differ.
+#: Maximum number of listed reasons against ranking together. The headings of the groups show all differences.
 _MOST_REFUSALS = 20
-#: Maximum number of machines to compare a row with, so that 20,000 different machines do not take quadratic time.
+#: Maximum number of machines that a row is compared with, because comparing 20,000 with each other takes too long.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -64,7 +63,7 @@ def _value(point: PointRecord, name: str) -> object:
 
 
 def _comparable(rows: Sequence[ResultRow]) -> Comparable:
-    """Rank the rows of one setting within each environment, and explain why environments are not ranked together."""
+    """Rank the rows of one setting per environment (machine and software); say why environments are kept apart."""
     environments: list[list[ResultRow]] = []
     for row in rows:
         home = next(
@@ -118,8 +117,8 @@ def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
 
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
-    """Explain why groups of one workload are not ranked together; report each pair of different values once."""
-    # Points that differ only in their devices have the same refusals: 20,000 points would be 200 million pairs.
+    """Return why groups of one workload are not ranked together; each pair of different settings is listed once."""
+    # Points that differ only in their devices have equal reasons; all 20,000 points would be 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
         settings.setdefault(

@@ -2,16 +2,15 @@
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
 per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
-lost. TN - T1 is the sum of the increases of the parts of a step: compute, launching, waiting for input, exposed
-transfer, waiting for peers. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
+lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. Their
+increases sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
 and all losses sum to 100 %.
 
-Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 compute, 7 transfer, 2 waiting. The efficiency is 75 %. Slower
-compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. 75 + 2.5 + 17.5 + 5 = 100.
+Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 ms compute, 7 ms transfer, 2 ms waiting. The efficiency is 75 %.
+Slower compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. The sum is 100 %.
 
 T1 and TN are measured without the profiler. The parts come from simulations fitted to these times (`parts`). `rest` is
-the unexplained residual between T1 and TN. If parts were scaled because the recorded steps differed from the unprofiled
-ones, a note states the factor.
+the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the factor.
 
 In strong scaling, each device has 1 / N of the samples, so that T1 is replaced by T1 / N.
 """
@@ -31,11 +30,11 @@ _LOSS_OF = {
     "launch": "launch",
     "compute": "slower_compute",
 }
-#: A note reports a residual above this, in percent of the ideal.
+#: A note reports a residual above this percentage of the ideal.
 _NOTABLE_REST = 1.0
-#: If the residual is larger than this, in percent of the ideal, the parts do not explain the unprofiled steps.
+#: If the residual exceeds this percentage of the ideal, the parts do not explain the unprofiled steps.
 _MOST_REST = 5.0
-#: If the scale factor of the parts is smaller than this, they do not explain the unprofiled steps.
+#: If the parts are scaled by less than this factor, they do not explain the unprofiled steps.
 _LEAST_SCALE = 0.5
 #: A note mentions the profiler's cost if recorded steps are longer than unprofiled ones by more than this factor.
 _NOTABLE_RECORDING = 1.25
@@ -86,7 +85,7 @@ def closes(fall: Waterfall) -> bool:
 def measured_waterfall(
     point: PointRecord, baseline: PointRecord, independent: tuple[PointRecord, PointRecord]
 ) -> Waterfall:
-    """Compute two losses of `point` from unprofiled steps alone: by running devices concurrently, and by communication.
+    """Compute two losses of `point` from unprofiled steps: of running devices concurrently, and of communication.
 
     Worked example. T1 = 30 ms and T4 = 40 ms; without communication a step takes 29 ms on one device and 31 ms on four.
     Running concurrently costs 2 of the 40 ms, 5 %, and communication costs the other 8 ms, 20 %.
@@ -116,6 +115,7 @@ def _waterfall(
     parts: tuple[StepParts, StepParts] | None,
     notes: tuple[str, ...],
 ) -> Waterfall:
+    """Return the waterfall for losses in ms per step (`lost_ms`) beyond an ideal step of `ideal_ms`."""
     step_ms = pace_ms(point)
     ideal = point.devices * 1e3 * point.batch_per_device / ideal_ms
     return Waterfall(
@@ -141,7 +141,7 @@ def _waterfall(
 def pace_ms(point: PointRecord) -> float:
     """Return the time, in ms, in which the job processes one global batch.
 
-    If devices run independently, this time follows from their total throughput, not from the slowest device.
+    The time follows from the throughput, which for independent devices is their sum, not that of the slowest.
 
     Raises:
         ValueError: the step time was not measured.

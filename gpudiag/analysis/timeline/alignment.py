@@ -1,15 +1,15 @@
 """Match the collectives of two ranks, and find the offset between their clocks.
 
-All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of their arrival.
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of when they arrive.
 Measured on one host: 0.4 to 13 µs apart in the median, and at most 70 µs. Therefore matched collectives *end* together,
-up to a constant offset between clocks. Matching by index fails, because the ranks' captures begin and end at different
-times, and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
+up to a constant offset between clocks. Matching by index fails, because captures begin and end at different times on
+each rank, and some collectives have no partner. Example, ends in ms, captures begin one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
 
-The offset under which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6).
-If the clocks have a common origin, the smallest of these offsets is the right one.
+The offset with which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6
+ms). If the clocks have a common origin, the smallest of these offsets is the right one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     Attributes:
         start, end: int64[n], ns.
-        signature: int64[n], a number from 0 for each distinct operation and size.
+        signature: int64[n], index of each collective's combination of operation and size.
         symmetric: bool[n], whether all participants leave together (False for broadcast, reduce, send, …).
     """
 
@@ -57,7 +57,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """Pairs (a[i], b[i]) of indices of the same collective.
+    """Matched collectives of two ranks: a[i] and b[i] are the indices of the same collective.
 
     Attributes:
         offset_ns: clock of b minus clock of a.
@@ -75,13 +75,13 @@ class Alignment(msgspec.Struct, frozen=True):
 def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bool) -> Alignment:
     """Match two ranks' collectives of one group.
 
-    Rooted collectives (a broadcast's root leaves early) are matched by their position between matched symmetric
-    collectives. A group without symmetric collectives is not matched.
+    Rooted collectives are matched by their position between matched symmetric collectives, because their root may leave
+    early. A group without symmetric collectives is not matched.
 
     Args:
         a, b: the collectives of the two ranks.
-        clocks_comparable: True if both clocks count from a known common origin, up to a small error. If several
-            pairings fit equally well, the pairing with the smallest offset is then chosen.
+        clocks_comparable: whether both clocks count from a known common origin, up to a small error. Then, of several
+            pairings that fit equally well, the one with the smallest offset is chosen.
     """
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
@@ -97,7 +97,7 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
 
 def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
-    """Return the offsets of b's clock under which many collectives end together, best candidates first."""
+    """Return the offsets of b's clock with which many collectives end together, best candidates first."""
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))
     lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
@@ -109,7 +109,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
     votes = np.sort(b.end[partner[same]] - a.end[voter[same]])
     if len(votes) == 0:
         return []
-    # Count the votes up to one tolerance above each vote. The highest counts are peaks, at least one tolerance apart.
+    # Count, for each vote, the votes up to one tolerance above it. Peaks of this count must be one tolerance apart.
     count = np.searchsorted(votes, votes + tolerance, side="right") - np.arange(len(votes))
     enough = count.max() // 2
     peaks: list[tuple[int, int]] = []
@@ -145,8 +145,8 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    At least half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit with
-    small spread, and half of the shorter capture must fit, because an offset with hardly any overlap always fits.
+    At least half of the collectives during both captures must fit. A shifted clock needs three quarters, with a small
+    spread. It also needs half of the shorter capture, because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -157,7 +157,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may fit just beyond the overlap
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie just outside of both
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
@@ -167,7 +167,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
 
 
 def _equally_good(fits: list[_Fit]) -> list[_Fit]:
-    """Return the pairings that fit about as well as the best one, one per offset, in descending number of pairs."""
+    """Return the pairings that fit about as well as the best one, one per offset, most pairs first."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
@@ -192,7 +192,7 @@ def _by_nearest_end(
     first, last = int(a.end[keep_a].min()), int(a.end[keep_a].max())
     end_a = a.end[keep_a] - first
     end_b = np.clip(b.end[keep_b] - offset - first, -2 * tolerance, last - first + 2 * tolerance)
-    # Shift the ends of each signature so far that every nearest neighbour has the same signature.
+    # Shift the ends of each signature so far that nearest neighbours have the same signature.
     apart = last - first + 8 * tolerance
     end_a, end_b = end_a + a.signature[keep_a] * apart, end_b + b.signature[keep_b] * apart
     to_b, to_a = _nearest(end_a, end_b), _nearest(end_b, end_a)
@@ -204,9 +204,9 @@ def _by_nearest_end(
 def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
     """Pair the collectives that overlap in time, in order, within each signature, on one clock.
 
-    No participant of a symmetric collective leaves before all have arrived, so its records on two ranks must overlap.
-    On busy CPUs host-side collectives (gloo) end milliseconds apart, so only their overlap is reliable. The clocks stay
-    unchanged, and the whole distance between the ends is residual.
+    No participant of a symmetric collective leaves before all have arrived, so that its records on two ranks must
+    overlap. On busy CPUs only this overlap is reliable, because host-side collectives (gloo) end milliseconds apart.
+    The clocks stay unchanged, and the whole distance between the ends is residual.
     """
     indices_a, indices_b = [], []
     for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
@@ -263,9 +263,9 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    These are rooted collectives, and symmetric ones that overlap but end too far apart, because a busy host recorded
-    them late. Before the first match and after the last one, a capture may lack collectives. In these two ranges,
-    rooted collectives are paired outwards from the match, as long as the signatures agree.
+    They are rooted collectives, and symmetric ones whose ends are too far apart because a busy host recorded them late.
+    Before the first match and after the last one, a capture may lack collectives. There, rooted collectives are paired
+    outwards from the match, as long as their signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

@@ -44,16 +44,15 @@ from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, H
 
 Times = NDArray[np.int64]
 Slot = tuple[int, int]
-"""Index of a trace, and one of its devices."""
+"""(Index of a trace, device number in that trace)."""
 
 
 def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Timeline:
     """Put the traces of one job on one clock and cut them into steps.
 
     Args:
-        traces: one per process. A trace without a rank gets the first unused rank; of two traces of one rank, the
-            first is used.
-        world_size: number of ranks in the job if the traces do not contain it; at least the number of traces.
+        traces: one per process. Traces without a rank get unused ranks. Of two traces of one rank, the first is used.
+        world_size: number of ranks in the job, if known; by default it is inferred from the traces.
     """
     copies = without_copies(traces)
     claims = without_claims(_with_ranks(copies.kept))
@@ -105,7 +104,7 @@ def _rank(trace: Trace) -> int:
 
 
 def _devices(trace: Trace) -> list[int]:
-    """Return the devices with work in a trace; only HOST if no device has work but the host computed."""
+    """Return the devices with work in a trace; [HOST] if only the host computed."""
     events = trace.events
     rows = events.rows_of(*DEVICE_WORK)
     if len(rows):
@@ -132,7 +131,7 @@ def _calls(traces: Sequence[Trace], slots: Sequence[Slot]) -> list[TrackCalls]:
 
 
 def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Add groups and peers that the traces do not state to the calls, if they can be inferred."""
+    """Return the calls with groups and peers that the traces do not state but that can be inferred."""
     unstated = any(
         (not call.group_ranks and traces[track.trace].groups)
         or (call.operation in {"send", "recv"} and call.peer is None)
@@ -215,7 +214,7 @@ class _Host:
         if len(self.device_rows) == 0:
             tops = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
             return tops, events.name[tops]
-        # A launch is named after its work, because most calls are named cudaLaunchKernel.
+        # A launch gets the name of its device work, because most calls are named cudaLaunchKernel.
         launches, first = np.unique(self.calls[known], return_index=True)
         return launches, events.name[self.device_rows[known][first]]
 
@@ -239,7 +238,7 @@ class _Host:
 
 
 def _draft(host: _Host, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
-    """Return a device's work, steps and windows on the common clock."""
+    """Return the (work, steps, windows) of a device on the common clock."""
     steps = msgspec.structs.replace(host.steps, start=host.steps.start + shift, end=host.steps.end + shift)
     if device == HOST:
         return _host_ops(host, steps, shift), steps, host_windows(steps)
@@ -262,7 +261,7 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
     rows = rows[~among(rows, host.collective_rows)]
-    # The loader's operators on this thread (collating, copying into pinned memory) are input, not the model's work.
+    # Operators of the loader on this thread (collating, copying into pinned memory) are input, not compute.
     thread = host.threads(0).get(steps.thread)
     if thread is not None and len(thread.input):
         opened = np.searchsorted(thread.input.start, events.start_ns[rows], side="right") - 1
@@ -293,7 +292,7 @@ def _later(spans: Intervals, shift_ns: int) -> Intervals:
 
 
 def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -> tuple[NDArray[np.intp], Times, Times]:
-    """Cut intervals out of disjoint operators: 4-6 cut out of 0-10 leaves 0-4 and 6-10, both of the same row."""
+    """Cut intervals out of disjoint operators: cutting 4-6 out of 0-10 leaves 0-4 and 6-10, both with the same row."""
     left = subtract(Intervals(start, end), cut)
     return rows[np.searchsorted(start, left.start, side="right") - 1], left.start, left.end
 

@@ -5,74 +5,74 @@ from __future__ import annotations
 from gpudiag.units import NS_PER_S, NS_PER_US
 
 LEAST_TOLERANCE_NS = 300 * NS_PER_US
-"""Ends on two ranks that are further apart than this, after removing the clock offset, belong to different collectives.
-Measured: participants leave at most 70 µs apart on one host; the rest is room for clocks that drift."""
+"""Two ranks' ends that are further apart than this, without the clock offset, are of different collectives. Measured:
+participants leave a collective at most 70 µs apart on one host; the rest allows for drifting clocks."""
 SAME_CLOCK_NS = 100 * NS_PER_US
-"""Offsets up to this are the spread of participants' departures, not a difference between clocks. A larger median
+"""Offsets up to this are due to participants that leave at different times, not to different clocks. A larger median
 distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 MATCHED_SHARE = 0.5
-"""Two captures are of one run if at least this share of the collectives recorded by both has a match. Measured: in 18
-sound recordings 97 to 100 % match, and none in mixtures of two runs or two models."""
+"""Two captures are of one run if at least this share of the collectives during both captures has a match. Measured: 97
+to 100 % match in 18 sound recordings, and none match in mixtures of two runs or two models."""
 TO_MOVE_A_CLOCK = 0.75
-"""A clock is moved only if at least this share of the collectives fits. Measured: as above; this is half-way between
-`MATCHED_SHARE` and the share in sound recordings."""
+"""A clock is shifted only if at least this share of the collectives matches. Measured: as for `MATCHED_SHARE`; this is
+half-way to the share in sound recordings."""
 NEARLY_ALL = 0.95
-"""A pairing is worse than the best one if its coverage is below this share of the best. Measured: in the recordings
-above, up to 3 % of collectives are lost at the edges."""
+"""A pairing is worse than the best one if its coverage is below this share of the best coverage. Measured: in the same
+recordings, up to 3 % of the collectives at the edges have no match."""
 EQUALLY_GOOD = 4.0
-"""Pairings whose spread is within this factor of the smallest are equally good, and the clocks decide. Judgement:
-without a common origin of the clocks, a warning says that the match is ambiguous."""
+"""Pairings whose spread is at most this multiple of the smallest are equally good; the one with the smallest clock
+offset is chosen. Judgement: if the clocks have no common origin, a warning says that the match is ambiguous."""
 FINEST_SPREAD_NS = 20 * NS_PER_US
-"""Pairings whose spread is below this are equally good too. Measured: participants leave up to 13 µs apart in the
+"""Pairings of a smaller spread than this are equally good. Measured: participants leave up to 13 µs apart in the
 median."""
 TELLING = 8
-"""Fewer pairs than this may fit closely by chance. Statistical: one offset is fitted to all pairs."""
+"""Fewer pairs than this may have a small spread by chance. Statistical: one offset is fitted to all pairs."""
 FEWEST_SEEN = 4
 """Fewer collectives than this may match, or not match, by chance. Statistical."""
 FEWEST_REPEATS = 3
-"""Fewer repetitions than this are no pattern of steps. Statistical: at least two distances must agree."""
+"""Fewer repetitions than this do not show steps. Statistical: at least two distances must agree."""
 FEW_STEPS = 3
 """Fewer analysed steps than this say little about unrecorded steps. Statistical: as for `FEWEST_REPEATS`."""
 PERIOD_APART = 0.02
-"""Two distances are the same period if they differ by at most this share of a step's launches. Judgement: a warning
-says that such steps are guessed."""
+"""Two distances count as equal if they differ by at most this share of a step's launches. Judgement: a warning says
+that such steps are guessed."""
 LOST_SHARE = 0.02
 """The profiler lost ops if at least this share of launches has no device op. Measured: 77 traces of sound processes
 lack at most 0.08 % (memsets of zero bytes, which do nothing); a very short trace lacks 2 of 100."""
 FEWEST_LOST = 10
 """Fewer lost ops than this are ignored. Measured: a very short trace lacks 2 of 100, see above."""
 FEWEST_DURATIONS = 100
-"""Equal traces with fewer distinct durations are not copies. Judgement: measured durations differ; only traces of
-identical simulated ranks have few distinct durations."""
+"""Equal traces with fewer distinct durations than this are not copies. Judgement: measured durations differ; only those
+of identical simulated ranks do not."""
 LEAST_UNIX_NS = 10**17
-"""A clock with a smaller value does not count from 1970. Physical: this is in March 1973."""
+"""A clock with a smaller value does not count from 1970. Physical: this value is in March 1973."""
 RUNS_APART_NS = 10 * NS_PER_S
 """A recording that begins this long after all others have ended is of another run. Judgement: clocks that are
-synchronized over the network agree to milliseconds, and a restarted job needs longer until it trains."""
+synchronized over the network agree to milliseconds, and a restarted job needs longer than this until it trains."""
 THIN_SHARE = 0.10
 """A recording is thin if its events cover less than this share of the windows. Measured: of 70 tracks of sound jobs,
 the three lowest are 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""
 COVERED_SHARE = 0.70
-"""Steps that represent less than this share of the recorded device work do not describe the rest. Contract
+"""If the analysed steps represent less than this share of the recorded device work, a warning says so. Contract
 (`partial-coverage`)."""
 ALIKE_OPS = 0.1
 """A step at the edge of a capture is complete if its number of device ops differs by at most this share from its
 neighbour's. Ranges are steps if their numbers of launches differ by at most this share from the median. Judgement: an
-edge step is used only if there would otherwise be one step. If ranges vary more, a repeating pattern is searched."""
+edge step is used only if one step would be left otherwise; if ranges vary more, a repeating pattern is searched."""
 AT_ONCE_NS = 20 * NS_PER_US
 """A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that started
 0.1 ms or more after their launch, 99 % started within 22 µs of the previous op."""
 AS_CLOSE = 2.0
-"""A group of ranks is preferred to its subgroups if the ends of its members' collectives are at most this many times as
-far apart. Measured: with four gloo processes on two cores, non-members' ends are 4 to 170 times as far away."""
+"""A group of ranks is preferred to its subgroups if its members' collectives end at most this many times as far apart
+as a subgroup's. Measured: with four gloo processes on two cores, ends of non-members are 4 to 170 times as far away."""
 NOT_BY_CHANCE = 0.3
-"""The group is also preferred if the ends are nearer than this share of the distance expected by chance. Measured: as
-above, 0.004 to 0.2 of that distance among members and 0.6 to 0.9 among others."""
+"""The group is also preferred if its ends are nearer than this share of the distance expected by chance. Measured: in
+the same job, members' ends are at 0.004 to 0.2 of that distance, and others' ends at 0.6 to 0.9."""
 TWICE_AS_OFTEN = 1.5
-"""Middle stages of a pipeline send this many times as often as the first one, unless the schedule is interleaved.
-Physical: they send twice as often, because only they send both activations and gradients."""
+"""A schedule is interleaved unless middle stages send at least this many times as often as the first stage. Physical:
+without interleaving they send twice as often, because only they send both activations and gradients."""
 SHORT_PASS = 0.1
-"""Compute between two messages that is shorter than this share of the longest is no pass. Judgement: updates and losses
-take a few percent of a pass."""
+"""Compute between two messages is no pass if it is shorter than this share of the longest such stretch. Judgement:
+updates and losses take a few percent of a pass."""
 WIDEST_SHIFT = 64
 """Maximum number of messages by which one capture may begin later than another. Judgement: several pipeline steps."""

@@ -1,7 +1,7 @@
 """Match the collectives of all tracks, and find the last rank and its arrival time at each collective.
 
-`torch.nn.DataParallel` on one device, DistributedDataParallel in a world of one and collectives in a group of one rank
-keep their ranges, hooks and kernels, but move nothing between devices. Such events get the roles of ordinary work.
+`torch.nn.DataParallel` on one device, DistributedDataParallel with one rank, and collectives in groups of one rank have
+ranges, hooks and kernels of communication, but move nothing between devices. Their events get roles of other work.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all
 GroupKey = tuple[str, tuple[int, ...]]
 """Name of the process group and its global ranks (empty where unknown)."""
 
-#: Placeholder for a group if two ranks are aligned by the messages between them.
+#: Placeholder for the group of two ranks that are aligned by their messages.
 _MESSAGES: GroupKey = ("send, recv", ())
 
 _FAR_PAST = np.iinfo(np.int64).min
 _OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
-#: Role of an event of each kind if its communication has a single participant.
+#: Kind of event → its role if communication has a single participant.
 _ORDINARY_ROLE = np.full(256, Role.OTHER, np.uint8)
 _ORDINARY_ROLE[EventKind.OPERATOR] = Role.OPERATOR
 _ORDINARY_ROLE[EventKind.KERNEL] = Role.COMPUTE
@@ -61,7 +61,7 @@ class Messages(NamedTuple):
 
 
 class MatchedMessages(NamedTuple):
-    """All matched messages, and (track a, track b, alignment) of each pair of tracks that exchanged some."""
+    """All matched messages, and (track a, track b, alignment) of each pair of tracks with matches."""
 
     messages: Sequence[Messages] = ()
     alignments: Sequence[tuple[int, int, Alignment]] = ()
@@ -96,7 +96,7 @@ def track_calls(
     origin_ns: int,
     clock_known: bool,
 ) -> TrackCalls:
-    """Return the communication of the given devices (UNKNOWN stands for the host), sorted by start."""
+    """Return the communication of the given devices (UNKNOWN is the host), sorted by start."""
     chosen = [call for call in calls if int(events.device[call.row]) in devices]
     rows = np.array([call.row for call in chosen], np.int64)
     order = np.argsort(events.start_ns[rows], kind="stable")
@@ -206,15 +206,15 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 
 
 def _signature(call: CollectiveCall) -> tuple[str, int | None]:
-    """Return what calls of one collective have in common on all ranks; each rank sends its own bytes all-to-all."""
+    """Return the (operation, size) that all ranks' calls of one collective share; sizes differ in an all-to-all."""
     return call.operation, None if call.operation == "all_to_all" else call.size_bytes
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset to add to each track's times, in ns; pairs of clocks with most matches are followed first.
+    """Return the offset of each track to add to its times, in ns, and the alignments, by the pairs with most matches.
 
-    Processes without a chain of collectives to the first one (for example other pipeline stages) are aligned among
-    themselves: the first process of each connected component keeps its clock.
+    Processes that no chain of pairs connects (for example pipeline stages) are aligned among themselves: the first
+    process of each connected component keeps its clock.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
@@ -261,9 +261,9 @@ def _match_messages(
     offsets: list[int],
     columns: tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]],
 ) -> list[Times]:
-    """Fill (instance, last arrival, last rank) of matched messages; return the ends of all calls on the common clock.
+    """Fill the columns (instance, last arrival, last rank) for messages; return all ends on the common clock.
 
-    The record of a host-side send lasts until its process waits for the send, which ended when it was received.
+    A host-side send's record lasts until its process waits for the send; the send really ends when it is received.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -321,7 +321,7 @@ def _instances(
             slots, indices = slots[use], indices[use]
             if len(slots) == 0:
                 continue
-            # This rank did not wait for ranks that arrived after it had left (a broadcast's root does not wait).
+            # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
             came = np.where(start[slots] <= end[slots, column][:, None], start[slots], _FAR_PAST)
             latest = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots
@@ -359,7 +359,7 @@ def _devices(trace: Trace) -> NDArray[np.int16]:
 
 
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
-    """Give ordinary roles to collectives in groups of one rank; if `alone`, to all communication of the trace."""
+    """Give ordinary roles to collectives in groups of one rank, or if `alone` to all communication of the trace."""
     if len(_devices(trace)) > 1:
         return trace  # its devices communicate with each other, although they belong to one rank
     lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]

@@ -64,11 +64,11 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 
 
 def covered_share(track: DeviceTrack) -> float:
-    """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
+    """Return the share (0 to 1) of the recorded busy time of the device that the track's steps represent.
 
-    The steps represent the busy time of the analysed windows, of the step before and of the step after them. The bounds
-    of these two steps are unknown, so each counts at most the largest busy time of a window. Work after the start of
-    the last step belongs to this step. On a CPU, training-thread operators and collectives replace device work.
+    The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of
+    these two steps are unknown, so that each counts at most the largest busy time of a window. Work after the start of
+    the last step belongs to that step. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -90,10 +90,10 @@ def covered_share(track: DeviceTrack) -> float:
 
 
 def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
-    """Return the recorded device work as raw intervals, and for each interval whether a recorded step launched it.
+    """Return (unsorted intervals of recorded device work, bool[n]: whether a recorded step launched each of them).
 
-    Work before the windows is left out if its launch was not captured, because it was queued before the recording
-    began. On a CPU, the work is the training thread's operators and the collectives, which run on separate threads.
+    Work before the windows is left out if its launch was not recorded, because it was queued before the recording. On a
+    CPU, the work is the training thread's operators and the collectives, which run on separate threads.
     """
     ops, calls = track.ops, track.collectives
     if not track.is_cpu:
@@ -158,7 +158,7 @@ def thin_recording(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> li
 
 
 def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
-    """Return the share of the track's windows that events other than marks of steps and modules cover, 0 to 1."""
+    """Return the share (0 to 1) of the track's windows covered by events other than marks of steps and modules."""
     events, ends = trace.events, track.bounds[[0, -1]] - track.shift_ns
     begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
     kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
@@ -172,13 +172,13 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: number of calls that put work into a device's queue, if calls of the same name led to device work.
-            Calls at the capture's edges are left out, because their work may lie outside.
+        launches: number of calls of names that led to recorded device work. Calls at the capture's edges are left out,
+            because their work may lie outside of the capture.
         lost: number of launches without a device op.
-        missing: the process launched work, or reports that it uses a device, but no kernel was recorded.
-        unread: names of accelerators whose activity no reader understands, if nothing else computed.
+        missing: whether the process launched work, or states that it uses a device, although no kernel was recorded.
+        unread: names of accelerators whose activity no reader supports, if no other device computed.
         graphs: number of launched graphs without recorded kernels.
-        absent: kinds of events that the recording lacks, if nothing in it computes.
+        absent: kinds of events that the recording lacks, if it has neither device work nor host operators.
     """
 
     launches: int
@@ -212,6 +212,7 @@ def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
 
 
 def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
+    """Return the device activity of one trace; `uses_devices` says whether its process uses a device."""
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     if trace.unread_devices and not len(work):
@@ -222,14 +223,14 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # If most launches led to work, they were memsets: a process that only sets and copies memory loses no kernels.
+        # Without kernels, launches that led to work are memsets: a process may only set and copy memory.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))
         return DeviceActivity(len(calls), int(np.count_nonzero(~answered)), missing=missing, graphs=graphs)
-    # Host functions are launched too, but have no device work.
+    # Launches of host functions have no device work, so only names that led to device work count.
     names = events.name[calls]
     leads_to_work = np.bincount(names[answered], minlength=len(events.names)) > 0
     counted = leads_to_work[names] & _between_edges(answered)
@@ -250,7 +251,7 @@ RankActivities = Sequence[tuple[int | None, DeviceActivity]]
 
 
 def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActivity]) -> list[Validity]:
-    """Warn about device work that is missing, not understood, or lost."""
+    """Return warnings about device work that is missing, not readable, or lost."""
     framework = framework_of(traces)
     by_rank = [(trace.rank, activity) for trace, activity in zip(traces, activities, strict=True)]
     return [

@@ -3,19 +3,18 @@
     host     gloo:all_reduce ├──────────────────────┤      gpudiag.exchange ├── copy, sum, copy back ──┤
     device   ── backward ──┤                          ├── optimizer ──
 
-Communication causes the device's idle time during these spans. A parameter server updates in host memory between its
-communications, inside an optimizer step that launches only the copies of that communication:
+In these spans communication makes the device idle. A parameter server updates parameters in host memory, between two
+communications, inside an optimizer step that launches only copies for communication:
 
     host     Optimizer.step ├ communication: sum ┤ update of the host's copy ├ communication: fetch ┤
 
-The training thread of a CPU process waits inside an operator for a collective that the operator enqueued, for
-instance with tensor parallelism in forward and backward: an autograd function sums over the ranks and returns the
-sum. The operator stays open, but computes nothing:
+The training thread of a CPU process may wait inside an operator for a collective that the operator enqueued. For
+example, an autograd function of tensor parallelism returns a sum over ranks. The operator lasts, but computes nothing:
 
     training thread   _Summed ┤ clone ┤ c10d::allreduce_ ├╌╌╌╌╌╌ waits ╌╌╌╌╌╌├ next operator
     gloo thread                                      ├── gloo:all_reduce ──┤
 
-An operator that enqueues and continues (DDP's hooks, between gradients) does not wait: its collective ends later.
+An operator that enqueues a collective and continues (DDP's hooks) does not wait: the collective ends later.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # A runtime call with a communication role is a wait of an executor for its collective or its copies.
+    # In a runtime call with a communication role, an executor waits for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
@@ -83,10 +82,10 @@ def _raw(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps) -> tuple[Spans, Spans]:
-    """Return each host thread's communication spans, and the same spans including enqueues and bucket copies.
+    """Return each host thread's communication spans, first without and then with enqueues and bucket copies.
 
-    A range around threads that launch device work (DataParallel's replicas) counts only while these threads are idle.
-    Both results map thread ids to sets of intervals on the trace's own clock.
+    A range counts only while other threads that launch device work (DataParallel's replicas) are idle. Both results map
+    thread ids to sorted disjoint intervals on the trace's own clock.
 
     Args:
         trace: the process's trace.
@@ -95,7 +94,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
-    # A send's record lasts until its process waits for it. The true end is known only if the receive is matched.
+    # A send's record lasts until its process waits for the send. Its true end is known only from a matched receive.
     messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
     communications = communications[~among(communications, messages)]
@@ -123,9 +122,9 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return for each device row whether it lies in a communication range on its stream: bool[n].
+    """Return bool[n]: whether each device row is in a communication range on its stream.
 
-    The trace has no launches by a library's own threads, but it has the range in which they launched the work.
+    Traces lack the launches of a library's own threads, but have the ranges in which these threads launched work.
     """
     marks = events.rows_of(EventKind.DEVICE_ANNOTATION)
     marks = marks[events.role[marks] == Role.COMMUNICATION]
@@ -138,7 +137,7 @@ def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool
 
 
 def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each host thread was inside its spans at each time: bool[n]."""
+    """Return bool[n]: whether the host thread `thread[i]` was inside its spans at `time[i]`."""
     inside = np.zeros(len(time), np.bool_)
     for thread_id, thread_spans in spans.items():
         of_thread = np.flatnonzero(thread == thread_id)
@@ -149,9 +148,9 @@ def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.in
 def _awaited(
     events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
-    """Return the training thread's idle time between the last communication range and the update that needs its result.
+    """Return the training thread's idle time from the last communication range to the update that needs its result.
 
-    A library's thread, which no profiler records, communicates during this time, before the update begins.
+    During this time, a thread of a library communicates, which no profiler records.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -159,7 +158,7 @@ def _awaited(
         return EMPTY
     last = np.searchsorted(ends, updates, side="right") - 1
     begun = np.where(last >= 0, ends[np.maximum(last, 0)], updates)
-    # Communication of the previous step is over.
+    # If the last range belongs to the previous step, the update waited for no range.
     step = np.searchsorted(steps.start, updates, side="right") - 1
     begun = np.where((step >= 0) & (begun >= steps.start[np.maximum(step, 0)]), begun, updates)
     working = union(*(thread.busy for thread in threads.values()), *(thread.input for thread in threads.values()))
@@ -171,7 +170,7 @@ def _awaited(
 def _updates_on_host(
     events: EventTable, rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
 ) -> NDArray[np.intp]:
-    """Return the optimizer steps around communication that launch no kernels, in a job with devices."""
+    """Return the optimizer steps that contain communication and launch no kernels; empty in a job without devices."""
     if len(launches) == 0:
         return np.empty(0, np.intp)
     steps = rows[events.role[rows] == Role.OPTIMIZER]
@@ -198,7 +197,7 @@ def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the training thread's waits for collectives, on the trace's clock, if the job computes on the host."""
+    """Return the waits of a CPU process's training thread inside operators for collectives, on the trace's clock."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
@@ -213,7 +212,7 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
 
 
 def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Return (enqueue, innermost operator around it) for each enqueue inside an operator, as positions in `rows`."""
+    """Return (enqueue, innermost operator that encloses it), as positions in `rows`, for enqueues inside operators."""
     end = events.end_ns[rows]
     reach = np.maximum.accumulate(end)
     enclosed = []
@@ -240,7 +239,7 @@ def _waits(
     for pause, until in zip(start.tolist(), stop.tolist(), strict=True):
         if until - pause < WAITED_NS:
             continue
-        # A collective's thread may be preempted before it records its end, so a slightly later end counts too.
+        # The collective's thread may be preempted before it records the end, so that a slightly later end counts too.
         first, last = np.searchsorted(ended, [pause, until], side="right")
         late = last < len(ended) and ended[last] - until < until - pause
         if first < last or late:
@@ -250,10 +249,10 @@ def _waits(
 
 
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return for each device row the row of the runtime call with the same correlation id, or `UNKNOWN`.
+    """Return, for each device row, the row of the runtime call with the same correlation id, or `UNKNOWN`.
 
     Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
-    the driver call inside it), the first to start is used, which is the outer call.
+    the driver call inside it), the first to start, the outer one, is used.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]

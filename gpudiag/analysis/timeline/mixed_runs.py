@@ -1,10 +1,10 @@
-"""Leave out copies of traces, and detect traces of several runs that were given as one job.
+"""Leave out copies of traces, and detect traces of different runs that were given as one job.
 
 Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
-step. A collective ends at the same time on all ranks, so the collectives of two ranks of one run match. Measured on 18
-sound recordings: all collectives that two captures contain match, except for up to 3 % at the edges. The total time of
-three or four steps differs by up to 0.1 steps on GPUs (one rank in garbage collection), and by 0.7 on two busy CPUs. If
-two runs or two models are mixed, nothing matches. Recordings of two runs may also follow each other:
+step. A collective ends at the same time on all ranks, so that the collectives of two ranks of one run match. Measured
+on 18 sound recordings: all collectives during both captures match, except for up to 3 % at the edges. The total time of
+three or four steps differs by up to 0.1 steps on GPUs (one rank in garbage collection), and by 0.7 steps on two busy
+CPUs. If two runs or two models are mixed, no collectives match. Recordings of two runs may also follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤
@@ -38,7 +38,7 @@ from gpudiag.units import NS_PER_S, milliseconds
 
 
 class Deduplicated(msgspec.Struct, frozen=True):
-    """The traces that are kept, the ranks whose only trace repeats another rank's, and the warnings."""
+    """The traces that are kept, the ranks whose only trace repeats another rank's trace, and the warnings."""
 
     kept: tuple[Trace, ...]
     repeated_ranks: frozenset[int]
@@ -46,9 +46,9 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the events of an earlier trace; traces that state their rank come first.
+    """Leave out traces with the same events as an earlier trace; traces that state their rank count as earlier.
 
-    Call this function before ranks are given to the other traces, because a copy takes no rank.
+    Call this function before traces without a rank get one, because a copy gets no rank.
     """
     kept: list[Trace] = []
     alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
@@ -93,9 +93,9 @@ def _left_out(kept: str, copy: str, reason: str) -> Validity:
 
 
 def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
-    """Return the candidate with the same events to the nanosecond. Candidates have the same origin and event count.
+    """Return the candidate with equal events, or None. The caller gives candidates with equal origin and event count.
 
-    Traces from one file are not copies, because the file has one trace for each device of the process.
+    Traces from one file are not copies, because a file may have one trace for each device of a process.
     """
     events = trace.events
     if not candidates or len(distinct(events.end_ns - events.start_ns)) < FEWEST_DURATIONS:
@@ -119,7 +119,7 @@ class _Member(msgspec.Struct, frozen=True):
 def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
     """Warn if the job's traces cannot be of one run.
 
-    `lossy` has the ranks whose trace lacks device work, so that too few of their collectives match.
+    `lossy` has the ranks whose traces lack device work, so that few of their collectives match.
     """
     groups = _groups(traces, tracks)
     reasons = [
@@ -161,7 +161,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
 
 
 def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
-    """Describe the longest pause between two recordings, if they cannot be of one run.
+    """Describe the longest pause between recordings, if the recordings before and after it cannot be of one run.
 
     Recordings whose collectives match are of one run, regardless of their clocks.
     """
@@ -191,7 +191,7 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one rank."""
+    """Return a reason if ranks communicate in every step but take over one step longer for the same steps."""
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -200,7 +200,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
-        # Allow for one step: a pause at the edge may be inside one rank's windows and outside another rank's windows.
+        # Allow one step, because a pause at the edge may be in the windows of one rank and not of another.
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
@@ -209,9 +209,9 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Return a sentence that names the ranks most of whose collectives have no match; empty if there are none.
+    """Return a sentence that names the ranks for which most collectives have no match; empty without such ranks.
 
-    A rank is judged only by its collectives during another trace's capture, because other collectives cannot match.
+    Only collectives during another trace's capture count, because other collectives cannot match.
     """
     alone: set[int] = set()
     for members in groups:
@@ -247,7 +247,7 @@ def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray
 
 
 def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
-    """Return whether enough of the member's collectives match. `seen` selects those inside another trace's capture."""
+    """Return whether enough of the member's collectives match. `seen` selects those during another capture."""
     if len(member.ends) < FEWEST_SEEN:
         return True
     matched = member.instances != UNKNOWN

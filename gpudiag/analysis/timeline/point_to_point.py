@@ -1,7 +1,7 @@
-"""Match sends with receives, and find the offset between the clocks of ranks that share nothing else.
+"""Match sends with receives, and find the clock offset of ranks that share no collectives.
 
-Messages from one rank to another arrive in the order in which they were sent, so that the k-th send belongs to the k-th
-receive, up to a shift if the captures begin at different times. No receive ends before its send begins:
+Messages from one rank to another arrive in the order of sending: the k-th send belongs to the k-th receive, up to a
+constant shift if the captures begin at different times. No receive ends before its send begins:
 
     sender      ── send ──┤
     receiver  ├──── recv ─────┤        begin of the send <= end of the receive, on one clock
@@ -25,7 +25,7 @@ _Index = NDArray[np.intp]
 
 
 def find_messages(tracks: Sequence[TrackCalls]) -> MatchedMessages:
-    """Return the matched messages of all tracks, with the alignments of clocks that follow from them."""
+    """Return the matched messages of all tracks, and the clock alignments that follow from them."""
     messages = match_messages(tracks)
     return MatchedMessages(messages, clock_alignments(tracks, messages))
 
@@ -54,7 +54,7 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
 
 
 def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives: list[int]) -> tuple[_Index, _Index]:
-    """Return the matched sends, and their receives in the same order; without a common clock, the first ones match."""
+    """Return (sends, matching receives). Without a common clock, the first send and receive are assumed to match."""
     send, receive = np.array(sends, np.intp), np.array(receives, np.intp)
     if not len(send) or not len(receive):
         return send[:0], receive[:0]
@@ -67,10 +67,10 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 
 
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
-    """Return by how many messages the sender's capture begins earlier.
+    """Return the number of messages by which the sender's capture begins earlier.
 
-    Under the right shift, nearly no receive ends before its send begins. Of such shifts, the one with the youngest
-    messages is returned. A smaller shift matches receives with older messages.
+    With the right shift, nearly no receive ends before its send begins. Of such shifts, the one with the shortest
+    median time from send to receive is returned.
     """
     best, youngest = 0, np.inf
     widest = min(WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)

@@ -79,9 +79,9 @@ def _group_of_thread(
     groups: Mapping[str, ProcessGroup],
     ends: Mapping[int, Mapping[str, NDArray[np.int64]]],
 ) -> str:
-    """Return the name of the group whose members end their collectives nearest to the chosen ones; "" if none is known.
+    """Return the name of the group whose members' collectives end nearest to the chosen ones; "" if unknown.
 
-    If members of a group and of its subgroups all end nearer than by chance, the largest of these groups is chosen.
+    If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen.
     """
     distance: dict[str, float] = {}
     chance: dict[str, float] = {}
@@ -110,19 +110,19 @@ def _median_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str, NDArray[np.int64]]) -> float:
-    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if the rank has too few."""
+    """Return the median distance in ns of a random time to the nearest end on a rank; 0 if it has too few ends."""
     distances = []
     for operation in {track.calls[index].operation for index in chosen}:
         others = ends.get(operation)
         if others is None or len(others) < 2:
             return 0.0
-        # Half of the times between two ends are within a quarter of the ends' distance from one of the ends.
+        # Of random times between two ends, half are nearer to one of them than a quarter of the ends' distance.
         distances.append(float(others[-1] - others[0]) / (len(others) - 1) / 4)
     return min(distances, default=0.0)
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Infer the peer of each message from the direction of the pass before a send or after a receive."""
+    """Infer the peer of each message from the pass (forward or backward) before a send or after a receive."""
     lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
     sends: dict[int, int] = {}
     for track, indices in zip(tracks, lacking, strict=True):
@@ -148,9 +148,9 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
 
 
 def _from_enqueue(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -> NDArray[np.int64]:
-    """Return the starts of all calls; the start of a chosen call is that of the operator that enqueued it.
+    """Return the starts of all calls; a chosen call starts when the operator that enqueued it starts.
 
-    gloo begins to send within the operator `c10d::send`, before it begins to record the send.
+    gloo begins to send within the operator `c10d::send`, before its own record of the send begins.
     """
     start = track.start.copy()
     if not chosen:
@@ -171,7 +171,7 @@ def _lacks_peer(call: CollectiveCall) -> bool:
 
 
 def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup | None]:
-    """Return the pipeline's group: the smallest with such a description, else the smallest whose role is not described.
+    """Return the smallest group whose description states a pipeline, else the smallest group of unknown role.
 
     All ranks of the group must send or receive messages.
     """
@@ -187,7 +187,7 @@ def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup
 
 
 def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Return the ranks of the next and the previous stage; None beyond the ends, unless the schedule is interleaved."""
+    """Return (next stage's rank, previous stage's rank); None beyond the ends unless the schedule is interleaved."""
     place = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
@@ -197,7 +197,7 @@ def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tu
 
 
 def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -> list[bool]:
-    """Return whether each call belongs to a backward pass: the pass before a send, or after a receive."""
+    """Return, for each chosen call, whether the pass before the send or after the receive is a backward pass."""
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] != Role.ENQUEUE]
     shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
@@ -205,7 +205,7 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     passes = backward_passes(events, shift)
     work = union(Intervals(start, end))
     begins = track.start[list(chosen)]
-    # Between consecutive calls lies one pass, or nothing.
+    # Between consecutive calls there is one pass, or nothing.
     edges = np.concatenate([[int(start.min(initial=0))], begins, [int(end.max(initial=0))]])
     segments = np.maximum(np.diff(edges), 0)
     in_work = lengths_inside(work, edges[:-1], edges[:-1] + segments)

@@ -1,4 +1,4 @@
-"""Select a typical step and steps of other lengths, and extract them from the timeline for drawing."""
+"""Select a typical step and steps of other lengths, and extract them for drawing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Columns = NDArray[np.int64]
 
-#: Maximum number of spans per row; beyond it, the shortest are omitted, because they would be invisible.
+#: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
-#: Number of steps in addition to the typical one, from the shortest to the longest.
+#: Number of steps to show in addition to the typical one, from the shortest to the longest.
 _MOST_OTHERS = 4
 #: A step is typical if its length is within this share of the median.
 _TYPICAL = 0.02
@@ -91,7 +91,7 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return one step on all tracks, without names. `first_window` is the window of the step on the first track."""
+    """Return one step on all tracks, without names. `first_window` is the index of its window on the first track."""
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
@@ -137,7 +137,7 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
 
 
 def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
-    """Return the track's window with this step number; without one, the window at position `otherwise`."""
+    """Return the index of the window with this step number; if there is none, `otherwise` or the last index."""
     same = np.flatnonzero(track.window_steps == number)
     return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 
@@ -174,12 +174,12 @@ def _tracks(
 
 
 def _contents(op_class: Columns, length: Columns) -> str:
-    """Name the class of work that takes most of a stream's time."""
+    """Return the name of the class of work that takes most of a stream's time."""
     return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
 
 
 def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Draw each bucket's intervals; idle time that counts as input has a separate name."""
+    """Return the row of bucket intervals; idle time that may be unmarked input has a separate name."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
     _, idle_colour, idle = named.pop()
@@ -197,7 +197,7 @@ def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _N
 
 
 def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Draw the nested events of the training thread."""
+    """Return the row of the training thread's nested events."""
     events = timeline.traces[track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
     start, end = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
@@ -212,7 +212,7 @@ def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], n
 
 
 def _line_track(lines: LineSpans, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Draw the user's source lines that the training thread runs."""
+    """Return the row of the user's source lines on the training thread."""
     rows = np.flatnonzero((lines.end > span[0]) & (lines.start < span[1]) & (lines.depth < _MOST_LINE_DEPTH))
     known = {label: names.index(lines.labels[label]) for label in distinct(lines.label[rows]).tolist()}
     name = np.array([known[label] for label in lines.label[rows].tolist()], np.int64)
@@ -235,7 +235,7 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
-    """Return a row of spans from (start, end, name, colour), with starts relative to `zero`, without short spans."""
+    """Return a row of spans from (start, end, name, colour); starts become relative to `zero`."""
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

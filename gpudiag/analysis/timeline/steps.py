@@ -17,7 +17,7 @@ _THREE = 3
 
 
 def marked_steps(trace: Trace) -> HostSteps | None:
-    """Return the steps of one process from its marks, else from its optimizer's steps; None if it has neither."""
+    """Return the steps of a process from its step marks, else from its optimizer's steps; None if it has neither."""
     return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
 
 
@@ -41,7 +41,7 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
 
 
 def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
-    """Return steps from ranges around launches: user-defined ranges, or else calls of a root module.
+    """Return steps from ranges around launches: user-defined ranges, or else calls of the whole model; None without.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. Of several names, the
     repeating name with the longest total time is used. The chosen ranges must contain most launches of their thread.
@@ -61,7 +61,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
             total = np.bincount(position, weights=events.end_ns[rows] - events.start_ns[rows])
             rows = rows[position == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
-        # Work between a range and the next range belongs to the first, for example its backward pass and update.
+        # Work between two ranges belongs to the first range, for example the backward pass after a forward range.
         tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
             launched >= events.start_ns[rows[0]]
         )
@@ -78,7 +78,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether about equally many launches follow each begin. Collectives within one step fail this test."""
+    """Return whether about equally many launches follow each begin, unlike for ranges around parts of a step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -92,7 +92,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
     thread = int(threads[np.argmax(counts)])
     on_thread = events.thread[marks.row] == thread
     rows, number = marks.row[on_thread], marks.number[on_thread]
-    # Repeated numbers (a reused mark, two loops in one capture) define no order, so the steps are counted instead.
+    # If numbers repeat (a reused mark, two loops in one capture), the steps are numbered anew.
     ordered = bool((number != NO_NUMBER).all()) and bool((np.diff(number) > 0).all())
     return HostSteps(
         start=events.start_ns[rows],
@@ -105,9 +105,9 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Return steps that begin where an optimizer's step ends; every training loop has these.
+    """Return steps that begin where a step of the optimizer ends; None if there are too few.
 
-    Steps are correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
+    These steps are correct with gradient accumulation too. Of several optimizers, the most frequent one is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -130,8 +130,8 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
     """Return steps from names of launches that recur after a constant number of launches.
 
-    Each name votes for the distance between its occurrences (in launches), if it is constant. The distance with most
-    votes is the step's length. If votes are equal, the longest wins, because names that occur twice vote for half.
+    A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
+    length. If votes are equal, the longest wins, because names that occur twice per step vote for half of the step.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -176,7 +176,7 @@ def _busiest_thread(events: EventTable, rows: NDArray[np.intp]) -> int:
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """k windows that tile [bounds[0], bounds[k]) in ns; `steps` contains their step numbers."""
+    """k windows without gaps: window i is [bounds[i], bounds[i + 1]) in ns and has the step number steps[i]."""
 
     bounds: Times
     steps: NDArray[np.int64]
@@ -191,16 +191,16 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. Of two steps, the first is the
-    window. If there is only one step, all recorded work is the window. If only one window results from two or three
-    steps, `_two_steps` looks for a second one.
+    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If only two steps are recorded,
+    the first one is the window; if only one step is recorded, all work is the window. If two or three steps give only
+    one window, `_two_steps` looks for a second one.
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
     if len(launched) == 0:
         return _everything(ops.start, ops.end)
     first = np.empty(len(steps), np.int64)
-    first[ops.step[known]] = ops.start[known]  # in reverse order, so that the first op of each step is written last
+    first[ops.step[known]] = ops.start[known]  # ops are in reverse order, so that each step keeps its first op
     # A copy that was launched late but ran early must not make a step begin before its predecessor.
     first = np.maximum.accumulate(first[launched])
     numbers = steps.number[launched]
@@ -211,14 +211,14 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 
 
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
-    """Return the windows of two steps of a short capture, or None if only one has known bounds.
+    """Return the windows of two steps of a capture with two or three steps; None if only one has known bounds.
 
-    Of two steps, both are used. Of three steps, the middle one is used together with the last one if the device still
-    works after the last mark's end, else with the first one. An edge step must have about as many ops as its neighbour.
+    Of three steps, the middle one is used, together with the last one if the device still works after the last mark's
+    end, else with the first one. An edge step must have about as many ops as its neighbour.
 
-    The end of the last step is known if its mark has an end. Each step then begins at its mark, or when the device has
-    finished the earlier steps if that is later. The first op does not give the begin, because it may follow a wait for
-    data. The begin of the first step is known if the device was idle before: the step then contains no earlier work.
+    The end of the last step is known if its mark has an end. Each step then begins at its mark, or later, when the
+    device has finished the earlier steps. It does not begin at its first op, which may follow a wait for data. The
+    begin of the first step is known if the device was idle before, so that the step contains no earlier work.
 
     Args:
         ops: the device's work.
@@ -244,7 +244,7 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
 
 
 def _idle_before(ops: DeviceOps, begin: int) -> bool:
-    """Return whether the device was idle before `begin`, and started the op at `begin` as soon as it was launched."""
+    """Return whether the device was idle before `begin` and started the op at `begin` right after its launch."""
     opening = ops.start == begin
     before = ops.end[ops.start < begin]
     at_once = bool((begin - ops.launch_end[opening] <= AT_ONCE_NS).any())
@@ -257,7 +257,7 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return windows between the first ops of steps, without the first and the last step where enough remain."""
+    """Return the windows between the begins `first` of steps, without the first and last step if there are three."""
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:
@@ -275,8 +275,7 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or only
-    counted ones), the windows stay unchanged.
+    Captures start and end at different times on each rank. Without common step numbers, the windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

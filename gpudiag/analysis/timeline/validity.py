@@ -1,4 +1,4 @@
-"""Collect the warnings about a timeline: reasons not to trust it, and advice for recording again."""
+"""Collect warnings about a timeline: reasons not to trust its figures, and advice for recording again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEP_MARKS = {
     "jax": "Put each step into jax.profiler.StepTraceAnnotation('train', step_num=step)",
     "unknown": "Mark each step with a range of its number",
 }
-#: Frameworks whose steps gpudiag.profile() marks.
+#: Frameworks for which gpudiag.profile() marks steps.
 _OWN_MARKS = ("pytorch", "tensorflow")
 #: Sources of steps other than marks, each with a description for messages.
 _UNMARKED = {
@@ -53,7 +53,7 @@ def examine(
         matching: the collectives matched across ranks.
         world_size: number of ranks.
         activities: device activity of each trace.
-        repeated_ranks: ranks whose traces were left out with a warning, because they repeat another rank's trace.
+        repeated_ranks: ranks whose traces repeat another rank's trace and were left out with a warning.
     """
     lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
     return (

@@ -143,7 +143,7 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
         found: the actionable finding with the largest savings; None without one.
         others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
-            no false alarm.
+            not a false alarm.
         launching_ms: launch overhead of the clean job, by ablation; None if not measured.
         included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
             the finding may include this share.

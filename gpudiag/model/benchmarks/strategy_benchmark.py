@@ -14,7 +14,7 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason why a candidate has no turns.
+#: Reason for which a candidate was never measured.
 NO_TIME = "there was no time left to measure it"
 
 

@@ -1,4 +1,4 @@
-"""Define tried changes: jobs that are trained in turns with the unchanged job to measure their savings."""
+"""Define tried changes. A changed job and the unchanged job are trained in turns to measure the savings."""
 
 from __future__ import annotations
 

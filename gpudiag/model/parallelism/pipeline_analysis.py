@@ -47,7 +47,7 @@ class ScheduleBubble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """Worker with its computation per step, also relative to the mean of all workers (above 1: slower).
+    """One worker's computation per step, in ms and relative to the mean of all workers (above 1: slower).
 
     Attributes:
         rank, data_rank, stage: position in the grid.

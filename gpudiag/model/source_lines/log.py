@@ -17,7 +17,7 @@ from gpudiag.model.run_directory import LINES_DIR, find_run_directory
 
 LINES_SCHEMA = "gpudiag/lines/1"
 
-#: Values of an event that are no line numbers.
+#: Values of an event that are not line numbers.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: Value `CALLS - n`: n unrecorded functions were called since the previous event. `sys.settrace` slows each call.
 CALLS = -1000

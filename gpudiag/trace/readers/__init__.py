@@ -1,7 +1,7 @@
-"""Convert profilers' files to events with roles, with one reader per format in a folder.
+"""Convert profilers' files to events with roles; each format has a reader in its own folder.
 
-Only a reader knows the names that a framework or a version gives to events. A reader is a module that defines the names
-of the protocol `Reader`. Other packages provide readers by entry points in the group `gpudiag.readers`.
+Only readers know the names that a framework or a version gives to events. A reader is a module with the functions and
+attributes of the protocol `Reader`. Other packages provide readers by entry points in the group `gpudiag.readers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEFAULT = "kineto"
 class Reader(Protocol):
     """Reader of the files of one format.
 
-    A reader may also define two functions, if the format may have several ranks per file or unusual sizes in memory:
+    A reader may also define two functions, for formats with several ranks per file or an unusual size in memory:
 
     `assign_ranks(files, world_size)`: set the ranks of the traces in `files`; see `gpudiag.trace.ranks`.
     `memory_bytes(path, size)`: estimate the memory that reading a file takes, from its size on disk.
@@ -37,7 +37,7 @@ class Reader(Protocol):
     ENDINGS: tuple[str, ...]
 
     def recognises(self, path: Path) -> bool:
-        """Return whether a file found in a directory has this format, by its name or else by its first bytes."""
+        """Return whether a file found in a directory has this format, judged by its name or else by its first bytes."""
 
     def read(self, path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
         """Return the traces in a file: one, or one per device.
@@ -60,7 +60,7 @@ def reader_named(name: str) -> Reader:
 
 
 def reader_of(path: Path) -> Reader:
-    """Return the reader for a file that the user named, by the file's ending or content; Kineto's if none fits."""
+    """Return the reader for a file that the user gave, by its ending or content; `kineto` if no reader fits."""
     for reader in _built_in():
         if path.name.lower().endswith(reader.ENDINGS):
             return reader
@@ -68,7 +68,7 @@ def reader_of(path: Path) -> Reader:
 
 
 def recognised(files: list[Path]) -> list[Path]:
-    """Return the traces among the files of a directory: all files of the first format that is present."""
+    """Return the traces among the files of a directory: all files of the most preferred format that is present."""
     for reader in _all_readers():
         if traces := [path for path in files if reader.recognises(path)]:
             return traces

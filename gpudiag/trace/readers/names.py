@@ -1,4 +1,4 @@
-"""Interpret names that do not depend on the profiler: of collectives, kernels, and host calls of CUDA and HIP."""
+"""Interpret names of collectives, kernels, and host calls of CUDA and HIP, which are the same in all profilers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _OTHER_KERNELS = (
     (re.compile(r"mscclKernel|rccl_main_kernel|oneccl_"), UNKNOWN),
 )
 
-#: Each name above contains at least one of these strings. Searching for them first is cheap.
+#: Each name that matches a pattern above contains one of these strings. Searching for them first is cheap.
 _SIGNS = (
     *("nccl", "rccl", "shot", "Shot", "multimem", "cross_device", "crossDevice", "nvshmem", "vdev", "mscclK", "oneccl"),
     *("deep_ep", "dpsk::ep", "llreduce", "ll_reduce", "llReduce", "allgather", "reduce_scatter", "moeA"),
@@ -90,13 +90,13 @@ _OPERATIONS = {
 }
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
-#: Kernels of fused optimizers and of weight gradients, which no forward pass runs.
+#: Kernels of optimizers and of weight gradients, which no forward pass runs.
 _OPTIMIZER = re.compile(
     r"(?:multi_tensor|fused|foreach)\w*.*(?:adam|sgd|lamb(?!da)|adagrad|rmsprop|adafactor|\blion|muon)"
     r"|(?:adam|sgd|lamb(?!da)|adagrad)_?\w*(?:kernel|functor)|wgrad|bprop|Resource(?:Sparse)?Apply",
     re.IGNORECASE,
 )
-#: Backward kernels, which prove training only if no operators were recorded, because the forward pass of a transposed
+#: Backward kernels. If operators were recorded, they do not prove training, because the forward pass of a transposed
 #: convolution runs kernels of data gradients too.
 _BACKWARD = re.compile(r"dgrad|[Bb]ackward|(?<![a-z])bwd|Bwd")
 Rows = NDArray[np.intp]
@@ -174,7 +174,7 @@ def is_communication_kernel(kernel: str) -> bool:
 
 
 def normal_operation(word: str) -> str | None:
-    """Return the normal name of an operation; None if the word names no known operation.
+    """Return the operation that a profiler's word names; None if it is unknown.
 
     `allreduce` → `all_reduce`, `_allgather_base` → `all_gather`, `nccl:send 0->1` → `send`.
     """
@@ -259,7 +259,7 @@ def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
 
 
 def count_unrecorded_graphs(table: EventTable) -> int:
-    """Return the number of graph launches without recorded device work, except at the end of the recording.
+    """Return the number of graph launches without recorded device work, not counting the end of the recording.
 
     The kernels of a graph usually have the correlation of the graph's launch. Some profilers give them a correlation
     that no recorded call has; such kernels between two graph launches belong to the first of the two graphs.

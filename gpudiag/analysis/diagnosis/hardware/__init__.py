@@ -1,4 +1,4 @@
-"""Findings about the machine itself, from its facts: one pure rule per file."""
+"""Findings about the machine, from its facts; each file has one rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.hardware.throttled import Throttled
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
 
-#: Order in which findings of equal severity are listed: findings that make measurements worthless come first.
+#: Findings of equal severity are listed in this order: findings that make measurements worthless come first.
 HARDWARE_RULES: tuple[FactsRule, ...] = (
     CorruptTransfer(),
     ForeignProcess(),

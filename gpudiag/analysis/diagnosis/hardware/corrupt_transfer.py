@@ -12,15 +12,15 @@ from gpudiag.model.facts import Bandwidth, Facts
 class CorruptTransfer:
     """A copy or a collective finished without an error, and its result was wrong.
 
-    Every probe sends fresh random data into a poisoned destination and compares the result. When that fails, no
-    throughput figure of this path means anything, and a training job over it computes garbage: losses that diverge or
-    turn to NaN, or worse, a model that is slightly wrong without any sign of it.
+    Every probe sends fresh random data, into a destination filled with other values, and compares the result. If they
+    differ, the measured bandwidth of this path means nothing. A training job that uses the path computes wrong numbers:
+    its loss diverges or becomes NaN, or the model is slightly wrong without any sign.
 
     Known causes: peer copies through an IOMMU that translates (bare metal with `iommu=on` and ACS redirection), a
     faulty riser, cable or NVLink bridge, unstable overclocking, a driver bug.
 
-    What to do: do not train over this path. Turn peer access off (`NCCL_P2P_DISABLE=1`) and measure again; if that
-    helps, look at the IOMMU and ACS settings; else reseat or replace the part.
+    What to do: do not train over this path. Turn peer access off (`NCCL_P2P_DISABLE=1`) and measure again. If data then
+    arrive intact, look at the IOMMU and ACS settings; else reseat or replace the part.
     """
 
     code: ClassVar[str] = "corrupt-transfer"

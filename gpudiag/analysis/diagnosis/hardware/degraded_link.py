@@ -32,14 +32,14 @@ HostRates = dict[int, dict[str, Bandwidth]]
 class DegradedLink:
     """A GPU's link has far less bandwidth than it should.
 
-    Any of four signs is enough: the link runs **below its own maximum under load** (an idle link trains down to save
-    power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the link's
-    ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**, the rate of
-    one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs: lanes are down that are up on other
-    GPUs of the same model, or a pair of GPUs carries less than the other pairs of its kind.
+    Any of four signs is enough. The link runs **below its own maximum under load** (an idle link lowers its generation
+    to save power, so only the generation under load counts). A pinned copy reaches **less than 60 % of the link's
+    ceiling**, or **less than 75 % of the rate of other GPUs of the same model**. The link carries **less than 2 GB/s**,
+    the rate of one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs: lanes are down that are
+    up on other GPUs of the model, or a pair of GPUs carries less than other pairs of its kind.
 
-    A link of eight lanes that runs at eight lanes is as designed. A link of a virtual machine that reports no maximum
-    is judged by its bandwidths alone.
+    A link of eight lanes that runs at eight lanes is not degraded. If a virtual machine reports no maximum for a link,
+    only the measured bandwidths count.
 
     What it costs: everything that crosses the link (input, gradients, checkpoints) takes longer by the same factor, and
     in a synchronous step all other GPUs wait for the GPU with the slow link.
@@ -84,7 +84,7 @@ def _best(records: dict[str, Bandwidth]) -> float | None:
 
 
 def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
-    """Return whether a loaded link runs below its maximum, unless the bandwidth proves the link's registers wrong."""
+    """Return whether a loaded link runs below its maximum, unless its bandwidth proves that the registers are wrong."""
     pairs = ((link.generation, link.maximum_generation), (link.width, link.maximum_width))
     if not link.under_load or not any(now is not None and most is not None and now < most for now, most in pairs):
         return False
@@ -151,7 +151,7 @@ def _details(
 
 
 def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
-    """Return (smallest share of its ceiling that a copy reached, this ceiling in GB/s, source of the ceiling)."""
+    """Return (smallest share of a ceiling that a copy reached, that ceiling in GB/s, source of the ceiling)."""
     shares = [
         (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
         for index in indices
@@ -194,9 +194,10 @@ def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _lanes_down(facts: Facts) -> list[Finding]:
+    """Return findings about GPUs with fewer active NVLink lanes than others of their model."""
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
-        # A GPU without any lane up has no bridge, which is no fault.
+        # A GPU with no active lane is taken as one without a bridge, not as a fault.
         up = sum(lane.active for lane in gpu.nvlinks)
         if up:
             models[gpu.name][gpu.index] = up
@@ -233,6 +234,7 @@ def _lanes_down(facts: Facts) -> list[Finding]:
 
 
 def _slow_pairs(facts: Facts) -> list[Finding]:
+    """Return findings about pairs that carry less over NVLink than other pairs of their kind."""
     kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
     by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
     ceilings: dict[Pair, float] = {}

@@ -13,7 +13,7 @@ _DISPLAY = ("xorg", "xwayland", "gnome-shell", "kwin", "plasmashell", "gdm", "sd
 
 
 class ForeignProcess:
-    """A process that is neither gpudiag's nor the job's holds memory on a GPU, and may compute on it.
+    """A process that belongs neither to gpudiag nor to the job holds memory on a GPU, and may compute on the GPU.
 
     Two jobs on one GPU share its time, and a copy or a collective of one job waits for kernels of the other. Bandwidths
     measured at the same time are too low, and in training all other ranks wait for the shared GPU. GPUs that
@@ -26,7 +26,7 @@ class ForeignProcess:
     code: ClassVar[str] = "foreign-process"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding for jobs, and one for small processes and the desktop."""
+        """Return one finding for large processes, and one for small processes and display servers."""
         heavy: list[tuple[int, GpuProcess]] = []
         light: list[tuple[int, GpuProcess]] = []
         for gpu in facts.gpus:

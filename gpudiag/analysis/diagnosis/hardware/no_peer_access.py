@@ -16,17 +16,17 @@ _NO_REASON = "the driver gives no reason"
 class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
-    Without peer access every byte between the two GPUs goes through the host's memory: over one link into RAM, and over
-    the other link out of it. That halves the bandwidth of a shared link, adds latency, and uses the CPU's memory
-    bandwidth. NCCL falls back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
+    Without peer access every byte between the two GPUs goes through the host's memory: over one GPU's link into RAM,
+    and over the other GPU's link out of RAM. This halves the bandwidth of a shared link, adds latency, and uses the
+    CPU's memory bandwidth. NCCL uses shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
-    The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
-    many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair is
-    attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
+    What can be done depends on the driver's reason. *GPU not supported*: most GeForce cards since the RTX 40 series,
+    and many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair
+    is attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
     NVLink.
 
-    If the other pairs form a ring of direct links, NCCL uses it and little is lost, so the finding is only `info`, as
-    on an eight-GPU hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
+    If the other pairs form a ring of direct links, as on an eight-GPU hybrid cube mesh, NCCL uses the ring. Little is
+    lost, so that the finding is only `info`. GPUs in MIG mode never have peer access, by design, and are left out.
     """
 
     code: ClassVar[str] = "no-peer-access"
@@ -101,7 +101,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest island; of equal ones, the island whose slowest GPU has the fastest link to the host."""
+    """Return the largest island; of equally large ones, the one whose slowest link to the host is fastest."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }
@@ -109,9 +109,9 @@ def _best_island(facts: Facts) -> tuple[int, ...]:
 
 
 def has_ring(members: list[int], edges: set[tuple[int, int]]) -> bool:
-    """Return whether a closed ring through all members uses only the given edges (for two members: their one edge).
+    """Return whether `edges` contain a closed ring through all members; for two members, one edge is enough.
 
-    Search depth first. After 50,000 steps the answer is False, because machines with at most 16 GPUs need fewer.
+    Search depth first. Return False after 50,000 steps; machines with at most 16 GPUs need fewer.
     """
     neighbours: dict[int, set[int]] = {member: set() for member in members}
     for a, b in edges:

@@ -23,12 +23,12 @@ from gpudiag.model.facts import Facts
 class PeerSlowerThanHost:
     """Copies with peer access on are slower than the same copies through host memory.
 
-    Peer traffic over PCIe may take a long path: up through the CPU because Access Control Services redirect it there,
-    through an IOMMU that translates each packet, or across the link between two sockets, which carries peer traffic
-    badly. NCCL uses peer access wherever the driver grants it, and then picks the slower path.
+    Peer traffic over PCIe may take a long path: through the CPU if Access Control Services (ACS) redirect it, through
+    an IOMMU that translates each packet, or over the link between two CPU sockets, which carries peer traffic slowly.
+    NCCL uses peer access wherever the driver allows it, even where copies through host memory are faster.
 
-    All bandwidths measured between the pair are compared, for each direction alone and for both at once. If staged
-    copies were not measured, half the bandwidth of the slower host link is used instead.
+    All bandwidths measured between the pair are compared, for each direction alone and for both at once. If copies
+    through host memory were not measured, they are estimated as half the bandwidth of the slower host link.
 
     What to do: `NCCL_P2P_LEVEL=PHB` (or `PXB`) limits NCCL's peer access to short distances, and `NCCL_P2P_DISABLE=1`
     disables it. On bare metal switch ACS off on the switches, or the IOMMU to passthrough.
@@ -37,7 +37,7 @@ class PeerSlowerThanHost:
     code: ClassVar[str] = "peer-slower-than-host"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding for all pairs whose direct copies are clearly slower over all measured bandwidths."""
+        """Return one finding for all pairs whose direct copies are clearly slower in the mean of their bandwidths."""
         slow = {}
         for pair in _pairs(facts):
             compared = _measured(facts, pair) or _estimated(facts, pair)
@@ -108,7 +108,7 @@ def _pairs(facts: Facts) -> list[Pair]:
 
 
 def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Return the mean one-way rates with and without peer access, over all copies that were measured in both modes."""
+    """Return the mean one-way rates of all copies that were measured with and without peer access; None without any."""
     direct: list[float] = []
     staged: list[float] = []
     for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):
@@ -122,7 +122,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Compare the slower direction with half the rate of the slower host link, because staged copies do not overlap."""
+    """Compare the rate of the slower direction with half the rate of the slower host link; None if one is unknown."""
     on, hosts = peer_rates(facts, peer_access=True, direction="one_way"), host_rates(facts)
     compared = []
     for source, destination in (pair, pair[::-1]):

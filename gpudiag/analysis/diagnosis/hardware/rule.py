@@ -15,9 +15,9 @@ NO_TRACE = "facts alone do not say how much of a step this costs; profile a job 
 TO_DEVICE = "host_to_device"
 FROM_DEVICE = "device_to_host"
 
-#: PCIe generation → GB/s per lane and direction, before protocol overhead: transfers per second minus line coding,
-#: which is 8b/10b in generations 1 and 2, 128b/130b in 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI
-#: Express Base Specification).
+#: PCIe generation → GB/s per lane and direction, before protocol overhead. Line coding is subtracted: 8b/10b in
+#: generations 1 and 2, 128b/130b in 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI Express Base
+#: Specification).
 _GB_PER_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 #: Indices of two GPUs.
 Pair = tuple[int, int]
@@ -51,7 +51,7 @@ def gpu_index(end: str) -> int | None:
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return GPU → path → its pinned copy from or to the host; of copies with several NUMA nodes, the fastest."""
+    """Return GPU → path → fastest pinned copy on that path between the GPU and any NUMA node of the host."""
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)
@@ -64,7 +64,7 @@ def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, 
 
 
 def all_at_once(facts: Facts) -> list[Bandwidth]:
-    """Return the one-way copies between the host and all GPUs at once, with each GPU's share."""
+    """Return the one-way copies between the host and all GPUs at once; their `per_device` has each GPU's rate."""
     return [r for r in _pinned(facts, "one_way") if "all" in {r.src, r.dst} and r.per_device]
 
 
@@ -77,7 +77,7 @@ def _pinned(facts: Facts, direction: str) -> list[Bandwidth]:
 
 
 def peer_rates(facts: Facts, *, peer_access: bool, direction: str) -> dict[Pair, Bandwidth]:
-    """Return (source GPU, destination GPU) → copy with peer access on or off; of two initiators, the faster one's."""
+    """Return (source GPU, destination GPU) → fastest copy with peer access on or off, whichever GPU started it."""
     rates: dict[Pair, Bandwidth] = {}
     for record in facts.bandwidth:
         source, destination = gpu_index(record.src), gpu_index(record.dst)
@@ -133,9 +133,9 @@ def _first(names: Sequence[str], most: int) -> str:
 
 
 def gradient_cost(gb_per_s: float) -> str:
-    """Describe the effect of a bandwidth on training, with a well-known model.
+    """Describe the effect of a bandwidth on training by the time for ResNet-50's gradients.
 
-    Sending the gradients once takes bytes / bandwidth; an all-reduce sends them nearly twice, 2(n-1)/n times.
+    Sending the gradients once takes bytes / bandwidth. An all-reduce over n GPUs sends them 2(n-1)/n times.
     """
     once_ms = RESNET50_GRADIENT_BYTES / gb_per_s / 1e6
     return f"ResNet-50's 102 MB of gradients take {once_ms:.{0 if once_ms >= 10 else 1}f} ms to cross it once"

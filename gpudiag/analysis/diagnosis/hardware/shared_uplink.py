@@ -26,13 +26,13 @@ _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 class SharedUplink:
     """Several GPUs share one link to the host, and therefore its bandwidth.
 
-    Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Copies of a single GPU run at full
-    rate, and most tests measure only these. In training, all GPUs fetch input and communicate gradients at the same
-    time, so that each GPU gets a share of the uplink. There are two signs: all GPUs together copy to the host no faster
-    than one alone, or two GPUs copy in both directions at once no faster than in one direction.
+    Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Most tests copy with one GPU at a
+    time and reach the full rate. In training, all GPUs fetch input and communicate gradients at the same time, so that
+    each GPU gets a share of the uplink. There are two signs: all GPUs together copy to the host no faster than one
+    alone, or two GPUs copy in both directions at once no faster than in one direction.
 
-    A total that exceeds the bandwidth of one link is no sign, even if it is below the sum of all links: four GPUs on
-    PCIe 5 can saturate the memory of one CPU (about 160 GB/s measured) without sharing any link.
+    A total between the bandwidth of one link and the sum of all links is not a sign: four GPUs on PCIe 5 can saturate
+    the memory of one CPU (about 160 GB/s measured) without sharing any link.
 
     What to do: spread jobs over uplinks (do not use the GPUs named here together), keep the input that crosses the
     uplink small (uint8 images, decoding on the GPU), and prefer slots that lead straight to the CPU.
@@ -41,7 +41,7 @@ class SharedUplink:
     code: ClassVar[str] = "shared-uplink"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return groups of GPUs that share a link, then links that carry one direction at a time."""
+        """Return findings about GPUs that share a link, then about links that carry one direction at a time."""
         together = _together(facts)
         named = {frozenset(finding.evidence["gpus"]) for finding in together}
         pairs = [finding for finding in _pairwise(facts) if frozenset(finding.evidence["gpus"]) not in named]
@@ -59,7 +59,7 @@ def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
 
 
 def _together(facts: Facts) -> list[Finding]:
-    """Return groups with no more bandwidth together than one GPU alone; no group contains another."""
+    """Return a finding for each group with no more bandwidth together than one GPU alone; no group contains another."""
     alone = host_rates(facts)
     findings: dict[frozenset[int], Finding] = {}
     for record in all_at_once(facts):
@@ -99,7 +99,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 
 
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Return pairs without NVLink that copy both ways at once no faster than one way, in every measured mode."""
+    """Return findings about pairs without NVLink that copy both ways no faster than one way in all measured modes."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):
@@ -142,7 +142,7 @@ def _pairwise(facts: Facts) -> list[Finding]:
 
 
 def _one_direction(facts: Facts) -> list[Finding]:
-    """Return one finding for all GPUs whose host link carries one direction at a time."""
+    """Return one finding for all GPUs whose host link carries only one direction at a time at the full rate."""
     one_way = host_rates(facts)
     slow = {}
     for index, records in host_rates(facts, "both_ways").items():

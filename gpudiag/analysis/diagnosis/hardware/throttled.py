@@ -1,4 +1,4 @@
-"""`throttled`: heat or power holds a GPU's clocks down."""
+"""`throttled`: heat or a lack of power lowers a GPU's clocks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _THERMAL = {throttle.HARDWARE_THERMAL, throttle.SOFTWARE_THERMAL}
 
 
 class Throttled:
-    """The GPU runs below its clocks because it is too hot, or because the hardware slows it down.
+    """The GPU runs below its normal clocks because it is too hot, or because the hardware slows it down.
 
     The finding reports the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal
-    slowdown, and the power brake that a server applies when its supplies cannot keep up. Not reported are an idle GPU,
-    clocks that a user set, and the software power cap, by which a busy GPU stays within its rated power.
+    slowdown, and the power brake of servers with overloaded power supplies. Idle GPUs and clocks set by a user are not
+    reported, nor is the software power cap, by which a busy GPU stays within its rated power.
 
-    What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that
-    slot, and at the power supplies and their cables. The slowest GPU sets the pace of a synchronous step, so one hot
-    GPU slows the whole job. Look during training, because an idle GPU shows no throttling.
+    What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that slot,
+    and at the power supplies and their cables. Look during training, because an idle GPU shows no throttling. The
+    slowest GPU sets the pace of a synchronous step, so that one hot GPU slows the whole job.
     """
 
     code: ClassVar[str] = "throttled"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding per combination of harmful reasons."""
+        """Return one finding per combination of reasons that reduce speed, for all GPUs with that combination."""
         groups: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
         for gpu in facts.gpus:
             harmful = tuple(reason for reason in gpu.throttle_reasons if reason in throttle.HARMFUL)

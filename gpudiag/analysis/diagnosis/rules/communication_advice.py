@@ -1,4 +1,4 @@
-"""Choose advice by the job's way of communicating, because advice for DDP does not apply to FSDP."""
+"""Choose advice by how the job communicates, because advice for DDP does not apply to FSDP."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import bus_factor
 
-#: Part of a board's name → one-way GB/s of all NVLink lanes of a GPU together, which is half of the total bandwidth in
-#: NVIDIA's data sheets. Every board with one of these names has NVLink.
+#: Part of a board's name → one-way GB/s of a GPU's NVLink lanes together. NVIDIA's data sheets state twice as much, the
+#: sum of both directions. Every board with one of these names has NVLink.
 _GB_PER_S = (
     ("B200", 900.0),
     ("H200", 450.0),
@@ -95,7 +95,7 @@ _UNKNOWN: Advice = (
     ),
     pytorch("Overlap more: larger batches per device, and send each message as soon as its gradients are ready."),
 )
-#: Advice if transfers take only their latency.
+#: Advice if transfers are so small that they take only their latency.
 _TINY = (
     "The transfers are tiny (mostly {bytes} bytes) and take only their latency, so that compression saves nothing. Put "
     "several values into one collective, or communicate them every N steps."
@@ -103,7 +103,7 @@ _TINY = (
 
 
 class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """The kind of collective with the most time on the first device, with its median time and its bus bandwidth."""
+    """The kind of collective (operation and size) with the most time on the first device, with its bus bandwidth."""
 
     operation: str
     size_bytes: int
@@ -113,9 +113,9 @@ class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
-    """Return the kind of collective of known size with the most time on the first device; None without one.
+    """Return the kind of collective with the most time on the first device; None without collectives of known size.
 
-    With `from_last_arrival`, time counts from the last participant's arrival, else from the first device's arrival.
+    With `from_last_arrival`, time counts from the arrival of the last participant, else from that of the first device.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:
@@ -142,8 +142,8 @@ def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollect
 def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
-    Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is
-    below `OF_NVLINK` of the NVLink bandwidth, which copies through the host reach too.
+    Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is at
+    most `OF_NVLINK` of the NVLink bandwidth, a share that copies through host memory reach too.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -160,7 +160,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks are on one machine: by the run's record, else if their device numbers differ."""
+    """Return whether all ranks are on one machine, which differing device numbers show if there is no run record."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
@@ -176,7 +176,7 @@ def _linked(case: Case) -> bool:
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     """Return advice for the job's communication: DDP, sharded (FSDP, ZeRO), rooted, or user-defined.
 
-    `by_calls` is True if communication costs time mostly by the CPU's calls.
+    `by_calls` says that most of the cost is the CPU's calls for communication.
     """
     tiny = _tiny_bytes(case)
     if tiny is not None and not by_calls:
@@ -190,7 +190,7 @@ def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
     time: Counter[tuple[str, int | None]] = Counter()
     for track in case.tracks:
         table = track.collectives
-        # The last arrival is unknown for sends of a root and for ranks without a trace.
+        # The last arrival is unknown if a participant has no trace, or if a root sends without waiting.
         begin = np.where(table.last_arrival != UNKNOWN, np.maximum(table.last_arrival, table.start), table.start)
         for index, (operation, _, _, size) in enumerate(table.kinds):
             time[operation, size] += int((table.end - begin)[table.kind == index].sum())
@@ -198,7 +198,7 @@ def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
 
 
 def _tiny_bytes(case: Case) -> int | None:
-    """Return the tiny size, in bytes, with the most transfer time; None if tiny sizes do not take most of the time."""
+    """Return the tiny size with the most transfer time, in bytes; None unless tiny transfers take most of the time."""
     time = _transferring_ns(case)
     tiny: Counter[int] = Counter()
     for (_, size), ns in time.items():
@@ -208,6 +208,7 @@ def _tiny_bytes(case: Case) -> int | None:
 
 
 def _pytorch_advice(case: Case) -> Advice:
+    """Return the advice for the kind of communication that takes most of the transfer time."""
     time: Counter[str] = Counter()
     for (operation, _), ns in _transferring_ns(case).items():
         time[operation] += ns
@@ -222,7 +223,7 @@ def _pytorch_advice(case: Case) -> Advice:
 
 
 def _enqueued(case: Case) -> tuple[int, int]:
-    """Return the numbers of collectives enqueued (outside other operators, inside them)."""
+    """Return the numbers of collectives that were enqueued (outside of any other operator, inside another operator)."""
     alone = inside = 0
     for track in case.tracks:
         events = case.timeline.traces[track.trace].events
@@ -233,7 +234,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
                 operators[chosen & (events.thread[operators] == thread)] for chosen in (communication, ~communication)
             )
             calls = calls[np.argsort(events.start_ns[calls], kind="stable")]
-            # Calls nested in the call of a collective do not count.
+            # Calls nested in another call for communication do not count.
             calls = calls[outermost(events.start_ns[calls], events.end_ns[calls])]
             around = union(Intervals(events.start_ns[others], events.end_ns[others]))
             enclosed = int(within(around, events.start_ns[calls]).sum())
@@ -242,9 +243,9 @@ def _enqueued(case: Case) -> tuple[int, int]:
 
 
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
-    """Return whether links may be slow, because collectives do not reach the expected bandwidth.
+    """Return whether links may be slow: collectives do not reach the expected bandwidth, or theirs is unknown.
 
-    The expected bandwidth is that of the probes at the same size, or without probes half of the NVLink bandwidth.
+    The expected bandwidth is the probes' at the same size; without probes it is half of the NVLink bandwidth.
     """
     if case.tracks[0].is_cpu:
         return False

@@ -55,16 +55,16 @@ _LESS_BUCKET_COPY = pytorch(
 
 
 class CommunicationBound:
-    """Communication is exposed: no compute overlaps with it, or it slows down or delays the compute beside it.
+    """Communication costs step time: no compute overlaps with it, or it slows down or delays the compute beside it.
 
     Only the time after the last participant arrived counts, because waiting for a straggler is not transfer. The
     simulation removes all transfers, bucket copies, the slowdown of kernels beside transfers, and the CPU's calls for
-    communication. The report shows the savings of each part. If only the calls cost time, and launching costs twice as
-    much, the finding is `launch-bound` instead. If the probes measured the same size on this machine, the report
-    compares their bandwidth with the bandwidth inside the step.
+    communication. The report shows the savings of each part. If only the CPU's calls cost time, and launching costs
+    twice as much, the finding is `launch-bound` instead. If the probes measured collectives of the same size on this
+    machine, the report compares their bandwidth with the bandwidth in the step.
 
-    Large collectives that reach a small share of the NVLink bandwidth show that peer access is off, even without the
-    machine's facts. With the machine's facts and the model's gradients, the report adds the savings predicted for other
+    Large collectives that reach a small share of the NVLink bandwidth show that peer access is off, even if the machine
+    was not probed. With probes and the sizes of the model's gradients, the report adds predicted savings of other
     strategies. The advice fits the job's communication: DDP, FSDP, communication through one rank, or custom calls.
     """
 
@@ -87,7 +87,7 @@ class CommunicationBound:
         if communication.any() or what_if.model.communication.any():
             yield Proposal(
                 edit=without_communication,
-                # If only the host's calls cost time, and launching costs more, the finding is `launch-bound`.
+                # If only the host's calls cost time, and launching costs twice as much, the finding is `launch-bound`.
                 beyond=without_communication_calls,
                 kind="communication",
                 describe=partial(self._describe, case, what_if),
@@ -157,9 +157,9 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Split the savings, in ms per step: each part has the additional savings after the previous parts are removed.
+    """Split the savings, in ms per step, by removing one part after another; each part has its additional savings.
 
-    The CPU's calls are removed first, because they hide the cost of transfers while they set the pace.
+    The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)
@@ -177,7 +177,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
     """Return transport → savings, in ms per step, if transfers took the time that the probes measured.
 
-    The savings for the job's current transport are the cost of contention and late launches.
+    For the job's current transport, they show how much contention and late launches cost.
     """
     if case.facts is None:
         return {}

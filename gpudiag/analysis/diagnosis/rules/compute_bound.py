@@ -22,7 +22,7 @@ _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger 
 class ComputeBound:
     """No fix besides faster kernels saves 5 % of the step: the devices compute nearly all of the time.
 
-    If the kernels show which change makes them faster, `slow-compute` names that change. If the run counted FLOPs and
+    If kernels show which change would make them faster, `slow-compute` names that change. If the run counted FLOPs and
     the device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence the peak's source.
     """
 
@@ -83,7 +83,7 @@ def _rest(slow: Sequence[Finding]) -> str:
 
 
 def _shares(case: Case, percent: float) -> str:
-    """Describe compute as a share of the step and, if known, as a share of the device's peak."""
+    """Describe compute as a share of the step, and the model FLOPs utilization (MFU) if it is known."""
     rate = case.rate
     if rate is None or rate.mfu_percent is None:
         return f"{percent:.0f} %"
@@ -91,7 +91,7 @@ def _shares(case: Case, percent: float) -> str:
 
 
 def _rate(case: Case) -> dict[str, object]:
-    """Return the evidence about the rate of FLOPs; empty unless the rate and the device's peak are known."""
+    """Return the evidence about FLOPs per second; empty unless the rate and the device's peak are known."""
     rate = case.rate
     if rate is None or rate.mfu_percent is None:
         return {}

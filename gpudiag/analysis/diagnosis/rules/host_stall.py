@@ -50,7 +50,7 @@ _MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the eviden
 
 
 class HostStall:
-    """The training thread has untraced host time in the middle or at the end of its steps, and the devices become idle.
+    """Untraced host time of the training thread in the middle or at the end of its steps leaves the devices idle.
 
     The thread logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
     operators before and after the stall, and the user's function if stacks were recorded. Untraced time between a
@@ -88,7 +88,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Return advice for many short stalls: separate cores if threads mostly waited for cores, else a look at hooks."""
+    """Return advice for many short stalls: separate CPU cores, if threads mostly waited for a core, or less Python."""
     hosts = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [host.scheduling.run_queue_wait_ms for host in hosts if host.scheduling is not None]
     waited = max(waits, default=0.0)

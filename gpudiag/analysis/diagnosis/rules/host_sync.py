@@ -45,11 +45,11 @@ _ADVICE = (
 
 
 class HostSync:
-    """The host waits for the device in the middle of a step, so that it cannot run ahead, and the device becomes idle.
+    """The host waits for the device in the middle of a step. The host cannot run ahead, and the device becomes idle.
 
     The evidence has the calls, the framework operators around them (`aten::item`, `aten::nonzero`, …) and, if stacks
-    were recorded, the user's functions. Savings are the step time that removing these waits and their copies saves. A
-    rank that waits alone, or more than twice as often as its peers, is a straggler.
+    were recorded, the user's functions. Savings are the step time saved without these waits and the copies that the
+    host waits for. A rank that waits alone, or at least twice as often as its peers, is a straggler.
     """
 
     code: ClassVar[str] = "host-sync"
@@ -84,7 +84,7 @@ class HostSync:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return the numbers of (blocking calls, operators, user's functions) per step and rank, most frequent first."""
+    """Return name → number per step and rank of (blocking calls, operators around them, user's functions)."""
     host = what_if.graph.host
     rank_steps = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)

@@ -44,7 +44,7 @@ _ON_GPUS: Advice = (
 _MARK_IT = pytorch(
     "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around the fetch."
 )
-#: Other causes of unmarked time before a step's first operator.
+#: Advice if unmarked time before a step's first operator may have another cause.
 PERHAPS_NO_LOADING = (
     "The thread recorded nothing there. If the loop does not fetch its batch there, look for logging, saving, "
     "sleeping, or waiting for a lock or a file."
@@ -58,12 +58,12 @@ AFTER_THE_UPDATE = (
 class InputBound:
     """The devices are idle because the training loop waits for its next batch, on all ranks alike.
 
-    Waiting is known if it is marked (a DataLoader, `gpudiag.range("input")`). Untraced host time at the start of a step
-    is usually a loader without marks, and counts with lower confidence. A rank that waits alone is a straggler.
+    The wait is known if the trace marks it (a DataLoader, `gpudiag.range("input")`). Untraced host time at the start of
+    a step is usually an unmarked loader, and counts with lower confidence. A rank that waits alone is a straggler.
 
-    Profiling slows the job down, so that the loader may keep up. If the devices waited for input in the unprofiled
-    steps, that wait is reported instead. If the speed of the DataLoader workers is known, the finding also names a rank
-    that did not wait but whose workers cannot keep up with the shorter step.
+    Profiling slows the job, so that the loader may keep up although it is too slow without the profiler. If the devices
+    waited much longer in the unprofiled steps, that wait is reported instead. The finding then also names ranks that
+    did not wait but whose DataLoader workers cannot keep up with the shorter step after the fix.
     """
 
     code: ClassVar[str] = "input-bound"
@@ -113,13 +113,13 @@ def unmarked_words(case: Case) -> str:
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Replace the finding about input by the wait in unprofiled steps, if the recording shows less than half of it."""
+    """Replace the finding about input by the wait in unprofiled steps, unless the recording shows half of that wait."""
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
         return list(findings)
     saved, rank = _common_wait(case, waits)
-    saved = min(saved, step_ms)  # a damaged record may have waits longer than its steps
+    saved = min(saved, step_ms)  # waits in a damaged record may exceed its steps
     percent = 100 * saved / step_ms
     least = saved - mean_of(waits[rank], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
@@ -153,7 +153,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
     """Return (ms per step, rank) of the wait common to all ranks.
 
-    The common wait is the largest wait minus the rank's own excess, or the lower median if the excess is unknown.
+    It is the maximum over ranks of (wait - own excess), or the lower median of the waits if excesses are unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
     excess_ms = input_ms_above_most(case.run)
@@ -163,7 +163,7 @@ def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[floa
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks whose wait is at least half of the savings, or whose workers are too slow after the fix."""
+    """Return the ranks whose wait is at least half of the savings, or whose workers are slower than the fixed step."""
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
 

@@ -1,4 +1,4 @@
-"""Find the cause of a rank's lateness: the part of its step that explains the lost time, and its extra work."""
+"""Find why a rank is late: the part of its step that explains the lost time, and its extra work."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gpudiag.units import milliseconds
 
 #: Maximum number of operators or pauses in the evidence.
 _MOST_NAMES = 5
-#: Components with most of a host's work. If a host is slow throughout, its largest excess is in one of these.
+#: Components with most of a host's work. The largest excess of a host that is slow in all its calls is in one of them.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
-#: Causes that may be frequent pauses of the host, each too brief to count as untraced time.
+#: Causes that may hide frequent pauses of the host, each too short to count as untraced time.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
 CAUSE_ADVICE: dict[str, Advice] = {
@@ -109,9 +109,9 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     """Operators that take longer on stragglers than on other ranks, as means over steps and ranks.
 
     Attributes:
-        own_ms: operator → excess self time, only of the few operators with the largest excess, in descending order.
+        own_ms: operator → excess self time, largest first, for the few operators with the largest excess.
         calls: the same operators → excess calls.
-        own_work: whether most of the excess is in operators that stragglers call more often, which is extra work.
+        own_work: whether stragglers do extra work: most of the excess is in operators that they call more often.
     """
 
     own_ms: dict[str, float]
@@ -119,14 +119,14 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     own_work: bool
 
     def words(self) -> str:
-        """Return the first operator if it has most of the excess, else the first two, as a part of a title."""
+        """Return a part of a title: the first operator if it has most of the excess, else the first two."""
         first, *others = self.own_ms
         alone = self.own_ms[first] > MOST * sum(self.own_ms.values())
         return f"in {first}" if alone or not others else f"in {first}, {others[0]}{' and others' if others[1:] else ''}"
 
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
-    """Return the operators in which these ranks spend longer; None without such operators or without other ranks."""
+    """Return the operators that take longer on these ranks; None without such operators or without other ranks."""
     measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
     if len({is_late for is_late, *_ in measured}) < 2:
         return None
@@ -146,7 +146,7 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
 
 
 def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
-    """Return operator of the late ranks → excess of the late ranks' mean over the mean of the other ranks."""
+    """Return operator → excess of its mean amount over late ranks beyond its mean over the other ranks."""
     ranks = [amounts for is_late, amounts in measured if is_late]
     peers = [amounts for is_late, amounts in measured if not is_late]
     return {
@@ -158,10 +158,10 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread without a core pauses between calls that its peers make too. Saving and logging pause between extra calls.
+    A thread that lost its core pauses between calls that others make too. Saving and logging pause between extra calls.
 
     Attributes:
-        ms: description of the calls before and after → mean pause per step and straggler, longest first.
+        ms: description of the calls before and after the pause → mean ms per step and straggler, longest first.
     """
 
     ms: dict[str, float]
@@ -172,7 +172,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.ms.values())
 
     def words(self) -> str:
-        """Return the calls around the longest pause if it has most of the time, else ""."""
+        """Return the description of the longest pause if it has most of the time, else ""."""
         first = next(iter(self.ms), "")
         return first if first and self.ms[first] > MOST * self.total_ms else ""
 
@@ -182,7 +182,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return these ranks' pauses between calls that their peers seldom make in succession; empty without peers."""
+    """Return these ranks' pauses between calls that others seldom make in succession; empty without other ranks."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)
@@ -197,7 +197,7 @@ def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
 
 
 def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (number, ms of pauses) per analysed step, by the names of two successive calls.
+    """Return names of two successive calls → (number of occurrences, ms of pauses) per analysed step.
 
     Only outermost calls of the training and launching threads count.
     """
@@ -224,7 +224,7 @@ def _threads(track: DeviceTrack) -> set[int]:
 
 
 def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
-    """Return (self time in ms, calls) per analysed step by operator, of the training and launching threads."""
+    """Return (operator → self time in ms, operator → calls) per analysed step of the training and launching threads."""
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
@@ -243,15 +243,16 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """Return (part that explains the savings, part → savings in ms per step if this part alone is equalized).
+    """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
-    little. For example, if a rank computes 15 ms too long and another rank's host sets the pace next, equalizing
-    compute alone saves less than half. If no part explains the savings, the cause is `launch` if equalizing launching,
-    calls and pauses together saves most, because a host that lost its core is slow in all of them.
+    little. The second condition finds parts after which another rank sets the pace. A host that lost its core is slow
+    in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if equalizing these
+    three together saves most.
 
-    A part in which ranks hardly differ explains nothing. Equalizing it may save time, because kernels take longer
-    beside collectives that wait for a late rank. If ranks differ in only one part, this part explains all savings.
+    A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
+    longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all
+    savings.
     """
 
     def equalize(*parts: Component) -> Scenario:
@@ -270,12 +271,12 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
         explains = what_if.saving_ms(equalize(*_THROUGHOUT, "stall")) >= MOST * gain
         best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
-        best = "launch"  # many slow operators show a host that sometimes loses its core
+        best = "launch"  # slow calls of many names show that the host sometimes loses its core
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether a rank notably exceeds its peers in this part, in each step or on average."""
+    """Return whether a rank notably exceeds its peers in this part, by the maximum of each step or on average."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
@@ -283,9 +284,9 @@ def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
 
 
 def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
-    """Return ("stall", pauses) if pauses between extra calls explain most of the savings, else the cause unchanged.
+    """Return ("stall", pauses) if `own_pauses` explain most of the savings, else (cause, no pauses).
 
-    Each pause may be as short as Python between any two calls, but the peers do not make these calls.
+    Unlike for other stalls, the length of a single pause does not matter, because other ranks do not make these calls.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

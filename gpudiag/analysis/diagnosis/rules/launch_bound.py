@@ -57,21 +57,21 @@ _ADVICE = (
 
 
 class LaunchBound:
-    """The devices are idle while the host runs framework and Python code to launch the next kernel.
+    """The devices are idle while the host runs Python and framework code to launch the next kernel.
 
-    A launch costs the host several microseconds in the framework, so that the device waits after shorter kernels. The
-    profiler's overhead per launch is removed first. Then waste that other findings report is removed, because the
-    device may hide the launches of the remaining job. Savings are those of a CUDA graph, which launches a whole step.
+    A launch takes the host several microseconds, so that the device waits after each shorter kernel. Savings are those
+    of a CUDA graph, which launches a whole step at once. The profiler's overhead per launch is removed first, and then
+    waste that other findings report, because the device may hide the launches of the remaining job.
 
-    A few slow calls are reported separately from many short ones, with their self time, because a slow call plans for
-    new shapes, compiles, allocates, or computes on the CPU.
+    A few slow calls are reported separately, with their self time, because their causes differ: they plan for new
+    shapes, compile, allocate, or compute on the CPU.
     """
 
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step without slow calls, and a step launched as a CUDA graph."""
+        """Propose a step without slow calls, if few calls are slow, and a step launched as a CUDA graph."""
         if case.tracks[0].is_cpu:
             return
         if what_if.graph.host.slow.any() and not mostly_compiling(case, what_if):

@@ -44,10 +44,10 @@ _ADVICE = (
 class MemoryAllocation:
     """The host allocates or frees driver memory within the steps, while the device is idle.
 
-    Frameworks keep freed memory, so that after the first steps they need no more memory from the driver. `cudaMalloc`
-    takes tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has
-    the number and time of these calls by name. Savings are the step time that removing the calls saves. A rank that
-    allocates more than the others is a straggler.
+    Frameworks keep freed memory, so that after the first steps they should need no more memory from the driver.
+    `cudaMalloc` takes tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The
+    evidence has the number and time of these calls by name. Savings are the step time that removing the calls saves. A
+    rank that allocates more than the others is a straggler.
     """
 
     code: ClassVar[str] = "memory-allocation"
@@ -78,7 +78,7 @@ class MemoryAllocation:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
-    """Return (ms, calls) by name, per step and rank, longest first."""
+    """Return (name of a call → ms, name → number of calls), per step and rank, longest first."""
     took_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0

@@ -28,9 +28,9 @@ _EXPERTS_ADVICE: Advice = (
 
 
 class MoreWork(msgspec.Struct, frozen=True):
-    """The cause, with its evidence and advice.
+    """The reason for more work, with its evidence and advice.
 
-    `even` distributes the work evenly; None if the late ranks should only do as much as the others.
+    `even` is the edit that distributes the work evenly; if it is None, late ranks are equalized to the median.
     """
 
     cause: Cause
@@ -42,13 +42,13 @@ class MoreWork(msgspec.Struct, frozen=True):
 def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     """Return the reason why late ranks have more work than their peers; None if nothing shows more work.
 
-    Experts are examined first, because more tokens also need more FLOPs.
+    Experts are examined first, because an expert with more tokens also has more FLOPs.
     """
     return _experts(what_if, late) or _sequences(case, what_if, late)
 
 
 def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return `sequence` if all late ranks have more FLOPs or more bytes of messages between stages than their peers."""
+    """Return `sequence` if all late ranks have more FLOPs or bytes of messages than their peers, else None."""
     ranks = () if case.run is None else case.run.ranks
     flops = {rank.rank: sum(rank.flops.by_precision.values()) for rank in ranks if rank.flops is not None}
     for name, amounts in (("flops", flops), ("message_bytes", _message_bytes(case))):
@@ -60,7 +60,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return late rank → its amount / mean amount of its peers that are not late; empty if an amount is unknown."""
+    """Return late rank → (its amount) / (mean amount of peers that are not late); empty if an amount is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]
@@ -73,7 +73,7 @@ def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, 
 
 
 def _message_bytes(case: Case) -> dict[int, int]:
-    """Return rank → bytes sent to and received from other stages, in messages of known size."""
+    """Return rank → bytes of its point-to-point messages of known size."""
     total: dict[int, int] = {}
     for track in case.tracks:
         counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
@@ -84,9 +84,9 @@ def _message_bytes(case: Case) -> dict[int, int]:
 
 
 def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return `experts` if late ranks are late only in the segments before or after an all-to-all.
+    """Return `experts` if late ranks compute longer mostly in segments next to an all-to-all, else None.
 
-    A slow device is slower in all segments, and long sequences lengthen every layer.
+    Other causes lengthen all segments: a slow device computes everything slower, long sequences lengthen every layer.
     """
     work = work_by_segment(what_if, what_if.corrected)
     beside = beside_all_to_alls(what_if)

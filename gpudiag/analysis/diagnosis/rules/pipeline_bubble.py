@@ -1,4 +1,4 @@
-"""pipeline-bubble: the schedule of a pipeline leaves its stages idle even if they all compute equally long."""
+"""pipeline-bubble: a pipeline's schedule leaves stages idle even if all stages compute equally long."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stages: number of pipeline stages.
-        schedule: its microbatches and chunks.
-        ms: idle time of a stage in an even step: ranks and stages compute equally long, and transfers take no time.
+        schedule: number of microbatches, and of chunks (parts of the model) per stage.
+        ms: idle time of a stage in an even step, in which all ranks compute equally long and transfers take no time.
         step_ms: length of the even step.
-        longest_idle_ms: idle time of the process that computes longest, in a step as uneven as recorded.
+        longest_idle_ms: idle time of the process that computes longest, with the recorded imbalance.
         longest_ms: compute of that process per step.
-        fixed_ms: time of that process per step, untraced time included, that is as long for smaller microbatches.
+        fixed_ms: time of that process, with untraced time, that does not shrink with the microbatch, per step.
     """
 
     stages: int
@@ -63,10 +63,10 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_ms(self) -> float:
-        """Return what twice as many microbatches of half the size save per step.
+        """Return the savings, in ms per step, of twice as many microbatches of half the size.
 
-        With W ms of compute that shrinks with a microbatch and F ms per step that does not, p stages and m microbatches
-        take (m + p - 1) (W + F) / m. For 2 m, F counts twice.
+        If a step has W ms of compute that shrinks with the microbatch and F ms that does not, p stages and m
+        microbatches take (m + p - 1) (W + F) / m. With 2 m microbatches, F becomes 2 F.
         """
         shrinks = 1 - min(self.fixed_ms / self.longest_ms, 1.0) if self.longest_ms else 1.0
         return max(self.longest_idle_ms * shrinks / 2 - self.fixed_ms, 0.0)
@@ -78,7 +78,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
-    """Return the bubble; None without a pipeline."""
+    """Return the bubble; None without a pipeline of known schedule."""
     stages, schedule = len(what_if.graph.peers), schedule_of(case.timeline, find_grid(case.timeline))
     if stages < 2 or schedule is None:
         return None
@@ -102,7 +102,7 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
         longest_ms=longest_ms,
-        # Of the m + p - 1 passes of the longest path, a process has m.
+        # A process runs m of the m + p - 1 passes on the critical path.
         fixed_ms=_fixed_ms(case, longest) + max(untraced_ms, 0.0) * passes / (passes + stages - 1),
     )
 
@@ -111,8 +111,8 @@ def _fixed_ms(case: Case, process: int) -> float:
     """Return the time per step of a process's kernels or operators that does not shrink with the microbatch, in ms.
 
     Each kernel, or each operator of a process without a device, contributes at most a fixed time. Operators that
-    accumulate gradients contribute all of their time, because a gradient is as large as its parameter. Updates do not
-    count, because a step has one however many microbatches it has.
+    accumulate gradients contribute all of their time, because a gradient is as large as its parameter. The optimizer's
+    update does not count, because a step has one update for any number of microbatches.
     """
     events = case.timeline.traces[process].events
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
@@ -140,10 +140,10 @@ def _fixed_ms(case: Case, process: int) -> float:
 class PipelineBubble:
     """Stages of a pipeline wait for the first microbatch to arrive and for the last microbatch to return.
 
-    The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
-    transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p stages,
-    m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the rank
-    that computes longest, but need the fixed time of each kernel or operator twice. The saving counts both.
+    The bubble is the step time minus a rank's compute in a simulated step in which all ranks compute equally long,
+    transfers take no time and the host never waits for data. Theory predicts a share of (p - 1) / (v m + p - 1) of the
+    step for p stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle
+    time of the rank that computes longest, but need the fixed time of each kernel or operator twice.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -168,6 +168,7 @@ class PipelineBubble:
 
     @classmethod
     def _examine(cls, case: Case) -> Iterator[Finding]:
+        """Yield the finding about the bubble, if the job has a pipeline and more microbatches save enough."""
         what_if = case.what_if
         bubble = None if what_if is None else bubble_of(case, what_if)
         if what_if is None or bubble is None:

@@ -1,4 +1,4 @@
-"""The interface of rules: proposals, the method that returns them, and advice by framework."""
+"""The interface of rules: a rule yields proposals, each with a scenario to simulate and a finding to report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: Waste can be removed entirely. Communication and launching can only be hidden or shortened. Launching is scored in a
-#: job without waste, because the device may hide launches there. Kernels can be replaced by faster ones, with estimated
-#: savings; they are not removed when launching is scored.
+#: Waste can be removed entirely; communication and launching can only be hidden or shortened. Launching is scored in a
+#: job without waste, because the device may hide launches there. Kernels can only be replaced by faster ones.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
 
 class CannotTell(msgspec.Struct, frozen=True):
-    """The answer of a rule whose data do not suffice; `reason` tells the user which data to record."""
+    """The answer of a rule that lacks data; `reason` tells the user which data to record."""
 
     reason: str
 
@@ -32,9 +31,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A cause to remove from the step.
 
     Attributes:
-        edit: returns a given scenario without the cause.
-        describe: returns the finding for savings in ms per step and in percent of the step.
-        beyond: removes only the costs that launch overhead also explains; a proposal that saves no more may be dropped.
+        edit: removes the cause from a scenario.
+        describe: returns the finding, given its savings in ms per step and in percent of the step.
+        beyond: removes only the costs that launch overhead may explain; if `edit` saves no more, it may be dropped.
         kind: whether the cause can be removed, or only hidden or shortened.
     """
 
@@ -54,7 +53,7 @@ class Rule(Protocol):
     title: ClassVar[str]
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Yield proposals, or the reason why no conclusion is possible, or nothing."""
+        """Yield proposals, or why no conclusion is possible; yield nothing if the problem does not occur."""
         ...
 
 
@@ -71,7 +70,7 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 
 
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
-    """Split savings, in ms per step: a component gets what removing it adds to removing the previous components.
+    """Return component → ms per step that its removal adds to the savings when components are removed in order.
 
     Args:
         what_if: the job.
@@ -86,7 +85,7 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
 
 
 class For(msgspec.Struct, frozen=True):
-    """A line of advice that applies only to users of one framework, or of all but PyTorch and TensorFlow (`others`)."""
+    """A line of advice for users of one framework, or (`others`) of any framework but PyTorch and TensorFlow."""
 
     framework: str
     line: str
@@ -96,7 +95,7 @@ class For(msgspec.Struct, frozen=True):
         return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
-#: Constructors of lines for one framework, or for any but PyTorch and TensorFlow (`others`).
+#: Constructors of `For`, one per value of `framework`.
 pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
 _NAMED = ("pytorch", "tensorflow")
 
@@ -115,7 +114,7 @@ TF_SEVERAL_STEPS = (
 
 
 def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tuple[str, ...]:
-    """Return the lines that fit this framework, with `words` filled into their braces."""
+    """Return the lines that apply to this framework, with `words` inserted for their placeholders in braces."""
     texts = (
         line if isinstance(line, str) else line.line
         for line in lines

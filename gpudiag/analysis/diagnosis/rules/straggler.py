@@ -48,35 +48,34 @@ _UNRECORDED = "nothing was recorded on the late rank between the step's mark and
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
-#: Findings about a machine that explain why a GPU computes longer than its peers.
+#: Codes of findings about the machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
 
 
 class Straggler:
-    """One or a few ranks come late to the collectives, and all others wait for them.
+    """One or a few ranks arrive late at collectives, and all others wait for them.
 
-    A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
-    loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
+    A synchronous step takes as long as its slowest rank: if the loader delays one of four ranks by 40 ms, the other
+    three spend 40 ms in communication. The simulation limits each part of the step (input, stalls, slow calls, extra
     synchronizations, launching, compute, copies) to the median over ranks. The savings are the removed step time, and
-    the cause is the part that explains the savings alone. Chains of waits count: rank 0 may wait for rank 2, which
-    waits for its loader. The slow rank may change from step to step. The report names operators that only a late rank
-    calls. If a rank often pauses between calls that its peers do not make, the cause is a stall, however short each
-    pause is. If the machine's facts show that a late rank's GPU runs at slower clocks than its peers or is throttled,
-    the cause is `clock`.
+    the cause is the part that alone explains the savings. Indirect waits count: rank 0 may wait for rank 2, which waits
+    for its loader. The late rank may change from step to step. The report names operators that late ranks call more
+    often. If a late rank often pauses between calls that its peers do not make, the cause is a stall, however short
+    each pause. If the machine's facts show that late ranks' GPUs have slower clocks or are throttled, the cause is
+    `clock`.
 
-    Unprofiled steps show which hosts ran ahead of their devices, so that a host is not called slow only because
+    Unprofiled steps show which hosts ran ahead of their devices, so that a host is not reported as slow only because
     recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
-    simulated ones is added to the savings. Two limits apply to a rank that is late by its input. If most ranks waited
-    for input in the unprofiled steps, the limit is the rank's excess over the usual wait. The other limit is the length
-    of the step minus the time in which DataLoader workers make its batches, because equally slow loaders vary by
-    chance.
+    simulated ones is added to the savings. If the input makes a rank late, unprofiled steps limit its savings in two
+    ways. If most ranks waited for input, the limit is the rank's excess over the usual wait. If the speed of DataLoader
+    workers is known, the limit is the step time minus the time in which the usual worker makes a step's batches.
     """
 
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or a few ranks delay all others"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step in which every rank is equalized to the median of the ranks."""
+        """Propose a step in which ranks are equalized to their median, and one in which pipeline stages are even."""
         if case.one_of_many():
             yield CannotTell(
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
@@ -135,14 +134,14 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: the late ranks, in ascending order.
         cause: the cause of the finding.
-        part: the part of the step in which late ranks exceed their peers.
+        part: the part of the step in which late ranks exceed the others.
         excess_ms: rank → excess over the median of all ranks in that part, per step.
         savings_ms: part → savings per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
         more_work: the reason why late ranks have more work than their peers; None if they have no more.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
-        silent: whether nothing was recorded while late ranks waited for input.
-        jitter: whether the ranks are late in some steps only.
+        silent: whether the cause is input, but most of the input wait is unmarked time, in which nothing was recorded.
+        jitter: whether each late rank is late in some steps only.
         by_turns: whether every rank of the job is late in some steps.
     """
 
@@ -166,14 +165,15 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> Advice:
-        """Return the advice for the cause, if the location gives no more specific advice."""
+        """Return the advice for the cause, which applies if there is no more specific advice for the location."""
         if self.more_work is not None:
             return self.more_work.advice
-        # On a CPU launching counts as compute, because the training thread is host and device at once.
+        # On a CPU, launching counts as compute, because the training thread is both host and device.
         return CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else CAUSE_ADVICE[self.cause]
 
 
 def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
+    """Return the late ranks and why they are late, if equalizing them saves `gain` ms per step."""
     cause, savings_ms = cause_of(case, what_if, gain, jitter)
     part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
     if case.tracks[0].is_cpu:
@@ -184,7 +184,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     pauses, slow_clocks = OwnPauses(ms={}), {}
     if not jitter:
         if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
-            cause = "input"  # the stall has no marks, but in unprofiled steps the ranks waited for their batch
+            cause = "input"  # the stall is unmarked, but in unprofiled steps these ranks waited for their batches
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     more = None if jitter or slow_clocks else _more_work(case, what_if, ranks, cause)
@@ -204,7 +204,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
-    """Return the reason why ranks that compute longer have more work; None if nothing shows more work."""
+    """Return the reason why ranks that compute longer have more work; None for other causes or without a reason."""
     if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
@@ -237,7 +237,7 @@ def _title(late: _LateRanks, place: str, gain: float) -> str:
 
 
 def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
-    """Return the operators in which late ranks spend longer; None unless they launch slowly without pauses."""
+    """Return the operators that take longer on late ranks; None unless late ranks launch slowly without pauses."""
     if late.part != "launch" or late.pauses.ms or late.jitter:
         return None
     return more_operators(case, late.ranks)
@@ -269,7 +269,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Return the start of a title, up to "delays"; `place` locates the cause, or describes unmarked input."""
+    """Return a title up to "delays"; None if the cause is unknown. `place` locates the cause or describes the input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -288,13 +288,13 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return the excess of unprofiled over simulated steps, in ms; 0 unless the others waited only for these ranks."""
+    """Return the excess of unprofiled over simulated steps, in ms; 0 unless others waited only for the late ranks."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
-    """Return (location, advice) of unmarked input, of a stall, or of slow operators; empty for other causes."""
+    """Return (location, advice) for unmarked input, a stall or slow operators; ("", ()) for other causes."""
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
         return before_first_operator(case, late), (first, *CAUSE_ADVICE["input"])
@@ -308,7 +308,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """Return user's function → excess of late ranks, in ms per step, largest first; empty without stacks or peers."""
+    """Return user's function → excess ms per step on late ranks, largest first; empty without stacks or other ranks."""
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for track in case.tracks:
         events, steps = case.timeline.traces[track.trace].events, len(track.window_steps)
@@ -326,7 +326,7 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
 
 
 def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
-    """Return late rank → codes of the findings about its GPU's clocks; empty if a late rank has none."""
+    """Return late rank → codes of findings about its GPU's clocks; empty unless all late ranks have such findings."""
     if case.facts is None:
         return {}
     from gpudiag.analysis.diagnosis.hardware import examine_facts
@@ -342,13 +342,13 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
-    """Return the ranks whose total excess over their peers is large; steps without an excess count as 0."""
+    """Return the ranks with a large sum of the excesses of single steps; steps without an excess count as 0."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
 
 def _steady(what_if: WhatIf) -> bool:
-    """Return whether the rank with the largest excess is late in every step, and not by chance."""
+    """Return whether the rank with the largest mean excess is late steadily rather than by chance."""
     excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 

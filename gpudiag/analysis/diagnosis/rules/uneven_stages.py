@@ -1,4 +1,4 @@
-"""straggler, cause `stage`: a pipeline stage computes longer than the mean of the stages."""
+"""Cause `stage` of `straggler`: a pipeline stage computes longer than the mean of all stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ALONE: Advice = ("With one rank per stage a slow device looks the same: check t
 
 
 def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
-    """Propose a pipeline in which each stage computes for the mean time of all stages."""
+    """Propose a pipeline in which each stage computes as long as the mean of all stages, if one computes longer."""
     relative = relative_work(what_if, what_if.corrected)
     long = [stage for stage, times in enumerate(relative) if times >= LONG_STAGE]
     if long:

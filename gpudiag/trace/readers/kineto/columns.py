@@ -57,7 +57,7 @@ _PROFILER = 254
 _MISSING = -1
 #: Bytes per row: 50 in the columns, and three times as many while they are sorted, plus a margin.
 _MEMORY_PER_ROW = 256
-#: Number of first operators of PyTorch that tell whether shapes were recorded.
+#: Shapes were recorded if one of this many first operators of PyTorch has them.
 _SHAPES_WITHIN = 500
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
@@ -102,7 +102,7 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Columns as written: up to `thread` of all events, `correlation` of `_NUMBERED` events, then of device events."""
+    """Undecoded columns: up to `thread` of all events, `correlation` of `_NUMBERED` events, others of device events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -117,7 +117,7 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The table; collective facts by row; waits; the modules and the work of operators; the first start in ns."""
+    """The event table and what belongs to its rows; `collectives` maps rows to facts, `first_ns` is the first start."""
 
     table: EventTable
     collectives: dict[int, CollectiveFacts]
@@ -132,7 +132,7 @@ class Columns:
 
     Args:
         shown: the file's name in messages.
-        repairs: counter of arguments that were left out.
+        repairs: counts arguments that are left out.
     """
 
     def __init__(self, shown: str, repairs: Repairs) -> None:
@@ -202,7 +202,7 @@ class Columns:
         )
 
     def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
-        """Add the work of operators if their shapes were recorded, which the first operators tell."""
+        """Add the work of operators if shapes were recorded, which one of the first operators shows."""
         if self._work is None and self._without_shapes < _SHAPES_WITHIN:
             for event in events:
                 if event.name.startswith("aten::"):
@@ -228,7 +228,7 @@ class Columns:
         return sorted({device for word in self._codes if (device := unread_accelerator(word)) is not None})
 
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
-        """Return the accelerators with recorded activity or calls that no reader understands.
+        """Return the accelerators whose recorded activity or calls no reader supports.
 
         Calls and operators count only if no device activity was read.
         """
@@ -239,7 +239,7 @@ class Columns:
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """Return all events in order; None if there are no events. Descriptions of repairs are appended to `notes`."""
+        """Return all events, sorted; None if there are no events. Append descriptions of repairs to `notes`."""
         if not self._batches:
             return None
         batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))
@@ -303,7 +303,7 @@ def _chosen(items: list[_T], flags: NDArray[np.bool_]) -> Iterator[_T]:
 
 
 def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.int64], NDArray[np.int64]]:
-    """Return thread, device, correlation and size of all events, with `EventTable`'s codes for invalid values."""
+    """Return (thread, device, correlation, size) of all events, with `EventTable`'s codes for invalid values."""
     on_device = _ON_DEVICE[batch.kind]
     thread = batch.thread
     thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)

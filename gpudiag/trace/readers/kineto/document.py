@@ -1,12 +1,12 @@
 """Convert the JSON that torch.profiler writes, of all versions and for all vendors, to a `Trace`.
 
 A trace is decoded piece by piece while it is unpacked, so that neither all text nor all events are in memory at once.
-Reading in pieces is fast, because a megabyte at a time stays in the processor's caches.
+Pieces of a megabyte are fast, because they stay in the processor's caches.
 
-A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. The text is cut at commas between events. A piece is decoded as a
-list. The text before the first and after the last event is decoded as a document with the last few events. A wrong cut
-(inside a string, inside an event) is always noticed, because it leaves a quote or a brace open, so that both halves are
-invalid JSON.
+A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. The text is cut at commas between events, and each piece is
+decoded as a list. The text before the first and after the last event is decoded as a document with the last few events.
+A wrong cut (inside a string or an event) is always noticed, because it leaves a quote or a brace open, so that both
+halves are invalid JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NotInPiecesError(Exception):
 
 
 class CutShortError(Exception):
-    """The text ends unfinished in its last piece. `args[0]` is the length of the text in bytes."""
+    """The text ends before its JSON is complete. `args[0]` is the length of the text in bytes."""
 
 
 def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
@@ -94,7 +94,7 @@ def repaired_pieces(text: bytearray) -> Iterator[bytes]:
 
 
 def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
-    """Decode as `decode_in_pieces` does, with msgspec's errors: a list per piece, up to its last comma."""
+    """Decode as `decode_in_pieces` does: yield a list per piece, up to its last comma. Raise msgspec's errors."""
     header: bytes | None = None
     text = bytearray()
     length, cut = 0, False
@@ -198,7 +198,7 @@ def _has_pytorch_events(table: EventTable) -> bool:
 
 
 def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Columns, Repairs]:
-    """Decode piece by piece, or as a whole if the layout or damage of the text does not allow pieces."""
+    """Decode piece by piece, or as a whole if the text's layout or damage prevents pieces."""
     try:
         return _decode_pieces(read_pieces(path, shown, limits), shown, Repairs())
     except NotInPiecesError:
@@ -257,7 +257,7 @@ def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -
         if other is None:
             return NotATraceError(message)
         return NotATraceError(f"{message}: it looks like {other.name}", other.hint)
-    # Without the span of PyTorch's profiler, because `other_format` would take it for a different program's event.
+    # Remove the span of PyTorch's profiler, because `other_format` would mistake it for an event of another program.
     return _other_format(_PROFILER_SPAN.sub(b"", head), shown) or UnreadableInputError(
         f"{shown} is a trace without events: nothing was recorded",
         "Record while steps run: start the profiler before the loop and call prof.step() in it.",

@@ -1,9 +1,9 @@
-"""Decode the arguments of events: details of collectives, and the CUDA event for which each wait waits.
+"""Decode the arguments of events: details of collectives, and the CUDA event that each wait waits for.
 
-PyTorch since 2.2 writes a collective's operation, group and size on its kernel. Earlier versions write them on the host
-operator `record_param_comms` around the kernel's launch. Still earlier versions only write a range such as
-`nccl:all_reduce` with the shapes of its inputs. `cuda_sync` events are written if `enable_cuda_sync_events` is set.
-Since CUDA 13 they name only the waiting stream.
+Since 2.2, PyTorch writes a collective's operation, group and size on its kernel. Earlier versions write them on the
+host operator `record_param_comms` around the kernel's launch. Still earlier versions write only a range such as
+`nccl:all_reduce` with the shapes of its inputs. Waits are `cuda_sync` events, written if `enable_cuda_sync_events` is
+set. Since CUDA 13 they name only the waiting stream.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.header import is_present, loosely
 from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
 
-#: Ranges of collectives that run on the host, which span the communication.
+#: Host ranges of collectives that run on the host. They span the communication.
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
-#: Host ranges of collectives that run on a device, which span only the enqueue.
+#: Host ranges of collectives that run on a device. They span only the enqueue.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: Deepest nesting of ranges around a launch: `record_param_comms` in `nccl:coalesced` in `nccl:all_to_all`.
+#: Maximum number of examined ranges before a launch, for nesting such as `record_param_comms` in `nccl:coalesced`.
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}
@@ -67,7 +67,7 @@ class _CollectiveArguments(msgspec.Struct, gc=False):
 
 
 class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a collective in one event's arguments; "", None or 0 if unknown.
+    """Facts about a collective from one event's arguments; "", (), None or 0 if unknown.
 
     Attributes:
         word: the profiler's word for the operation.
@@ -174,8 +174,9 @@ def _call(
     groups: Mapping[str, ProcessGroup],
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
+    """Return the call in `row`; `by_name` is the operation that the event's name states."""
     details = details or CollectiveFacts()
-    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they name no known operation
+    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they are unknown
     # ("coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
@@ -213,7 +214,7 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the innermost host range around a launch that names the operation; the innermost one if none does."""
+    """Return the innermost host range around a launch that names an operation, else the innermost range, else None."""
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
         return None
@@ -231,7 +232,7 @@ def _enclosing_range(
 def _coalesced(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], host: int
 ) -> CollectiveFacts | None:
-    """Return the facts about messages that one kernel sends and receives; None if they are not of one pair of ranks.
+    """Return the facts about the messages of one kernel; None unless all are between the same two ranks.
 
     PyTorch records each message before the range `nccl:coalesced`, in which the kernel is launched.
     """
@@ -308,9 +309,9 @@ class _SyncArguments(msgspec.Struct, gc=False):
 
 
 class SyncFacts(NamedTuple):
-    """Facts in a synchronization event's arguments; `NO_NUMBER` if unknown.
+    """Facts from a synchronization event's arguments; `NO_NUMBER` if unknown.
 
-    `record` is the correlation of the call that recorded the CUDA event, `stream` is its stream, `event` its number.
+    `record` is the correlation of the call that recorded the CUDA event, on `stream`; `event` is the event's number.
     """
 
     record: int
@@ -326,11 +327,11 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 
 
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
-    """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their arguments' facts.
+    """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their facts.
 
-    If the call that recorded a CUDA event comes after the wait, it is a later recording of the event, because profilers
-    keep only the last one. The right call and its stream are then unknown. A host call is a wait only if it
-    synchronizes, because `cudaEventQuery` refers to an event too.
+    Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
+    earlier, unknown call and stream. A host call is a wait only if it synchronizes: `cudaEventQuery` refers to events
+    too.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T

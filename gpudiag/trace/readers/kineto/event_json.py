@@ -13,8 +13,7 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory. Longer text is
-#: repaired in pieces.
+#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory; else in pieces.
 _REPAIRED_WHOLE = 32 << 20
 
 
@@ -35,7 +34,7 @@ class AutogradArguments(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """A complete event (phase X). Times are in microseconds as written; integers up to 2**53 are exact as floats.
+    """A complete event (phase X). Times are in microseconds, as written; floats represent integers up to 2**53 exactly.
 
     The arguments stay undecoded, because most are not needed.
     """
@@ -67,7 +66,7 @@ class _LooseEvent(Event, gc=False):
 
 
 class TraceHeader(msgspec.Struct, gc=False):
-    """Fields beside the events, undecoded because their types differ between PyTorch's versions."""
+    """Fields beside the events. They stay undecoded, because their types differ between versions of PyTorch."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)
@@ -101,7 +100,7 @@ _loose_event = msgspec.json.Decoder(_LooseEvent, strict=False)
 
 
 class Repairs:
-    """Counters of omissions in decoding, for the trace's notes."""
+    """Counters of values that were replaced or left out in decoding, for the trace's notes."""
 
     def __init__(self) -> None:
         self.without_arguments = 0
@@ -179,7 +178,7 @@ def _decode_event(raw: msgspec.Raw, repairs: Repairs) -> _LooseEvent:
 
 
 def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode events' arguments: strictly, or if this fails, with defaults in place of unknown types."""
+    """Decode events' arguments strictly, or if this fails, leniently, with defaults for values of unknown types."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
         return list(map(decode, raw_arguments))
@@ -231,8 +230,8 @@ def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Docum
 
 
 def ends_unfinished(error: Exception, text: bytes | bytearray) -> bool:
-    """Return whether a decoding error means that the text was cut short."""
-    # msgspec also reports half a surrogate pair as "truncated", which can be repaired.
+    """Return whether a decoding error shows that the text was cut short."""
+    # msgspec also reports half of a surrogate pair as "truncated", but such text can be repaired.
     return "truncated" in str(error) and not _HALF_PAIR.search(text)
 
 
@@ -250,11 +249,11 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
     return decode_document(text, repairs)
 
 
-#: Numbers that C++ streams write and JSON does not have.
+#: Numbers that C++ streams write but JSON does not allow.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Text up to the next invalid escape (surrogates are valid in pairs only). The pattern is possessive, so that one call
-#: without backtracking handles text with many escapes.
+#: Text up to the next invalid escape (surrogates are valid in pairs only). The quantifiers are possessive, so that text
+#: with many escapes matches without backtracking.
 _GOOD_TEXT = re.compile(
     rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )

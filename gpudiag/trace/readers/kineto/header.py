@@ -64,8 +64,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     def device_name(self, device: int) -> str:
         """Return the model of a device, or "".
 
-        On ROCm, events number a device among all agents of the host, but the header numbers GPUs only. Therefore, if
-        all described devices are of one model, a device without a description is assumed to be of this model too.
+        On ROCm, events number a device among all agents of the host, but the header numbers only GPUs. Therefore a
+        device that the header does not describe is assumed to be of the others' model, if all others are of one model.
         """
         models = set(self.device_names.values())
         return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")

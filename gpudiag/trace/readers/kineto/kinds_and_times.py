@@ -37,7 +37,7 @@ _RUNTIME_ENDINGS = ("runtime", "driver")
 _ACCELERATOR = re.compile(
     r"(?:[a-z0-9]+_)?(mtia|hpu|npu|xpu|tpu|mlu|musa|gcu|ipu|neuron|ascend|privateuse1|glow)(?:_|$)"
 )
-#: Accelerators whose kernels have the same category as a GPU's.
+#: Accelerators whose kernels are read, because they have the same category as a GPU's kernels.
 _READ = ("xpu",)
 #: Endings of categories that contain an accelerator's name but belong to the host.
 _HOST_ENDINGS = ("runtime", "driver", "insight", "counters")
@@ -46,7 +46,7 @@ _OPERATOR_STARTS = {"npu::": "NPU", "AscendCL@": "NPU", "hpu::": "HPU", "mlu::":
 
 _PROFILER_SPAN = "trace"
 
-#: Categories that are known but not needed: counters, and arrows, because events are joined by correlation.
+#: Categories that are known but not needed: counters, and arrows between events, because correlations join events.
 _LEFT_OUT = {
     _PROFILER_SPAN,
     "cpu_instant_event",
@@ -93,7 +93,7 @@ def kind_of(category: str) -> EventKind | None:
 
 
 def unread_accelerator(category: str) -> str | None:
-    """Return the accelerator whose unread activity has this category; None if it is read, or belongs to the host.
+    """Return the accelerator of a category of unread device activity; None for categories that are read or of the host.
 
     >>> unread_accelerator("mtia_ccp_events"), unread_accelerator("mtia_runtime"), unread_accelerator("kernel")
     ('MTIA', None, None)
@@ -121,7 +121,7 @@ def operators_accelerator(name: str) -> str | None:
 
 
 def is_profiler_span(category: str) -> bool:
-    """Return whether events of this category are the spans in which the profiler recorded."""
+    """Return whether events of this category are spans in which the profiler recorded."""
     return category.lower() == _PROFILER_SPAN
 
 
@@ -141,9 +141,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Sorted starts and ends.
 
     Attributes:
-        order: intp[m], indices of the m <= n valid events, sorted by start; ties: longer first, then as given.
-        start_ns: int64[m], starts in this order, since the first start.
-        end_ns: int64[m], ends in this order, since the first start.
+        order: intp[m], indices of the m <= n valid events, sorted by start (ties: longer first, then as given).
+        start_ns: int64[m], starts in this order, in ns since the first start.
+        end_ns: int64[m], ends in this order, in ns since the first start.
         first_ns: the first start on the profiler's clock.
     """
 
@@ -165,7 +165,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: start and duration in µs of the spans in which the profiler recorded; longer events are cut.
+            recordings: (start, duration) in µs of the spans in which the profiler recorded; longer events are cut.
             notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)
@@ -186,9 +186,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Convert microseconds to integer nanoseconds without losing precision: whole and fraction are scaled separately.
+    """Convert microseconds to integer nanoseconds. Integer part and fraction are scaled separately, to keep precision.
 
-    Example: 1712000000000000.25 µs times 1000 exceeds the exact range of a float; 1712000000000000 and 0.25 do not.
+    Example: a float cannot represent 1000 times 1712000000000000.25 exactly, but 1712000000000000 and 1000 times 0.25.
     """
     whole = np.floor(microseconds)
     fraction_ns = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
@@ -210,7 +210,7 @@ def _cut_endless(
     recordings: Sequence[tuple[float, float]],
     notes: list[str],
 ) -> None:
-    """Cut, in place, events that outlast the recording and end after it, because their end was not recorded."""
+    """Cut, in place, events that are longer than the recording and end after it, because their end was not recorded."""
     spans = [(start, length) for start, length in recordings if abs(start) < _LAST_US and 0 < length <= _DAY_US]
     if not spans:
         return
@@ -228,7 +228,7 @@ def _order(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np
     order = np.argsort(start_ns, kind="stable")
     equal = np.diff(start_ns[order]) == 0
     if equal.any():
-        # Few starts are equal, so only events with equal starts are sorted again; together they keep their positions.
+        # Few starts are equal, so only events with equal starts are sorted again, among their own positions.
         tied_positions = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
         tied = order[tied_positions]
         order[tied_positions] = tied[np.lexsort((-end_ns[tied], start_ns[tied]))]

@@ -1,4 +1,4 @@
-"""Find the module for which each operator worked, from marks of modules' calls and autograd's numbers on operators.
+"""Find the module for which each operator works, from marks of modules' calls and numbers of autograd's nodes.
 
     forward    gpudiag.module:Net/fc (Linear) ├────────────────────────┤
                  aten::linear                    ├──────────────────┤     innermost mark around it: fc
@@ -6,10 +6,10 @@
     backward   …evaluate_function: AddmmBackward0, sequence 7, of thread 1 ├──────────┤   module of sequence 7: fc
                  aten::mm                                                    ├──────┤
 
-A forward operator has the number of the next node that its thread makes. Of several operators with the same number, the
-last one made the node. A backward operator has the number of the node that it executes, and autograd's number of the
-thread that made the node. Elsewhere the trace numbers threads differently: the thread that made most of the nodes with
-one number of autograd is the thread with this number.
+A forward operator has the number of the next autograd node that its thread makes. Of several operators with the same
+number, the last one makes the node. A backward operator has the number of the node that it executes, and autograd's
+number of the thread that made the node. This number differs from the trace's number of the same thread. It belongs to
+the thread that made most of the nodes with this number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork
 
-#: Mark as training processes write it (`MarkedModules`). Other text counts as a module's name.
+#: A mark as training processes write it (`MarkedModules`). Any other text counts as a module's name.
 _MARK = re.compile(r"gpudiag\.module:(?P<root>[^/]*)/(?P<path>.*) \((?P<kind>[^()]*)\)", re.DOTALL)
 _NONE = -1
 #: (index of the module, whether in backward).
@@ -38,7 +38,7 @@ class AutogradNodes(NamedTuple):
     Attributes:
         row: the operator's row.
         sequence: the node's number in its thread.
-        forward_thread: autograd's number of the thread that made the node, if the operator executes the node; else 0.
+        forward_thread: autograd's number of the thread that made the node, for operators that execute nodes; else 0.
     """
 
     row: NDArray[np.int64]
@@ -47,7 +47,7 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module of each operator and mark, from the marks and the operators' autograd nodes."""
+    """Return the module of each operator and mark, from the marks and the autograd nodes of operators."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
     modules = tuple(_parse_mark(table.names[name]) for name in names)
@@ -66,14 +66,14 @@ def _parse_mark(name: str) -> Module:
 
 
 def _made_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
-    """Return row of a forward operator → the node that it may have made."""
+    """Return row of a forward operator → node (thread, number) that it may have made."""
     made = nodes.forward_thread == 0
     rows = nodes.row[made].tolist()
     return dict(zip(rows, zip(table.thread[rows].tolist(), nodes.sequence[made].tolist(), strict=True), strict=True))
 
 
 def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]:
-    """Return row of a backward operator → the node that it executes."""
+    """Return row of a backward operator → node (thread, number) that it executes."""
     made = nodes.forward_thread == 0
     made_on = table.thread[nodes.row[made]]
     numbers = {thread: nodes.sequence[made][made_on == thread] for thread in distinct(made_on).tolist()}
@@ -89,7 +89,7 @@ def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]
 
 
 class _Nesting:
-    """Find each row's module while visiting the rows by start. Each thread has a stack of rows that have not ended."""
+    """Find each row's module by visiting rows in order of start, with a stack of enclosing rows per thread."""
 
     def __init__(self, marked: dict[int, int], made: dict[int, _Node], executed: dict[int, _Node]) -> None:
         self._marked = marked
@@ -112,7 +112,7 @@ class _Nesting:
         return result
 
     def _work(self, row: int, parent: _Work) -> _Work:
-        """Return a row's module, given that of the enclosing row; store the module of the node that the row made."""
+        """Return a row's work, given the enclosing row's (`parent`); store the module of the node that the row made."""
         module, backward = parent
         if row in self._marked:
             return self._marked[row], backward

@@ -1,9 +1,9 @@
 """Compute the floating-point operations and bytes of operators from the shapes of their inputs.
 
-PyTorch writes shapes if `record_shapes` is set. Formulas are for the operators that launch kernels, and count as
-PyTorch's `FlopCounterMode` does: a multiplication and an addition are two operations, biases are not counted. Unlike
-there, a causal mask halves attention, because its kernels skip the masked half. Bytes are those of the inputs and
-outputs, each counted once. If a shape, a type or an option is unknown, so is the result.
+PyTorch writes shapes if `record_shapes` is set. There are formulas for operators that launch kernels. They count like
+PyTorch's `FlopCounterMode`: a multiplication and an addition are two operations, and biases are not counted. But a
+causal mask halves attention here, because kernels skip the masked half. Bytes are those of inputs and outputs, each
+counted once. If a shape, a type or an option is unknown, the result is unknown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpudiag.model.event import NO_NUMBER, OperatorWork
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
 
-#: Bounds of untrusted values: bytes of the arguments, inputs of an operator, dimensions of a tensor, elements in a
-#: dimension, results, and distinct calls.
+#: Limits on untrusted values, in this order: bytes of the arguments, inputs of an operator, dimensions of a tensor,
+#: elements in a dimension, results, and distinct calls.
 _LONGEST_ARGUMENTS = 1 << 16
 _MOST_INPUTS = 64
 _MOST_DIMENSIONS = 12
@@ -58,7 +58,7 @@ _INPUTS = re.compile(rb'"(?:Input |Concrete)')
 
 
 class _UnknownWorkError(ValueError):
-    """The work of a call does not follow from its recorded arguments."""
+    """The recorded arguments of a call do not determine its work."""
 
 
 class _Call:
@@ -71,7 +71,7 @@ class _Call:
             raise _UnknownWorkError
 
     def shape(self, index: int) -> _Shape:
-        """Return the shape of an input, () for a number or a missing input."""
+        """Return the shape of an input; () for a number or a missing input."""
         shape = self._shapes[index]
         if isinstance(shape, tuple):  # already checked
             return shape
@@ -84,11 +84,11 @@ class _Call:
         return checked
 
     def element(self, index: int) -> int:
-        """Return the bytes of an element of an input."""
+        """Return the number of bytes of one element of an input."""
         return _known(element_bytes(self.types[index]))
 
     def read(self, index: int) -> int:
-        """Return the bytes of an input. Missing inputs and numbers have none; a repeated element counts once."""
+        """Return the number of bytes of an input: 0 for missing inputs and numbers; broadcast elements count once."""
         if self.types[index] in {"", "scalar"}:
             return 0
         shape, strides = self.shape(index), self._strides[index] if index < len(self._strides) else ()
@@ -97,7 +97,7 @@ class _Call:
         return prod(shape) * self.element(index)
 
     def integers(self, index: int, count: int) -> _Shape:
-        """Return an input that is a list of integers, such as `[2, 2]`; a single one is repeated."""
+        """Return an input that is a list of integers, such as `[2, 2]`; repeat a single integer `count` times."""
         words = str(self.values[index]).strip("[]").split(",")
         if len(words) > _MOST_DIMENSIONS or any(len(word) > 12 for word in words):
             raise _UnknownWorkError
@@ -105,7 +105,7 @@ class _Call:
         return numbers * count if len(numbers) == 1 else numbers
 
     def output_type(self, indices: Sequence[int]) -> int:
-        """Return the index of the input whose type the result of an elementwise operator has.
+        """Return the index of an input that has the type of an elementwise operator's result.
 
         Numbers and tensors without dimensions do not change a floating-point type.
         """
@@ -138,7 +138,7 @@ def _require(*conditions: bool) -> None:
 
 
 def _product(call: _Call, first: int) -> tuple[int, _Shape, int]:
-    """Multiply matrices: the inputs `first` and `first + 1`."""
+    """Return (FLOPs, shape of the output, `first`) of a product of the inputs `first` and `first + 1`."""
     *batch, rows, inner = call.shape(first)
     *other_batch, depth, columns = call.shape(first + 1)
     _require(batch == other_batch, inner == depth)
@@ -151,10 +151,10 @@ class _Layout(NamedTuple):
     Attributes:
         query: position of the queries, followed by the keys and values.
         causal: position of the flag or kind of the causal mask.
-        heads_first: whether tensors are [batch, heads, sequence, depth], else [batch, sequence, heads, depth].
-        absent: positions that must be missing, because they divide a batch into sequences of various lengths.
-        windows: positions of limits of the mask, which must be missing or -1.
-        masks: values at `causal`.
+        heads_first: whether tensors are [batch, heads, sequence, depth] instead of [batch, sequence, heads, depth].
+        absent: positions of inputs that must be missing, because they divide a batch into sequences of various lengths.
+        windows: positions of the mask's window sizes, which must be missing or -1.
+        masks: value at `causal` → whether the mask is causal.
     """
 
     query: int
@@ -166,7 +166,7 @@ class _Layout(NamedTuple):
 
 
 def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple[int, _Shape, int]:
-    """Attend. Backward recomputes the scores, and has five products of matrices instead of two."""
+    """Return (FLOPs, shape of the output, index of the queries) of attention. Backward has five products, not two."""
     _require(*(call.types[index] == "" for index in layout.absent))
     _require(*(str(call.values[index]) in {"", "-1"} for index in layout.windows if index < len(call.values)))
     shapes = [call.shape(layout.query + index) for index in range(3)]
@@ -184,7 +184,7 @@ def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple
 
 
 def _convolution(call: _Call, padding: int) -> tuple[int, _Shape, int]:
-    """Convolve input 0 with weights 1; padding, stride and dilation are at `padding` and the next two positions."""
+    """Return (FLOPs, shape of the output, 0) of a convolution of input 0 with the weights, input 1."""
     (batch, _, *extents), (channels, depth, *window) = call.shape(0), call.shape(1)
     count = len(extents)
     pads, strides, dilations = (call.integers(padding + index, count) for index in range(3))
@@ -199,7 +199,7 @@ def _convolution(call: _Call, padding: int) -> tuple[int, _Shape, int]:
 
 
 def _convolution_backward(call: _Call) -> tuple[int, _Shape, int]:
-    """Differentiate a convolution by its input, its weights or both (argument `output_mask`)."""
+    """Return (FLOPs, (), 0) of a convolution's gradients for its input, weights or both (argument `output_mask`)."""
     gradient, (_, depth, *window) = call.shape(0), call.shape(2)
     _require(call.values[7] == "False", len(gradient) == len(window) + 2)  # not transposed
     wanted = [_FLAGS[word.strip()] for word in str(call.values[10]).strip("[]").split(",")]
@@ -208,7 +208,7 @@ def _convolution_backward(call: _Call) -> tuple[int, _Shape, int]:
 
 
 _Formula = Callable[[_Call], tuple[int, _Shape, int]]
-#: Operators that multiply matrices → their formula, and the positions of the tensors that they read.
+#: Operator with matrix products → (formula, positions of the inputs whose bytes count; () if bytes are unknown).
 _MATRIX: dict[str, tuple[_Formula, tuple[int, ...]]] = {
     "aten::mm": (partial(_product, first=0), (0, 1)),
     "aten::bmm": (partial(_product, first=0), (0, 1)),
@@ -239,7 +239,7 @@ _MATRIX: dict[str, tuple[_Formula, tuple[int, ...]]] = {
 
 
 def _like(call: _Call, reads: tuple[int, ...], output: int) -> int:
-    """Return the bytes of an operator whose output has the shape and type of an input."""
+    """Return the bytes of an operator whose output has the shape and type of the input `output`."""
     return sum(map(call.read, reads)) + prod(call.shape(output)) * call.element(output)
 
 
@@ -272,7 +272,7 @@ _BACKWARD = ("threshold", "gelu", "silu", "sigmoid", "tanh", "hardtanh", "leaky_
 
 
 def _elementwise_table() -> dict[str, Callable[[_Call], int]]:
-    """Return name → bytes of elementwise operators. An underscore at the end marks operators that change input 0."""
+    """Return elementwise operator → formula of its bytes. A final underscore marks operators that change input 0."""
     table: dict[str, Callable[[_Call], int]] = {}
     for count, names in enumerate((_UNARY, _BINARY, _TERNARY), start=1):
         reads = tuple(range(count))
@@ -281,7 +281,7 @@ def _elementwise_table() -> dict[str, Callable[[_Call], int]]:
     return table | {f"aten::{name}_backward": partial(_elementwise, reads=(0, 1)) for name in _BACKWARD}
 
 
-#: Operators that memory bounds → their bytes.
+#: Memory-bound operator → formula of its bytes.
 _MEMORY: dict[str, Callable[[_Call], int]] = {
     **_elementwise_table(),
     "aten::copy_": partial(_like, reads=(1,), output=0),
@@ -326,7 +326,7 @@ def _work(name: str, arguments: bytes) -> _Work:
 
 
 def _precision(call: _Call, first: int) -> int:
-    """Return the index of the precision of two multiplied inputs, if they are of one type."""
+    """Return the index of the precision of two multiplied inputs; `NO_NUMBER` unless they have one known type."""
     names = {_PRECISION_OF.get(name) for name in call.types[first : first + 2]}
     name = names.pop() if len(names) == 1 else None
     return NO_NUMBER if name is None else PRECISIONS.index(name)
@@ -356,8 +356,9 @@ class WorkReader:
                 self._work_of_row.append(work)
 
     def _index_of_work(self, event: Event) -> int:
+        """Return the index of an operator's work in `_works`; 0 if it is unknown."""
         text = bytes(event.args)
-        # Equal inputs have equal text between the first field of the inputs and the end of the last one, a list.
+        # Calls with equal inputs have equal text from the first field about inputs to the end of the last list.
         begin = _INPUTS.search(text)
         if begin is None or len(text) > _LONGEST_ARGUMENTS:
             return 0

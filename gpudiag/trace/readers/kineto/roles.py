@@ -1,4 +1,4 @@
-"""Find the roles of the events of PyTorch's profiler, and the workload, by names of PyTorch, CUDA and loaders."""
+"""Find the roles of events and the workload from names that PyTorch's profiler records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _GARBAGE_COLLECTION = frozenset({"gpudiag.gc", "Python GC"})
 _MODULE_CALL = "nn.Module: "
 #: `train.py(42): log_metrics`: the file, relative to Python's module path, and the function's first line.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
-#: Modules that are not the user's: the standard library and common libraries of training loops.
+#: Modules that do not belong to the user: the standard library, and libraries that training loops use.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python")
 
@@ -85,7 +85,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """Return the roles of events by kind and name (indices into `names`). Each pair is looked up only once."""
+    """Return the roles of events, uint8[n], from each event's kind and name (index into `names`)."""
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
     role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))
@@ -112,7 +112,7 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
 
 
 def runs_on_gpus(names: Sequence[str]) -> bool:
-    """Return whether these names of events include an operator that runs only on GPUs."""
+    """Return whether one of these event names is an operator that runs only on GPUs."""
     return any(name.startswith(_ON_GPUS) and name != _AVAILABILITY_CHECK for name in names)
 
 
@@ -229,7 +229,7 @@ def roles_with_hooks(table: EventTable) -> NDArray[np.uint8]:
     operators = np.flatnonzero((table.kind == int(EventKind.OPERATOR)) & (role == int(Role.OPERATOR)))
     evaluated = operators[events_named(table, _EVALUATED.match)[operators]]
     accumulated = operators[events_named(table, _ACCUMULATED.match)[operators]]
-    # These roles stay: bucket copies, enqueued collectives, and an optimizer that runs in the backward pass.
+    # Bucket copies, enqueued collectives, and an optimizer that runs in the backward pass keep their roles.
     known = np.flatnonzero(any_of(role, Role.BUCKET_COPY, Role.ENQUEUE, Role.OPTIMIZER))
     role = role.copy()
     for thread in distinct(table.thread[evaluated]).tolist():
@@ -277,7 +277,7 @@ _HOST_KINDS = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.MODULE)
 def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
-    Kernels suffice to recognise training. `inference` is returned only if operators were recorded.
+    Kernels alone can show training, but only recorded operators can show that the workload is inference.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:

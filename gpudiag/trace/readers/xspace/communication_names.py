@@ -5,9 +5,9 @@ The profiler adds the key to the copy of the tensor, with the producing op (`fro
 
     /job:localhost/replica:0/task:0/device:GPU:1;7685745f;/job:localhost/replica:0/task:0/device:CPU:0;edge_16904_…;0:0
 
-So a reduction on the CPU consists of copies from several GPUs `to` one op on the CPU (`sgd/AddN_7`), and of copies of
-this op's result back to each GPU. A copy to the host from only one GPU (a loss to be printed), or from the host to one
-GPU (a batch), is not communication.
+A reduction on the CPU therefore consists of copies from several GPUs `to` one op on the CPU (`sgd/AddN_7`), and of
+copies of this op's result back to each GPU. A copy from a single GPU to the host (a loss to be printed), or from the
+host to a single GPU (a batch), is not communication.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gpudiag.trace.readers.xspace.planes import FROM, KEY, NODE, OP, TO, Plane
 _DEVICE = re.compile(r"(?P<task>.*)/device:(?P<device>(?P<kind>[A-Za-z_]+):\d+)$")
 #: Scope in which jobs of `gpudiag profile` copy, add and scale gradients.
 _GPUDIAG_SCOPE = re.compile(r"(?:^|/)gpudiag\.exchange/")
-#: A read of a variable. If the variable is on one device, all devices need the value.
+#: An op that reads a variable. If one device has the variable, all devices need its value.
 _READ = re.compile(r"(?:^|/)ReadVariableOp(?:_\d+)?$")
-#: Number in the name of a `_Recv`, after the name of the op for whose result it waits: `sgd/AddN_7/_1546`.
+#: Number in the name of a `_Recv`, after the name of the op whose result it receives: `sgd/AddN_7/_1546`.
 _NUMBER = re.compile(r"/_\d+$")
 _HOST = "CPU"
 
@@ -52,10 +52,10 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
-    """TensorFlow's names of everything that takes part in communication.
+    """TensorFlow's names of tensors and ops that take part in communication.
 
     Attributes:
-        keys: keys of copies and of ops that send.
+        keys: keys of communicating copies and of ops that send.
         tensors: ops whose results are sent.
         sums: ops that add tensors from several devices.
         consumers: ops that need sent tensors.
@@ -67,7 +67,7 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
     consumers: frozenset[str] = frozenset()
 
     def sends(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: whether each event is a copy or op that carries a communicated tensor."""
+        """Return bool[n]: whether each event is a copy or op that transfers a communicated tensor."""
         return _with_stat(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
@@ -79,7 +79,7 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
         return _belong_to(plane, self.consumers)
 
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: whether each event starts a host's wait for a communicated tensor."""
+        """Return bool[n]: whether each event begins a host's wait for a communicated tensor."""
         numbered = [text for text in plane.texts.values() if _NUMBER.search(text)]
         return _with_stat(plane, NODE, [text for text in numbered if _NUMBER.sub("", text) in self.tensors])
 
@@ -89,7 +89,7 @@ def find_communication(planes: Sequence[Plane]) -> CommunicationNames:
     routes = {route.key: route for plane in planes for route in routes_of(plane)}.values()
     sent_to: dict[str, set[str]] = defaultdict(set)
     for route in routes:
-        # An op on a GPU or logical device also adds the value of its own device.
+        # Between peers, the consumer adds the received value to the value of its own device.
         sent_to[route.consumer] |= {route.source, route.target} if route.between_peers else {route.source}
     forwarded = {route.tensor for route in routes}
     sums = {consumer for consumer, devices in sent_to.items() if len(devices) > 1} & forwarded
@@ -151,7 +151,7 @@ def _op_texts(plane: Plane) -> Iterable[str]:
 
 
 def _belong_to(plane: Plane, ops: frozenset[str]) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event is one of these ops on a host, or a GPU's work for one of them."""
+    """Return bool[n]: whether each event is one of these ops (on a host) or work for one of these ops (on a GPU)."""
     if plane.device is not None:
         return _with_stat(plane, OP, [text for text in _op_texts(plane) if _op_of(text) in ops])
     return plane.named(lambda name: _op_of(name) in ops)

@@ -1,8 +1,7 @@
 """Split the trace of a process that drives several GPUs into one trace per GPU. Each GPU is a rank in the analysis.
 
-A rank's trace has the GPU's work, the calls that launched it, and related host events: events of the training thread,
-and events around the calls on launching threads. Executor threads serve different GPUs in different steps, so calls
-rather than threads are assigned to ranks.
+A rank's trace has the GPU's work, the calls that launched this work, events around these calls, and events of the
+training thread. Calls instead of threads are assigned to ranks, because executor threads serve different GPUs.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, 
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return a trace for each GPU of a process, by ordinal; without GPUs, for each logical device. Set no ranks."""
+    """Return a trace without rank for each GPU of a process, by ordinal; without GPUs, for each logical device."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
     launched = distinct(process.launches_on[launches])
     if not len(work):
-        # Keep one trace if work was launched but not recorded: this is no process that trains on CPUs.
+        # Keep one trace if device work was launched but not recorded, because such a process does not train on CPUs.
         whole = (launched != HOST).any() or process.trace.unread_devices
         return (process.trace,) if whole else trace_per_logical_device(process)
     # A device without recorded work gets a trace too if work was launched on it.
@@ -81,7 +80,7 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
-    """Return one GPU's trace: its work, calls for it, events around these, the training thread, waits, `overhead`."""
+    """Return a GPU's trace: its work, its calls, events around them, the training thread, waits and `overhead`."""
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
@@ -112,7 +111,7 @@ def _device_trace(
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
-    """Return the thread that the executor's waits block: the training thread, inside its function call."""
+    """Return the thread that the executor's waits block: the training thread if it is known."""
     if process.training_thread is not None:
         return process.training_thread
     return int(process.trace.events.thread[calls[0]]) if len(calls) else 0
@@ -121,7 +120,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 def _with_waits(
     events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return a table of these rows and of the waits as blocking calls, and the position of each row in the table."""
+    """Return (table of these rows and of the waits as blocking calls, position of each row in the table)."""
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
         "name": len(events.names) + (roles == Role.COMMUNICATION),
@@ -143,7 +142,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return events of a thread that enclose a call for this GPU, or no call; none if no call is for this GPU."""
+    """Return the events of a thread around calls for this GPU or around no call; empty without calls for this GPU."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():
@@ -158,8 +157,8 @@ def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> ND
 def _delayed_devices(process: Process, overhead: NDArray[np.intp]) -> NDArray[np.int64]:
     """Return int64[k]: the GPU whose launch each overhead of the profiler delayed; `HOST` if unknown.
 
-    CUPTI identifies threads by numbers of the operating system, TensorFlow by different numbers. A delayed launch
-    encloses its overhead. So each thread of CUPTI is matched to the thread whose launches enclose most of its overhead.
+    CUPTI and TensorFlow identify the same thread by different numbers. A delayed launch encloses its overhead.
+    Therefore each thread of CUPTI is matched to the thread whose launches enclose most of its overhead.
     """
     events = process.trace.events
     device = np.full(len(overhead), HOST, np.int64)

@@ -6,8 +6,8 @@ the next one. The innermost layer waits until executor threads have run the func
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
 
-The training thread is idle from the first launch to the end, although four of its events span this time. So on the
-training thread only innermost events are work.
+The training thread is idle from the first launch to the end, although four of its events span this time. Therefore only
+innermost events of the training thread are work.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpudiag.trace.readers.names import is_training_kernel, role_of_call
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
-#: Call in which a tf.data iterator returns its next element, and in which the training thread waits if input is late.
+#: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call, which may be innermost events if a low trace level records no nested events.
+#: Layers of a function call. At low trace levels, which record no events inside them, they are innermost events.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -62,7 +62,7 @@ def is_function(name: str) -> bool:
 
 
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
-    """Return each event's `EventKind` and step number (or `NO_STEP`), and the index of the line with the step marks.
+    """Return (each event's `EventKind`, its step number or `NO_STEP`, index of the line with the step marks or None).
 
     Without devices the training thread takes the place of the device, and its function calls are the work.
     """
@@ -94,7 +94,7 @@ def host_roles(
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """Return uint8[n]: the `Role` of each event of a host. Roles of calls may later change with the launched work."""
+    """Return uint8[n]: the `Role` of each event of a host. Launched work may later change the roles of calls."""
     operator = kind == EventKind.OPERATOR
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
@@ -113,7 +113,7 @@ def host_roles(
 def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event of one thread encloses another one (if given: one that `inner` selects)."""
+    """Return bool[n]: whether each event of one thread encloses another event (if given, one that `inner` selects)."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
@@ -125,9 +125,9 @@ def _enclose_others(
     return encloses
 
 
-#: TensorFlow, JAX and PyTorch/XLA use the same profiler. Each framework has specific calls on host threads. The
-#: compiler keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX; `transpose`
-#: marks backward passes), `gradient_tape/model/dense/MatMul` (TensorFlow).
+#: TensorFlow, JAX and PyTorch/XLA use the same profiler. Each has characteristic calls on host threads. The compiler
+#: keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX; `transpose` marks
+#: backward passes), `gradient_tape/model/dense/MatMul` (TensorFlow).
 _JAX = re.compile(r"PjitFunction\(|\$(?:pxla|xla_bridge|pjit|jaxlib|jax)\b|jit\([^)]*\)/|jit_\w+$|pmap\([^)]*\)/")
 _TENSORFLOW = re.compile(
     r"(?:EagerExecute|EagerKernelExecute|EagerLocalExecute|TFE_Py_Execute|KernelAndDeviceFunc::Run"
@@ -148,7 +148,7 @@ _MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attent
 
 
 def framework_of(planes: Sequence[Plane]) -> str:
-    """Return `jax`, `tensorflow`, or `unknown` if neither left recognisable events."""
+    """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either."""
     names = _event_names(planes)
     if any(_JAX.match(name) for name in names):
         return "jax"
@@ -165,12 +165,12 @@ def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
     kernels = {name for plane in planes if plane.device is not None for name in plane.names}
     if any(trains.search(name) for name in names) or any(is_training_kernel(name) for name in kernels):
         return "training"
-    # Without names of JAX's operations, kernels' names do not prove that there was no backward pass.
+    # Without names of JAX's operations, the names of kernels do not exclude a backward pass.
     if framework == "jax" and not any("jit(" in name for name in names):
         return "unknown"
     return "inference" if any(_MODEL.search(name) for name in names) else "unknown"
 
 
 def _event_names(planes: Sequence[Plane]) -> set[str]:
-    """Return the names of events and of their operations."""
+    """Return the names of all events, and all text values of their stats, such as names of operations."""
     return {name for plane in planes for name in (*plane.names, *plane.texts.values())}

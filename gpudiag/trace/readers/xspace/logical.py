@@ -6,8 +6,8 @@ trace, the training thread runs the device's ops, and waits before an op that ca
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-A function, or a step of workers with a server, ends by waiting for all devices. If a communication ends during this
-wait, it is a wait for communication too. The rest of the function's time belongs to the executor.
+A function (with a parameter server, a step) ends by waiting for all devices. If a communication ends during this wait,
+it is a wait for communication. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpudiag.model.event import (
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, SHORT_PAUSE_NS, functions
 
-#: Name of a `tf.function` call's time in which the device neither runs an op nor waits for communication.
+#: Name of the time in a `tf.function` call in which the device neither runs an op nor waits for communication.
 EXECUTOR = "tf.executor"
 
 
@@ -75,7 +75,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return a device's ops as disjoint intervals, each from the end of all earlier ops on, and their rows."""
+    """Return (a device's ops as disjoint intervals, their rows); an op begins when all earlier ops have ended."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
@@ -96,7 +96,7 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 
 
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return waits from a device's last op in a function (without functions: a step) to the end of the function."""
+    """Return waits from a device's last op in a function (without functions, in a step) to the function's end."""
     events = process.trace.events
     begin, end = functions(process)
     steps = _steps(process)
@@ -129,7 +129,7 @@ def _ops(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: i
 
 
 def _calls(waits: Intervals, executor: Intervals, thread: int) -> EventTable:
-    """Return a thread's waits for communication, and the executor's time as calls of the thread."""
+    """Return a table with a thread's waits for communication, and with the executor's time as runtime calls."""
     count = len(waits) + len(executor)
     waiting = np.arange(count) < len(waits)
     return EventTable(

@@ -1,7 +1,7 @@
-"""Find the logical device of a CPU that ran each op, because TensorFlow records only the thread of an op.
+"""Find the logical device of a CPU that ran each op; TensorFlow records only the thread.
 
-An executor runs one device's part of a function on any free threads. An `ExecutorState::Process` event (below: an
-executor process) contains ops of one device only. `_Send` and `_Recv` name their device:
+An executor runs one device's part of a function on any free threads. An `ExecutorState::Process` event (here called
+executor process) contains ops of only one device. `_Send` and `_Recv` name their device:
 
     tf_Compute/1   Process │ MatMul │ Relu │ grad/_11:_Send  (from CPU:1 to CPU:0) │
     tf_Compute/2   Process │ MatMul │ BiasAdd │         → all of these belong to CPU:1
@@ -27,7 +27,7 @@ _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable. They run where the variable is: on a parameter server if there is one.
+#: Ops on a variable. They run on the variable's device, which is the parameter server if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1
@@ -57,7 +57,7 @@ def placed(plane: Plane) -> NDArray[np.int16]:
 def _group_ops(
     plane: Plane, routes: dict[str, Route], servers: set[str]
 ) -> tuple[_OpGroups, list[tuple[int, str, int]]]:
-    """Return the groups of ops of one device, and each op as (event, name, run of the function)."""
+    """Return (groups of ops that ran on one device, list of (event, name, run of the function) of each op)."""
     targets: dict[str, set[str]] = defaultdict(set)
     ends: dict[str, set[str]] = defaultdict(set)
     for route in routes.values():
@@ -87,7 +87,7 @@ def _group_ops(
 
 
 class _OpGroups:
-    """Groups of ops (by name) that ran in the same executor process, as a union-find, and their known devices."""
+    """Union-find of op names that ran in the same executor process, and the known devices of each group."""
 
     def __init__(self) -> None:
         self._parent: dict[str | int, str | int] = {}
@@ -112,7 +112,7 @@ class _OpGroups:
         self._devices_of_run[run].add(device)
 
     def device_of(self, name: str, run: int, fallback: str) -> str:
-        """Return the device of an op. If several devices run ops of this name (workers), return the device of `run`."""
+        """Return the device of an op. If several devices (workers) run ops of this name, use the device of `run`."""
         if self._devices_of_group is None:
             self._devices_of_group = defaultdict(set)
             for member, devices in self._candidates.items():

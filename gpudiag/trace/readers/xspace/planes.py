@@ -20,25 +20,25 @@ STEP, BUFFER = "step_num", "buffer_size"
 #: Number of the function's run for which an executor works.
 ID = "id"
 COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
-#: A tensor sent between devices: the common key of both sides, the op that produced it, the op that needs it.
+#: Stats of a tensor sent between devices: the key that both sides share, the producing op, the consuming op.
 KEY, FROM, TO = "key", "from", "to"
-#: The op of a kernel or copy, and the graph's node that an executor begins.
+#: Stats with the op of a kernel or copy, and with the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
 _TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
 _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
-#: Stats that are read only on device events, because on a host's call they repeat the op of the launched work.
+#: Stats that are read only on device events, because on host calls they repeat the op of the launched work.
 _DEVICE_STATS = frozenset({OP})
 
 #: Names of lines that gpudiag added to a trace, for the overview of TensorBoard's plugin.
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
-#: The year 2116 in Unix ns. Times of lines above this value or below 0 are invalid and are replaced by this value. Then
-#: distances between lines fit int64, and the line's events are left out, because they are days away from all others.
+#: The year 2116 in Unix ns. Begins of lines above this value or below 0 are invalid and are replaced by this value.
+#: Then distances between lines fit int64, and the line's events are left out, because they are days from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Planes that do not count as unread accelerators: GPUs (which are read), logical devices of the host, derived planes.
+#: Kinds of planes other than unread accelerators: GPUs (which are read), logical devices of the host, derived planes.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
@@ -95,7 +95,7 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def about(plane: Any) -> dict[str, Any]:
-    """Return name → value of the stats of a plane itself."""
+    """Return name → value of the stats of a plane, not of its events."""
     names = plane.stat_metadata
     stats: dict[str, Any] = {}
     for stat in plane.stats:
@@ -176,7 +176,7 @@ def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tupl
 
 
 def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each event's name as an index into the distinct names, and these names."""
+    """Return (int64[n], index of each event's name among the distinct names; the distinct names)."""
     idents = distinct(metadata_id)
     index = np.searchsorted(idents, metadata_id)
     known = plane.event_metadata
@@ -187,7 +187,7 @@ def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64
 def _stats(
     metadata: Any, wanted: dict[int, str], raw: RawEvents
 ) -> tuple[dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]], dict[int, str]]:
-    """Return name → (events, values) of stats of events with a time, and the texts to which values refer."""
+    """Return (name → (events, values) of stats, texts that values refer to), for events that have a time."""
     position = np.cumsum(~raw.aggregated) - 1
     stats: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     texts: dict[int, str] = {}

@@ -51,11 +51,11 @@ from gpudiag.trace.readers.xspace.planes import (
 )
 
 _DAY_NS = 86_400 * 10**9
-#: Line timestamps below this count from the begin of the profile, not from 1970.
+#: Lines whose timestamps are below this count time from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
 #: Limit on plausible numbers of compute units, above that of any GPU.
 _MAX_UNITS = 10_000
-#: (kind, direction) of launched work → name and role of the driver call, because TensorFlow names calls after the work.
+#: (kind, direction) of launched work → (name, role) of the driver call; TensorFlow names calls after the launched work.
 _CALLS = {
     (EventKind.KERNEL, Direction.NONE): ("cuLaunchKernel", Role.LAUNCH),
     (EventKind.MEMSET, Direction.NONE): ("cuMemsetAsync", Role.LAUNCH),
@@ -73,7 +73,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trace: all events in one table; the rank is unknown.
-        launches_on: int16[n], the GPU to which each runtime call gives work; `NO_DEVICE` for all other events.
+        launches_on: int16[n], the GPU for which each runtime call launches work; `NO_DEVICE` for all other events.
         runs_on: int16[n], in a process without GPUs, the logical device that ran each op; `NO_DEVICE` otherwise.
         training_thread: the thread with the step marks; None without step marks.
         needs_communication: bool[n], whether GPU work or an op could begin only after a communication.
@@ -152,7 +152,7 @@ def assemble(
         source=shown,
         framework=framework,
         events=table,
-        origin_ns=max(origin, 1),  # the clock of one process is known, regardless of its zero
+        origin_ns=max(origin, 1),  # positive marks the clock as known; all events share it
         host=host,
         device_names={plane.device: _model(plane) for plane in devices if plane.device is not None},
         collectives=_collectives(table, further["buffer_bytes"]),
@@ -175,7 +175,7 @@ def assemble(
 
 
 def _columns_of(planes: Sequence[Plane], names: _SharedNames, base: int) -> tuple[dict[str, NDArray[Any]], int | None]:
-    """Return the joined columns of all planes, and the training thread."""
+    """Return (joined columns of all planes, training thread or None)."""
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
     by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
@@ -228,7 +228,7 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
                 copy = parse_copy(plane.names[plane_name], details)
                 name[named], size[named] = names(copy.name), copy.size_bytes
                 direction[named], host_memory[named] = copy.direction, copy.host_memory
-    # If the profiler left out the details of a copy or memset, the name identifies it.
+    # If the details of a copy or memset are missing, the event's name shows its kind.
     undetailed = kind == EventKind.KERNEL
     kind[undetailed & plane.named(lambda text: text.startswith("Memcpy"))] = EventKind.COPY
     kind[undetailed & plane.named(lambda text: text.startswith("Memset"))] = EventKind.MEMSET
@@ -278,7 +278,7 @@ class _Launched(msgspec.Struct, frozen=True):
 
 
 def _launched(by_plane: Sequence[_Columns]) -> _Launched:
-    """Join the work of all GPUs that has a correlation."""
+    """Return the work of all GPUs that has a correlation, sorted by correlation."""
     if not by_plane:
         none = np.empty(0, np.uint8)
         return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
@@ -312,8 +312,8 @@ def _host_columns(
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         has_work = launched.correlation[slot] == correlation[calls]
-        # CUPTI gives a correlation only to calls that launch. If such a call has no device work, its work was lost,
-        # unless the call is a memset or a graph launch, which may launch nothing.
+        # CUPTI gives a correlation only to calls that launch. If a call with a correlation has no device work, the work
+        # was lost, unless the call is a memset or a graph launch, which may launch nothing.
         may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
         lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
         call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]
@@ -352,7 +352,7 @@ def _host_columns(
 
 
 def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[np.intp], int]:
-    """Return the rows with possible times, sorted by start (ties: longer first), and the first start in ns."""
+    """Return (rows with possible times, sorted by start (ties: longer first), first start in ns)."""
     start, end = columns["start_ns"], columns["end_ns"]
     length = end - start
     possible = (length >= 0) & (length <= _DAY_NS)

@@ -92,7 +92,7 @@ def _check(space: Any, shown: str) -> None:
 
 
 def _no_device(space: Any, shown: str) -> str:
-    """Return the note that there is no work of a GPU."""
+    """Return the note for a trace without work of a GPU."""
     others = sorted({plane.name for plane in space.planes if plane.name.startswith("/device:")})
     if others:
         return (

@@ -1,18 +1,18 @@
 """Find the waits of TensorFlow's executor for a device, for which TensorFlow records no event.
 
-Some ops end on the host only after their work has ended on the device: NcclAllReduce, and copies to the host. Only then
+Some ops (NcclAllReduce, copies to the host) end on the host only after their work has ended on the device. Only then
 are the next ops of the graph launched:
 
     launches   ── grad grad all-reduce ─┤        nothing        ├─ optimizer optimizer ──
     device        ──── grad ──── grad ──── all-reduce ────┤          ├─ optimizer ──
                                                      end of the wait
 
-So a wait is a pause in the launches for a device, if the last launched work ended in the pause, shortly before
-launching resumed. A pause in which the training thread waited for data does not count.
+A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
+resumed. A pause in which the training thread waited for data does not count.
 
 A wait is for communication if the last launched work was communication. Every pause before an op that needs tensors
-from other devices is a wait for communication too, because the copies of the op's inputs had to end first. After a
-device's last launch in a function, the function ends when the other devices' communication has ended.
+from other devices is a wait for communication too, because the copies of the op's inputs had to end first. So is the
+time from a device's last launch in a function to the function's end, if communication ends in it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ COMMUNICATION_WAIT = "tf.executor waits for communication"
 
 #: Minimum pause that counts as a wait. Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
-#: Minimum pause before an op that is known to have waited. Ops without waits are launched 5 to 10 µs apart.
+#: Minimum pause that counts as a wait before an op that needs communicated tensors; other ops are 5 to 10 µs apart.
 SHORT_PAUSE_NS = 20 * NS_PER_US
-#: Maximum time from the end of the awaited work to the next launch, in which a polling thread notices the end and wakes
-#: the others. Measured: 0.5 to 0.7 ms with four GPUs.
+#: Maximum time from the end of the awaited work to the next launch, because a polling thread must notice the end and
+#: wake the other threads. Measured: 0.5 to 0.7 ms with four GPUs.
 _SOON_NS = 2_000 * NS_PER_US
 
 
@@ -82,7 +82,7 @@ def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _Device
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return the waits for work, from the last launch to the end of the work, and the index of the work's launch."""
+    """Return (waits for device work from the last launch to the work's end, index of the launch of that work)."""
     events = process.trace.events
     start, end = events.start_ns[launches.calls], events.end_ns[launches.calls]
     work_end = events.end_ns[launches.work]
@@ -103,7 +103,7 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return for each time when the waiting threads are awake again: at the next launch, or the function's end."""
+    """Return, for each time, when launching resumes: the next launch, or the end of the function if it is earlier."""
     begin, end = functions(process)
     if not len(begin):
         return time
@@ -124,7 +124,7 @@ def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the times from a device's last launch in a function to the function's end, if communication ends then."""
+    """Return the times from a device's last launch in a function to the function's end, if communication ends there."""
     events = process.trace.events
     begin, end = functions(process)
     slot = np.searchsorted(events.start_ns[launches.calls], end) - 1

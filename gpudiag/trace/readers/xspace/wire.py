@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event, so that reading two words at each of its bytes is safe.
+#: Number of bytes appended after the last event, so that two words can be read at each of its bytes.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
@@ -50,7 +50,7 @@ class RawEvents(msgspec.Struct, frozen=True, kw_only=True):
         metadata_id: int64[n], 0 if the event has none.
         offset_ps: int64[n], start of the event since its line's begin.
         duration_ps: int64[n].
-        aggregated: bool[n], whether the event counts occurrences, so that it has no time.
+        aggregated: bool[n], whether the event is a count of occurrences without a time.
         stat_event: int64[m], index of the stat's event, in no particular order.
         stat_id: int64[m], the stat's metadata id.
         stat_value: int64[m], the stat's value if it is an integer or a reference to a text, else 0.
@@ -153,7 +153,7 @@ def _stats(
 def _fields(
     text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Iterator[Columns]:
-    """Yield the first field of every message, then the second field of every message that has one, and so on.
+    """Yield the first fields of all messages, then the second fields of the messages that have one, and so on.
 
     Args:
         text: the bytes, followed by a margin.
