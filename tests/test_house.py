@@ -23,11 +23,11 @@ MOST_LINES = 400
 BUDGET = {
     "analysis": 20_940,
     "app": 5_580,
-    "commands": 2_870,
+    "commands": 2_930,
     "machine": 2_890,
     "model": 5_610,
     "prediction": 820,
-    "report": 8_390,
+    "report": 8_840,
     "trace": 6_550,
     "training": 20_700,
     "": 650,

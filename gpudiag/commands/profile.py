@@ -21,7 +21,7 @@ from gpudiag.commands.command_line.options import (
     split_words,
     this_command,
 )
-from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.output import from_here, show_analysis
 from gpudiag.commands.command_line.parallel_option import METAVAR, read_layout
 from gpudiag.commands.command_line.user_command import (
     CommandOptions,
@@ -329,9 +329,18 @@ def profile(
         parallel=read_layout(parallel),
     )
     from gpudiag.app.profile.profile import profile as run
+    from gpudiag.app.report import REPORT_FILE
     from gpudiag.commands.progress.run import RunProgress
 
     with RunProgress() as progress:
         profiled = run(run_options, progress)
-    show_analysis(profiled.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
+    show_analysis(
+        profiled.analysis,
+        as_json=as_json,
+        all_ranks=all_ranks,
+        full=full,
+        width=width,
+        paths=[from_here(profiled.run_dir)],
+        page=from_here(profiled.run_dir / REPORT_FILE),
+    )
     typer.echo(f"gpudiag: saved in {profiled.run_dir}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpudiag.commands.command_line.output import from_here
 from gpudiag.commands.command_line.parser import AFTER_SEPARATOR
 from gpudiag.errors import UsageError
 from gpudiag.model.sanitize import one_line
@@ -103,11 +104,19 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
         on_analysis=on_analysis,
     )
     if profiled.analysis is not None:
+        from gpudiag.app.report import REPORT_FILE
         from gpudiag.report.console import report_console
         from gpudiag.report.terminal.report import render_analysis
 
         console = report_console(sys.stderr, width=options.width)
-        render_analysis(profiled.analysis, console, all_ranks=options.all_ranks, full=options.full)
+        render_analysis(
+            profiled.analysis,
+            console,
+            all_ranks=options.all_ranks,
+            full=options.full,
+            paths=[from_here(profiled.run_dir)],
+            page=from_here(profiled.run_dir / REPORT_FILE),
+        )
     for line in _closing_lines(profiled):
         if line not in notes:
             _say(line)
@@ -139,7 +148,7 @@ def _closing_lines(profiled: ProfiledCommand) -> list[str]:
         lines.append(f"the recording cannot be analysed: {profiled.analysis_error}")
     run_dir = profiled.run_dir.resolve()  # without `..`
     if profiled.analysis is not None and any(rank.trace for rank in run.ranks):
-        lines.append(f"saved in {run_dir}; read it again with `gpudiag analyze {shlex.quote(str(run_dir))}`")
+        lines.append(f"saved in {run_dir}")
         return lines
     unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
     if unprofiled:
