@@ -11,12 +11,11 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import header
 from gpudiag.report import verdict as words
 from gpudiag.report.compute_rows import compute_line
-from gpudiag.report.console import and_more, plain_grid, under_headings
+from gpudiag.report.console import and_more, numbered, plain_grid, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
 from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, source_tables
 from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
-from gpudiag.report.terminal.report import numbered
 from gpudiag.report.terminal.traffic import (
     collectives_table,
     compute_table,

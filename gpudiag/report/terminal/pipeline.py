@@ -13,12 +13,19 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis, PipelineWorker
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.brief import paths_in_command
-from gpudiag.report.console import and_more, plain_grid, plain_table, print_trimmed, under_headings
+from gpudiag.report.console import (
+    and_more,
+    commands_with_purposes,
+    numbered,
+    plain_grid,
+    plain_table,
+    print_trimmed,
+    under_headings,
+)
 from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.parallel_rows import IMBALANCE_CAUSES
+from gpudiag.report.terminal.brief import paths_in_command
 from gpudiag.report.terminal.ranks import joined
-from gpudiag.report.terminal.report import commands_with_purposes, numbered
 
 #: Causes of imbalance in words.
 _CAUSES = IMBALANCE_CAUSES | {"rank": "slow workers"}

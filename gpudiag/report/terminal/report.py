@@ -8,11 +8,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.report import brief, header
+from gpudiag.report import header
 from gpudiag.report import verdict as words
-from gpudiag.report.console import plain_grid, print_trimmed, under_headings
+from gpudiag.report.console import commands_with_purposes, numbered, plain_grid, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.rank_rows import buckets_seen, rows_of
+from gpudiag.report.terminal import brief
 from gpudiag.report.terminal.ranks import joined, legend, stacked_bars
 
 #: Maximum number of advice lines.
@@ -87,16 +88,6 @@ def _verdict(verdict: words.ReportVerdict, analysis: Analysis) -> RenderableType
     return rows if verdict.severity is not None else Group(title, rows)
 
 
-def numbered(lines: Sequence[str]) -> RenderableType:
-    """Return the lines with their numbers, or a single line without a number."""
-    if len(lines) == 1:
-        return Text(lines[0])
-    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, line in enumerate(lines, start=1):
-        table.add_row(Text(f"{number}."), Text(line))
-    return table
-
-
 def _bars(analysis: Analysis, console: Console, *, all_ranks: bool) -> RenderableType | None:
     """Return a bar per rank with its largest buckets, and the legend; None without a device."""
     rows, omitted = rows_of(analysis.devices, all_ranks=all_ranks)
@@ -132,18 +123,6 @@ def _rest(
         rows.add_row(Text("Also"), joined(also, console.width - len("Also  "), " "))
     rows.add_row(Text("More"), commands_with_purposes(commands, console.width - len("More  ")))
     return rows
-
-
-def commands_with_purposes(commands: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    """Return a line per command, followed by its purpose if all lines fit into the width."""
-    longest = max(len(command) for command, _ in commands)
-    fits = longest + 2 + max(len(purpose) for _, purpose in commands) <= width
-    return Group(
-        *(
-            Text(command.ljust(longest + 2)).append(purpose, style="dim") if fits else Text(command, overflow="fold")
-            for command, purpose in commands
-        )
-    )
 
 
 def _also(analysis: Analysis, verdict: words.ReportVerdict) -> list[Text]:
