@@ -69,6 +69,8 @@ def _devices(analysis: Analysis) -> str:
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.device_kind == "unread":
         words += " (not read)"
+    if any(warning.code == "mixed-runs" for warning in analysis.validity):
+        return f"{words} (several runs)"
     present = len(analysis.ranks_present)
     return f"{words} ({present} of {analysis.world_size} ranks)" if present < analysis.world_size else words
 
