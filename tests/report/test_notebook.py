@@ -30,7 +30,7 @@ def test_bars_differ_without_their_styles() -> None:
     html = html_of(builders.late_loader())
     assert "░░░" in html
     assert "color: #d55e00" in html
-    glyphs = [fill.glyph for fill in fills(NotebookConsole(color_system="truecolor")).values()]
+    glyphs = [fill.glyph for fill in fills(NotebookConsole(color_system="256")).values()]
     assert len(set(glyphs)) == len(glyphs)
 
 

@@ -24,7 +24,8 @@ def analysis_html(analysis: Analysis) -> str:
         file=io.StringIO(),
         width=_WIDTH,
         record=True,
-        color_system="truecolor",
+        # HTML has exact colors anyway. rich keeps the escape sequences of a style, which other consoles then print too.
+        color_system="256",
         force_terminal=True,
         markup=False,
         emoji=False,
