@@ -124,17 +124,20 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
 
 
 def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
-    """Return two or three lines with the diagnosis, for a job that is still running."""
+    """Return up to five lines with the diagnosis, for a job that is still running."""
     from gpudiag.report import figures
+    from gpudiag.report.header import real_step_ms
+    from gpudiag.report.terminal.brief import gain, location
     from gpudiag.report.verdict import verdict_of
 
-    step_ms = analysis.steps.unprofiled_mean_ms or analysis.steps.mean_ms
     verdict = verdict_of(analysis)
     severity = f"{verdict.severity.upper()}: " if verdict.severity else ""
-    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(step_ms)} ms per step"
-    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {verdict.gain}" if verdict.gain else ""]
-    path = shlex.quote(str(run_dir))
-    lines += [f"your job goes on (--stop-after would end it here); full report: gpudiag analyze {path}"]
+    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(real_step_ms(analysis))} ms per step"
+    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {gain(verdict)}" if verdict.gain else ""]
+    lines += [f"where: {', '.join(location(verdict, analysis))}" if location(verdict, analysis) else ""]
+    lines += [f"try: {verdict.steps[0]}" if verdict.advised else ""]
+    command = f"gpudiag analyze {shlex.quote(from_here(run_dir))}"
+    lines += [f"your job goes on (--stop-after would end it here); full report: {command}"]
     return [line for line in lines if line]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.model.analysis import BUCKETS, FINDING_CODES, VALIDITY_CODES, Analysis, Finding, Severity, Wait
+from gpudiag.model.run import OWN_STRATEGY
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.header import compute_rate, grid_sizes, real_step_ms, recorded_steps_differ, what_ran
@@ -48,7 +49,10 @@ def gain(verdict: ReportVerdict) -> str:
 
 
 def title_line(analysis: Analysis) -> str:
-    """Return workload, devices, and the grid of a divided job in one line."""
+    """Return workload, devices, and the grid of a divided job in one line. A user-defined strategy has no name."""
+    if analysis.source.strategy == OWN_STRATEGY:
+        source = msgspec.structs.replace(analysis.source, strategy=None)
+        analysis = msgspec.structs.replace(analysis, source=source)
     return _SEPARATOR.join(filter(None, (what_ran(analysis), grid_sizes(analysis))))
 
 
