@@ -27,7 +27,7 @@ BUDGET = {
     "machine": 2_890,
     "model": 5_670,
     "prediction": 820,
-    "report": 8_940,
+    "report": 8_960,
     "trace": 6_550,
     "training": 20_700,
     "": 650,

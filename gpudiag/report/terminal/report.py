@@ -12,9 +12,9 @@ from gpudiag.report import header
 from gpudiag.report import verdict as words
 from gpudiag.report.console import commands_with_purposes, numbered, plain_grid, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
-from gpudiag.report.rank_rows import buckets_seen, rows_of
+from gpudiag.report.rank_rows import rows_of
 from gpudiag.report.terminal import brief
-from gpudiag.report.terminal.ranks import joined, legend, stacked_bars
+from gpudiag.report.terminal.ranks import buckets_drawn, joined, legend, stacked_bars
 
 #: Maximum number of advice lines.
 _FEW_STEPS = 3
@@ -98,7 +98,7 @@ def _bars(analysis: Analysis, console: Console, *, all_ranks: bool) -> Renderabl
     below = (brief.bars_note(analysis), omitted)
     return Group(
         stacked_bars(rows, fill, console.width, notes),
-        legend(buckets_seen(rows), fill, console.width),
+        legend(buckets_drawn(rows, console.width, notes), fill, console.width),
         *(Text(line, style="dim") for line in below if line),
     )
 
