@@ -85,7 +85,7 @@ def _ranks(finding: Finding, title: str, analysis: Analysis) -> str:
     present = set(analysis.ranks_present)
     if len(present) < 2 or not finding.ranks or re.search(r"\branks?\b", title, re.IGNORECASE):
         return ""
-    if set(finding.ranks) < present:
+    if set(finding.ranks) < present or len(present) < analysis.world_size:
         return figures.ranks(finding.ranks)
     return "both ranks" if len(present) == 2 else f"all {len(present)} ranks"
 
