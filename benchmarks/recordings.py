@@ -65,7 +65,7 @@ def analyse(path: Path) -> None:
         said = Said(error=str(error))
     else:
         text = io.StringIO()
-        render_analysis(analysis, report_console(text, width=WIDTH))
+        render_analysis(analysis, report_console(text, width=WIDTH), full=True)
         said = Said(analysis=json.loads(msgspec.json.encode(analysis)), report=text.getvalue())
     sys.stdout.buffer.write(msgspec.json.encode(said))
 

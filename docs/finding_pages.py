@@ -90,5 +90,6 @@ def _index(rows: list[tuple[str, str, str]]) -> str:
     return (
         "# Findings\n\nOne page per finding, made from its rule: what it means, examples in which it fires and is\n"
         "silent, and what it advises. The examples are played as traces (or machines) and tested.\n\n"
+        "`gpudiag explain CODE` prints a page. [Warnings](warnings.md) about recordings have a page of their own.\n\n"
         f"| finding | from | meaning |\n| --- | --- | --- |\n{table}\n"
     )

@@ -42,5 +42,7 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
         )
     if value is not None:
         data = {"text/plain": repr(value).splitlines(keepends=True)}
+        if type(value).__module__.startswith("gpudiag.") and hasattr(value, "_repr_html_"):
+            data["text/html"] = value._repr_html_().splitlines(keepends=True)  # the protocol of notebooks
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
     return outputs

@@ -12,6 +12,7 @@ SUMMARIES = {
     "bandwidth": "Measure what this machine's links really carry.",
     "profile": "Train, record traces, and say where each step's time went.",
     "analyze": "Say where each step's time went, from existing traces.",
+    "explain": "Say what a finding or a warning means, and what to do.",
     "gather": "Bring the ranks of several nodes into one run directory.",
     "recommend": "Say which strategy suits this machine and model best.",
     "scale": "Measure how training scales over the GPUs of this machine.",

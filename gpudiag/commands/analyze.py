@@ -70,10 +70,10 @@ def analyze(
     pipeline = analyze_operation_table(paths, limits=limits)
     if pipeline is not None:
         analysis = pipeline
-        show_pipeline(pipeline, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
+        show_pipeline(pipeline, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
     else:
         analysis = run(paths, world_size=world_size, limits=limits)
-        show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
+        show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)

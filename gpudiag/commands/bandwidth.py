@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("gpudiag bandwidth", "every link, memory and transport; about 20 s on 4 GPUs"),
-    ("gpudiag bandwidth --quick", "the essential paths, in about 5 s"),
+    ("gpudiag bandwidth --quick", "the essential paths, in 5 to 15 s"),
     ("gpudiag bandwidth --save facts.json --html bandwidth.html", "save the figures and a page"),
     ("gpudiag bandwidth --quick --like vgg16", "also each transport on the buckets of VGG-16's gradients"),
     ("gpudiag bandwidth --from facts.json", "show another machine's figures, here without a GPU"),
@@ -24,7 +24,7 @@ EXAMPLES = (
 
 def bandwidth(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure only the essential paths, in about 5 s.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure only the essential paths, in 5 to 15 s.")] = False,
     like: Annotated[
         str | None,
         typer.Option(metavar="WORKLOAD", help="Also measure all-reduces of this model's buckets over each transport."),

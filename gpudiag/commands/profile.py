@@ -21,7 +21,7 @@ from gpudiag.commands.command_line.options import (
     split_words,
     this_command,
 )
-from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.output import from_here, show_analysis
 from gpudiag.commands.command_line.parallel_option import METAVAR, read_layout
 from gpudiag.commands.command_line.user_command import (
     CommandOptions,
@@ -63,6 +63,23 @@ EXAMPLES = (
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without communication"),
     ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
+
+
+#: Ways to call the command, the main way first.
+USAGES = ("[OPTIONS] -- COMMAND...", "[OPTIONS] [WORKLOAD | MODULE:FUNCTION]")
+#: Heading in the help → parameters below it.
+GROUPS = {
+    "What to profile": ("workload",),
+    "Measurement": ("stop_after", "steps", "warmup", "output", "no_source"),
+    "Report": ("full", "all_ranks", "width", "as_json"),
+    "Workloads: job": (
+        *("framework", "strategy", "devices", "parallel", "batch_size", "precision", "memory_format"),
+        *("compile_model", "try_", "python", "timeout", "probe"),
+    ),
+    "Workloads: input and model": ("data", "loader_workers", "prefetch", "model", "volume", "keep_prediction"),
+    "Workloads: communication": ("bucket_mb", "compress", "accumulate", "nccl_algo", "ps_device", "no_p2p"),
+    "Workloads: several nodes": ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_backend"),
+}
 
 
 def _defaults(framework: str) -> str:
@@ -117,10 +134,10 @@ def profile(
     workload: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD | MODULE:FUNCTION | -- COMMAND...]",
-            help=f"What to train: {', '.join(WORKLOADS)}; your own function, called in each process, which "
-            "trains within gpudiag.profile(); or, after --, your own command as you start it (torchrun, python, "
-            f"accelerate launch, deepspeed, srun, mpirun). Default: {DEFAULT_WORKLOAD}.",
+            metavar="[-- COMMAND... | WORKLOAD | MODULE:FUNCTION]",
+            help="After --, your own command as you start it (torchrun, python, accelerate launch, deepspeed, srun, "
+            f"mpirun). Or a built-in workload: {', '.join(WORKLOADS)}; default: {DEFAULT_WORKLOAD}. Or your own "
+            "function, called in each process, which trains within gpudiag.profile().",
             show_default=False,
         ),
     ] = None,
@@ -175,7 +192,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="|".join(TRAINED_MODELS),
-            help="Train one weight per input value instead (trivial), or only load batches (none), to time the input "
+            help="Replace the model by one weight per input value (trivial) or by nothing (none), to time the input "
             "alone. Default: whole.",
         ),
     ] = None,
@@ -249,7 +266,7 @@ def profile(
         bool | None,
         typer.Option(
             "--probe/--no-probe",
-            help="Measure the links between GPUs first (about 5 s), or do not. Default: measure unless done within a "
+            help="Measure the links between GPUs first (5 to 15 s), or do not. Default: measure unless done within a "
             "day.",
             show_default=False,
         ),
@@ -264,10 +281,16 @@ def profile(
 ) -> None:
     """Train, record traces, and say where each step's time went.
 
-    Your own job, unchanged: gpudiag profile -- torchrun train.py
+    Your own job, unchanged:
+
+    \b
+      gpudiag profile -- torchrun --nproc-per-node 4 train.py
 
     Leaves out steps until their times are steady, times steps without the profiler, records a few with it, and
-    analyses the traces. On several nodes, each node analyses the ranks whose traces it can see.
+    prints the report as soon as they are analysed; the job goes on. On several nodes, each node analyses the ranks
+    whose traces it can see.
+
+    Options of workloads, and --json, do not go with a command of your own.
     """
     words = workload or []
     if no_source:
@@ -329,9 +352,18 @@ def profile(
         parallel=read_layout(parallel),
     )
     from gpudiag.app.profile.profile import profile as run
+    from gpudiag.app.report import REPORT_FILE
     from gpudiag.commands.progress.run import RunProgress
 
     with RunProgress() as progress:
         profiled = run(run_options, progress)
-    show_analysis(profiled.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
+    show_analysis(
+        profiled.analysis,
+        as_json=as_json,
+        all_ranks=all_ranks,
+        full=full,
+        width=width,
+        paths=[from_here(profiled.run_dir)],
+        page=from_here(profiled.run_dir / REPORT_FILE),
+    )
     typer.echo(f"gpudiag: saved in {profiled.run_dir}", err=True)

@@ -119,7 +119,7 @@ def recommend(
         bool | None,
         typer.Option(
             "--probe/--no-probe",
-            help="Measure the links first (about 5 s), or do not. Default: measure unless done within a day.",
+            help="Measure the links first (5 to 15 s), or do not. Default: measure unless done within a day.",
             show_default=False,
         ),
     ] = None,

@@ -58,10 +58,10 @@ def report(
     limits = read_limits(max_trace_gb)
     result = make(paths, html=html, markdown=markdown, csv=csv, world_size=world_size, limits=limits)
     if html is markdown is csv is None:
-        _draw(result, width=width, all_ranks=all_ranks, full=full)
+        _draw(result, width=width, all_ranks=all_ranks, full=full, paths=paths)
 
 
-def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, full: bool) -> None:
+def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, full: bool, paths: list[str]) -> None:
     """Print the report of a run or of a scaling benchmark."""
     from gpudiag.model.analysis import Analysis
     from gpudiag.report.console import report_console
@@ -70,7 +70,7 @@ def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, f
     if isinstance(result, Analysis):
         from gpudiag.report.terminal.report import render_analysis
 
-        render_analysis(result, console, all_ranks=all_ranks, full=full)
+        render_analysis(result, console, all_ranks=all_ranks, full=full, paths=paths)
     else:
         from gpudiag.report.scaling.terminal import render_scaling
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -378,6 +379,11 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         from gpudiag.model.frames import summary  # noqa: PLC0415 # only for printing
 
         return summary(self)
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook's cell. The module is found by name, because reports depend on the model."""
+        html: str = import_module("gpudiag.report.terminal.notebook").analysis_html(self)
+        return html
 
     def frames(self) -> Frames:
         """Return the analysis as pandas frames, with one row per bucket, step, wait and so on. Imports pandas."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import IO, Any, NoReturn
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -109,3 +109,25 @@ def indented(words: str) -> Padding:
 def and_more(lines: list[Text], omitted: int, prefix: str = "") -> list[Text]:
     """Append the number of omitted lines, if any: `and 3 more`."""
     return [*lines, Text(f"and {prefix}{omitted} more", style="dim")] if omitted > 0 else lines
+
+
+def numbered(lines: Sequence[str]) -> RenderableType:
+    """Return the lines with their numbers, or a single line without a number."""
+    if len(lines) == 1:
+        return Text(lines[0])
+    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
+    for number, line in enumerate(lines, start=1):
+        table.add_row(Text(f"{number}."), Text(line))
+    return table
+
+
+def commands_with_purposes(commands: Sequence[tuple[str, str]], width: int) -> RenderableType:
+    """Return a line per command, followed by its purpose if all lines fit into the width."""
+    longest = max(len(command) for command, _ in commands)
+    fits = longest + 2 + max(len(purpose) for _, purpose in commands) <= width
+    return Group(
+        *(
+            Text(command.ljust(longest + 2)).append(purpose, style="dim") if fits else Text(command, overflow="fold")
+            for command, purpose in commands
+        )
+    )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.run import UnprofiledRank
+from gpudiag.model.run import ComputeRate, UnprofiledRank
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
@@ -41,6 +41,12 @@ def unit_of(analysis: Analysis) -> str:
     return _UNITS.get(analysis.steps.unit, _UNITS["step"])[0]
 
 
+def time_heading(analysis: Analysis) -> str:
+    """Return the heading above the bars and the table of step times."""
+    unit = unit_of(analysis)
+    return "Where the recording's time goes" if unit == "recording" else f"Where a {unit}'s time goes"
+
+
 def what_ran(analysis: Analysis) -> str:
     """Return workload, strategy, devices and batch in one line."""
     source = analysis.source
@@ -63,6 +69,8 @@ def _devices(analysis: Analysis) -> str:
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.device_kind == "unread":
         words += " (not read)"
+    if any(warning.code == "mixed-runs" for warning in analysis.validity):
+        return f"{words} (several runs)"
     present = len(analysis.ranks_present)
     return f"{words} ({present} of {analysis.world_size} ranks)" if present < analysis.world_size else words
 
@@ -97,9 +105,13 @@ def device_word(analysis: Analysis) -> str:
 
 
 def real_step_ms(analysis: Analysis) -> float:
-    """Return the step time without the profiler: as measured, or else as estimated, or else as recorded."""
+    """Return the step time of `step_line`: as measured without the profiler, or else as estimated, or else as recorded.
+
+    An estimate that differs from the recorded step time by at most 1 % is not used, because `step_line` omits it.
+    """
     steps = analysis.steps
-    return steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms
+    estimate = steps.corrected_mean_ms if estimate_matters(analysis) else None
+    return steps.unprofiled_mean_ms or estimate or steps.mean_ms
 
 
 def estimate_matters(analysis: Analysis) -> bool:
@@ -152,9 +164,14 @@ def grid_lines(analysis: Analysis) -> list[str]:
     grid = analysis.parallelism
     if grid is None or not grid.sizes:
         return []
-    sizes = f" {figures.TIMES} ".join(f"{role} {figures.thousands(size)}" for role, size in grid.sizes.items())
     known = "stated by the process groups" if grid.stated else "inferred from the communication"
-    return [f"Parallelism: {sizes} ({known})"]
+    return [f"Parallelism: {grid_sizes(analysis)} ({known})"]
+
+
+def grid_sizes(analysis: Analysis) -> str:
+    """Return the roles with their sizes, joined by multiplication signs; "" if the job divides only its batches."""
+    sizes = {} if analysis.parallelism is None else analysis.parallelism.sizes
+    return f" {figures.TIMES} ".join(f"{role} {figures.thousands(size)}" for role, size in sizes.items())
 
 
 def software_line(analysis: Analysis) -> str:
@@ -217,10 +234,16 @@ def overhead_lines(analysis: Analysis) -> list[str]:
     return [f"Profiling overhead: a step takes {known}"]
 
 
+def recorded_steps_differ(analysis: Analysis) -> bool:
+    """Return whether recorded steps are notably longer or shorter than steps without the profiler."""
+    real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
+    return real > 0 and _NOTABLE_SHARE * real < abs(recorded - real) < math.inf
+
+
 def recorded_steps_note(analysis: Analysis) -> str:
     """Return a note that the recorded steps in bars and tables are longer than unprofiled steps; "" if they are not."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
-    if not real > 0 or not _NOTABLE_SHARE * real < abs(recorded - real) < math.inf:
+    if not recorded_steps_differ(analysis):
         return ""
     estimated = "" if analysis.steps.unprofiled_mean_ms is not None else "an estimated "
     return (
@@ -231,8 +254,8 @@ def recorded_steps_note(analysis: Analysis) -> str:
 
 def compute_lines(analysis: Analysis) -> list[str]:
     """Return FLOP per step and second, and the share of the device's peak, if the run counted FLOPs."""
-    rate = analysis.compute
-    if rate is None or not rate.flops_per_step or rate.tflops_per_s is None:
+    rate = compute_rate(analysis)
+    if rate is None or rate.tflops_per_s is None:
         return []
     least = "at least " * bool(rate.unknown)
     recomputed = figures.flops(rate.recomputed_flops_per_step)
@@ -243,6 +266,12 @@ def compute_lines(analysis: Analysis) -> list[str]:
         mfu, peak = figures.rate(rate.mfu_percent), figures.rate(rate.peak_tflops)
         line += f"{_SEPARATOR}MFU {least}{mfu} % of the peak of {peak} TFLOP/s"
     return [line]
+
+
+def compute_rate(analysis: Analysis) -> ComputeRate | None:
+    """Return the FLOPs of the run; None if none were counted or their rate is unknown."""
+    rate = analysis.compute
+    return None if rate is None or not rate.flops_per_step or rate.tflops_per_s is None else rate
 
 
 def volume_lines(analysis: Analysis) -> list[str]:

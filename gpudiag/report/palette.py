@@ -39,10 +39,16 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fills(console: Console) -> dict[str, Fill]:
-    """Return a fill per bucket: colored blocks, or without color a different character for each bucket."""
+    """Return a fill per bucket: colored blocks, or without color a different character for each bucket.
+
+    A console with the attribute `distinct_glyphs` gets both.
+    """
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII_GLYPHS
     if console.no_color or console.color_system is None:
         return {bucket: Fill(glyph=glyph, style="") for bucket, glyph in glyphs.items()}
     if console.color_system == "standard":
         return {bucket: Fill(glyph=glyph, style=_FEW_COLORS[bucket]) for bucket, glyph in glyphs.items()}
-    return {bucket: Fill(glyph=glyphs["compute"], style=color) for bucket, color in _COLORS.items()}
+    distinct = getattr(console, "distinct_glyphs", False)
+    return {
+        bucket: Fill(glyph=glyphs[bucket if distinct else "compute"], style=color) for bucket, color in _COLORS.items()
+    }

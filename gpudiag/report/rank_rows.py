@@ -30,12 +30,16 @@ OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Step time, buckets and overlapped communication of one device, or their medians over all devices."""
+    """Step time, buckets and overlapped communication of one device, or their medians over all devices.
+
+    `rank` is None in a row of medians.
+    """
 
     label: str
     step_ms: float
     buckets_ms: dict[str, float]
     hidden_ms: float
+    rank: int | None = None
 
 
 def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[RankRow], str]:
@@ -46,6 +50,7 @@ def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list
             step_ms=duration(device.step_ms),
             buckets_ms={bucket: duration(device.buckets_ms.get(bucket, 0.0)) for bucket in BUCKETS},
             hidden_ms=duration(device.hidden_communication_ms),
+            rank=device.rank,
         )
         for device, label in zip(devices, labels(devices), strict=True)
     ]

@@ -18,6 +18,7 @@ from gpudiag.report.palette import LABELS
 #: Maximum length of a text from a file. Diagnosis rules write shorter texts.
 LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
+ALTERNATIVE = "Alternative: "
 #: Key of the evidence that states why a finding's savings are unknown.
 _REASON = "reason"
 #: Keys of the evidence whose values the line with the savings shows.
@@ -196,10 +197,24 @@ def saves(finding: Finding, analysis: Analysis) -> str:
     if saved is None or saved <= 0:
         return ""
     step_ms = real_step_ms(analysis)
-    share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
-    percent = "" if share is None else f" ({figures.percent(share, 100)})"
     about = "up to" if _is_upper_bound(finding) else "about"
+    percent = _share(finding, saved, step_ms)
     return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per(analysis)}{percent}"
+
+
+def saved_words(finding: Finding, analysis: Analysis) -> str:
+    """Return `12.0 ms (21 %)`; "" if no savings are known."""
+    saved = finding.recoverable_ms_per_step
+    if saved is None or saved <= 0:
+        return ""
+    step_ms = real_step_ms(analysis)
+    return f"{figures.milliseconds(saved, beside=step_ms)} ms{_share(finding, saved, step_ms)}"
+
+
+def _share(finding: Finding, saved: float, step_ms: float) -> str:
+    """Return ` (21 %)`, the share of the step that the savings are; "" if it is unknown."""
+    share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
+    return "" if share is None else f" ({figures.percent(share, 100)})"
 
 
 def parts(finding: Finding, analysis: Analysis) -> str:
@@ -235,7 +250,7 @@ def or_instead(finding: Finding, analysis: Analysis) -> str:
         return ""
     others = [_alternative(code, analysis) for code in dict.fromkeys(finding.instead)]
     enough = "fixing one of the two is enough" if len(others) == 1 else "fixing one of them is enough"
-    return f"Alternative: {' or '.join(others)}; {enough}."
+    return f"{ALTERNATIVE}{' or '.join(others)}; {enough}."
 
 
 def _alternative(code: str, analysis: Analysis) -> str:

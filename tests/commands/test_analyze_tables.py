@@ -30,9 +30,8 @@ def test_json_has_imbalance_and_findings() -> None:
 def test_directory_with_a_table_gives_the_same_report(tmp_path: Path) -> None:
     shutil.copy(TABLE, tmp_path)
     report = in_this_process("analyze", str(tmp_path), "--width", "300").stdout
-    assert report == in_this_process("analyze", str(TABLE), "--width", "300").stdout.replace(
-        str(TABLE), str(tmp_path / TABLE.name)
-    )
+    of_file = in_this_process("analyze", str(TABLE), "--width", "300").stdout.partition("\nMore ")[0]
+    assert report.partition("\nMore ")[0] == of_file.replace(str(TABLE), str(tmp_path / TABLE.name))
     assert "dp 2 \N{MULTIPLICATION SIGN} pp 4" in report
 
 

@@ -9,6 +9,8 @@ from gpudiag.report.console import ReportConsole
 from gpudiag.report.terminal.report import render_analysis
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from gpudiag.model.analysis import Analysis
@@ -43,10 +45,16 @@ def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8"
 
 
 def drawn(
-    analysis: Analysis, width: int, *, colour: Colour | None = None, all_ranks: bool = False, full: bool = False
+    analysis: Analysis,
+    width: int,
+    *,
+    colour: Colour | None = None,
+    all_ranks: bool = False,
+    full: bool = False,
+    paths: Sequence[str] = (),
 ) -> str:
     """Return the report as text."""
     target = console(width, colour=colour)
-    render_analysis(analysis, target, all_ranks=all_ranks, full=full)
+    render_analysis(analysis, target, all_ranks=all_ranks, full=full, paths=paths)
     assert isinstance(target.file, io.StringIO)
     return target.file.getvalue()

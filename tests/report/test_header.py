@@ -93,8 +93,9 @@ def test_note_says_that_bars_show_recorded_steps_if_these_differ() -> None:
     slow = Steps(analysed=6, mean_ms=199.0, median_ms=199.0, unprofiled_mean_ms=19.9)
     expected = "Bars and table show recorded steps of 199.0 ms; without the profiler a step takes 19.9 ms."
     assert recorded_steps_note(job(steps=slow)) == expected
-    assert expected in drawn(job(steps=slow), 120)
+    assert expected in drawn(job(steps=slow), 120, full=True)
     assert expected in to_markdown(job(steps=slow))
+    assert f"Bars: recorded steps, 10.0 {TIMES} as long as without the profiler." in drawn(job(steps=slow), 120)
     near = Steps(analysed=6, mean_ms=20.9, median_ms=20.9, unprofiled_mean_ms=19.9)
     assert recorded_steps_note(job(steps=near)) == ""
 
@@ -109,5 +110,5 @@ def test_note_says_that_bars_show_recorded_steps_if_these_differ() -> None:
 )
 def test_headings_name_the_unit(unit: Any, heading: str) -> None:
     analysis = job(steps=Steps(analysed=3, mean_ms=10.0, median_ms=10.0, unit=unit))
-    assert f"\n{heading}\n" in drawn(analysis, 100)
+    assert f"\n{heading}\n" in drawn(analysis, 100, full=True)
     assert f"## {heading}\n" in to_markdown(analysis)

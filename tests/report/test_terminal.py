@@ -105,9 +105,10 @@ def test_first_lines_have_job_step_time_and_verdict() -> None:
 
 def test_many_ranks_are_summarized_unless_all_are_requested() -> None:
     summary = drawn(builders.many_ranks(128, late=17), 80)
-    assert len(summary.splitlines()) < 45
-    assert "rank 17" in summary
-    assert f"Ranks 0{EN_DASH}16 and 18{EN_DASH}127 waited" in summary
+    assert len(summary.splitlines()) < 25
+    assert "23 % wait for rank 17" not in summary, "the median of ranks waits for no rank"
+    assert re.search(r"^rank 17 .* 94 % compute, 6 % transfer$", summary, re.MULTILINE)
+    assert f"Ranks 0{EN_DASH}16 and 18{EN_DASH}127 waited" in drawn(builders.many_ranks(128, late=17), 80, full=True)
     everything = drawn(builders.many_ranks(128, late=17), 80, all_ranks=True)
     assert all(f"rank {rank} " in everything for rank in range(128))
 
@@ -122,8 +123,10 @@ def test_report_without_findings_says_what_to_record() -> None:
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "No cause found for idle: 1.9 ms (19 %) of a step." in output
-    assert "idle 1.9 ms (19 %): no known cause" in output
-    assert "few-steps: 1 step was analysed" in output
+    assert "Also" not in output, "title and next step have all that is known"
+    full = drawn(replace(analysis, explained=(unexplained,)), 80, full=True)
+    assert "idle 1.9 ms (19 %): no known cause" in full
+    assert "few-steps: 1 step was analysed" in full
     output = drawn(replace(analysis, explained=(unexplained,), validity=()), 80)
     assert "Record again" not in output, "no warning requires another recording"
 
@@ -163,13 +166,13 @@ def test_info_finding_is_no_verdict_if_part_of_the_step_is_unexplained() -> None
         code="slow-copy", severity="info", title="copies take 0.1 ms", recoverable_ms_per_step=0.1, advice=("Pin.",)
     )
     analysis = replace(builders.processor_only(), findings=(small,))
-    assert "INFO  Copies take 0.1 ms" in drawn(analysis, 80)
+    assert "INFO    Copies take 0.1 ms" in drawn(analysis, 80)
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "INFO" not in output
     assert "No cause found for idle" in output
     assert "Pin." not in output, "the report without a verdict has advice"
-    assert "- Copies take 0.1 ms" in output, "the info finding is not listed"
+    assert "Also  slow-copy 0.1 ms (<1 %)" in output, "the info finding is not listed"
 
 
 def test_missing_figures_have_reasons() -> None:
@@ -193,7 +196,7 @@ def test_untrusted_data_gets_neither_fix_nor_order_of_fixes() -> None:
     mixed = replace(whole, validity=(Validity(code="mixed-runs", message="two runs: give one"),))
     assert advice not in drawn(mixed, 200)
     assert "Fixes in order" not in drawn(mixed, 200, full=True).partition("Where a step")[0]
-    assert "Next   Record again (mixed-runs): two runs: give one" in drawn(mixed, 200)
+    assert "Next    Record again (mixed-runs): two runs: give one" in drawn(mixed, 200)
 
 
 def test_missing_ranks_are_in_the_first_line() -> None:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.report.palette import fills
-from gpudiag.report.terminal.ranks import apportion, stacked_bar
+from gpudiag.report.rank_rows import buckets_seen, rows_of
+from gpudiag.report.terminal.ranks import apportion, buckets_drawn, stacked_bar
+from tests import builders
 from tests.report.consoles import console
 
 SHARES = st.lists(st.floats(0, 1e9), min_size=1, max_size=8)
@@ -53,3 +55,9 @@ def test_bar_has_the_order_of_the_buckets() -> None:
     fill = fills(console(80))
     bar = stacked_bar({"idle": 1.0, "compute": 2.0, "communication_wait": 1.0}, fill, 8)
     assert bar.plain == "████░░··"
+
+
+def test_legend_has_only_buckets_with_a_character_in_a_bar() -> None:
+    rows, _ = rows_of([builders.device(0, compute=90.0, copy=0.1, idle=10.0)])
+    assert buckets_drawn(rows, 60) == ["compute", "idle"]
+    assert buckets_seen(rows) == ["compute", "copy", "idle"]

@@ -60,25 +60,23 @@ def test_full_report_has_the_place_of_each_rank(case: str, golden: Callable[[str
 
 
 @pytest.mark.long
-def test_report_of_a_recording(whole_recording: Callable[[str], Path], golden: Callable[[str, str], None]) -> None:
+def test_timeline_of_a_recording(whole_recording: Callable[[str], Path]) -> None:
     analysis = analyze([whole_recording("parallel/pp2dp2_1f1b")])
-    output = drawn(analysis, 100)
-    golden("report-pp2dp2_1f1b.txt", output)
-    first, last = timeline_of(output)
+    first, last = timeline_of(drawn(analysis, 100, full=True))
     assert re.findall(r"\d", first.removeprefix("stage 0 ")) == list("01021323")
     assert re.findall(r"\d", last.removeprefix("stage 1 ")) == list("00112233")
 
 
 @pytest.mark.parametrize("colour", ["standard", "256"])
 def test_color_changes_no_sign_of_the_timeline(colour: str) -> None:
-    colored = drawn(pipeline_job(), 100, colour="standard" if colour == "standard" else "256")
-    assert timeline_of(ANSI.sub("", colored)) == timeline_of(drawn(pipeline_job(), 100))
+    colored = drawn(pipeline_job(), 100, colour="standard" if colour == "standard" else "256", full=True)
+    assert timeline_of(ANSI.sub("", colored)) == timeline_of(drawn(pipeline_job(), 100, full=True))
     assert "\x1b" in colored
 
 
 def test_ascii_console_has_ascii_signs() -> None:
     target = console(100, encoding="ascii")
-    render_analysis(pipeline_job(), target)
+    render_analysis(pipeline_job(), target, full=True)
     assert isinstance(target.file, io.StringIO)
     lines = timeline_of(target.file.getvalue())
     assert len(lines) == 4
@@ -100,20 +98,28 @@ def test_short_pass_has_one_cell() -> None:
 def test_pass_of_unknown_direction_is_explained() -> None:
     pipeline = PipelineShape(stages=2, microbatches=2, theoretical_percent=33.3, passes=(a_pass("both", 0, 0, 10),))
     grid = Parallelism(sizes={"pipeline": 2}, stated=True, pipeline=pipeline)
-    output = drawn(builders.analysis(builders.device(0, compute=10.0), parallelism=grid), 80)
+    output = drawn(builders.analysis(builders.device(0, compute=10.0), parallelism=grid), 80, full=True)
     assert "▓ forward or backward" in output
     bubble = "Bubble: not simulated; (p-1)/(m+p-1) gives 33.3 % for 2 stages and 2 microbatches."
     assert bubble in output.replace("\n", " ")
 
 
 def test_header_says_how_the_grid_is_known() -> None:
-    assert f"Parallelism: pipeline 4 {TIMES} data 2 (stated by the process groups)" in drawn(pipeline_job(), 80)
-    assert f"Parallelism: shard 2 {TIMES} tensor 2 (inferred from the communication)" in drawn(tensor_job(), 80)
-    assert "Parallelism" not in drawn(builders.late_loader(), 80)
+    assert f"Parallelism: pipeline 4 {TIMES} data 2 (stated by the process groups)" in drawn(
+        pipeline_job(), 80, full=True
+    )
+    assert f"Parallelism: shard 2 {TIMES} tensor 2 (inferred from the communication)" in drawn(
+        tensor_job(), 80, full=True
+    )
+    assert "Parallelism" not in drawn(builders.late_loader(), 80, full=True)
+
+
+def test_first_line_of_a_short_report_has_the_grid() -> None:
+    assert drawn(pipeline_job(), 100).splitlines()[0].endswith(f" · pipeline 4 {TIMES} data 2")
 
 
 def test_slowest_rank_of_a_stage_is_named() -> None:
-    row = next(line for line in drawn(pipeline_job(), 100).splitlines() if re.match(r" +2  +4 and 5", line))
+    row = next(line for line in drawn(pipeline_job(), 100, full=True).splitlines() if re.match(r" +2  +4 and 5", line))
     assert row.split()[-2:] == ["5", "1.04"]
 
 

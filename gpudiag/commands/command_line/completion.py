@@ -57,6 +57,18 @@ def _thresholds(_ctx: typer.Context) -> Iterable[str]:
     return THRESHOLDS
 
 
+def _codes(_ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.model.analysis import FINDING_CODES, VALIDITY_CODES
+
+    return (*FINDING_CODES, *VALIDITY_CODES)
+
+
+def _causes(ctx: typer.Context) -> Iterable[str]:
+    from gpudiag.app.explain import causes
+
+    return causes(ctx.params.get("code") or "")
+
+
 def _forms(_ctx: typer.Context) -> Iterable[str]:
     from gpudiag.model.benchmarks.tables import FORMS
 
@@ -71,5 +83,7 @@ _WORDS_OF: dict[str, Callable[[typer.Context], Iterable[str]]] = {
     "strategy": _strategies,
     "strategies": _strategies,
     "fail_on": _thresholds,
+    "code": _codes,
+    "cause": _causes,
     "form": _forms,
 }

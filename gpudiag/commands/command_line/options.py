@@ -46,7 +46,9 @@ Width = Annotated[
 AllRanks = Annotated[
     bool, typer.Option("--all-ranks", help="Draw every rank; by default, of more than 8, only those that differ.")
 ]
-Full = Annotated[bool, typer.Option("--full", help="Also show evidence, all advice, collectives, kernels and modules.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Also show evidence, all findings, advice, collectives, kernels and modules.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 Devices = Annotated[

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -27,6 +28,11 @@ def write_as_json(result: msgspec.Struct) -> None:
     sys.stdout.flush()
 
 
+def from_here(path: Path) -> str:
+    """Return a path relative to the current directory if it lies below, else the path."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def show(result: Result, render: Callable[[Result, Console], None], *, as_json: bool, width: int | None) -> None:
     """Print a result as JSON, or render it."""
     if as_json:
@@ -38,20 +44,30 @@ def show(result: Result, render: Callable[[Result, Console], None], *, as_json: 
     sys.stdout.flush()
 
 
-def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False) -> None:
-    """Print an analysis as JSON or as a report; `full` adds evidence, kernels and modules."""
+def show_analysis(
+    analysis: Analysis,
+    *,
+    as_json: bool,
+    all_ranks: bool,
+    width: int | None,
+    full: bool,
+    paths: Sequence[str],
+    page: str = "",
+) -> None:
+    """Print an analysis as JSON or as a report. The other arguments are those of `render_analysis`."""
     if as_json:
         write_as_json(analysis)
         return
     from gpudiag.report.console import report_console
     from gpudiag.report.terminal.report import render_analysis
 
-    render_analysis(analysis, report_console(width=width), all_ranks=all_ranks, full=full)
+    console = report_console(width=width)
+    render_analysis(analysis, console, all_ranks=all_ranks, full=full, paths=paths, page=page)
     sys.stdout.flush()
 
 
 def show_pipeline(
-    analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False
+    analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool, paths: Sequence[str]
 ) -> None:
     """Print the analysis of a pipeline-parallel job as JSON or as a report; `full` adds evidence and all advice."""
     if as_json:
@@ -60,5 +76,5 @@ def show_pipeline(
     from gpudiag.report.console import report_console
     from gpudiag.report.terminal.pipeline import render_pipeline
 
-    render_pipeline(analysis, report_console(width=width), all_ranks=all_ranks, full=full)
+    render_pipeline(analysis, report_console(width=width), all_ranks=all_ranks, full=full, paths=paths)
     sys.stdout.flush()

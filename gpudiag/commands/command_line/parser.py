@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gpudiag.commands import SUMMARIES
 from gpudiag.errors import UsageError, there_are
@@ -40,7 +40,7 @@ class VerbGroup(TyperGroup):
 
             complete_values(getattr(module, cmd_name))
         parser = typer.Typer(add_completion=False, rich_markup_mode=None)
-        parser.command(cmd_name, epilog=_examples(module.EXAMPLES))(getattr(module, cmd_name))
+        parser.command(cmd_name, cls=_class_of(module), epilog=_examples(module.EXAMPLES))(getattr(module, cmd_name))
         return typer.main.get_command(parser)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
@@ -65,6 +65,15 @@ def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
     from gpudiag.training.models.registry import WORKLOADS
 
     return with_separator(words, group.get_command(ctx, "profile").params, WORKLOADS)
+
+
+def _class_of(module: Any) -> type[TyperCommand]:
+    """Return the class of a command: one with groups of options if its module defines `USAGES` and `GROUPS`."""
+    if not hasattr(module, "GROUPS"):
+        return TyperCommand
+    from gpudiag.commands.command_line.grouped_help import grouped_command
+
+    return grouped_command(module.USAGES, module.GROUPS)
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:

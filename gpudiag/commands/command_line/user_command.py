@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gpudiag.commands.command_line.output import from_here
 from gpudiag.commands.command_line.parser import AFTER_SEPARATOR
 from gpudiag.errors import UsageError
 from gpudiag.model.sanitize import one_line
@@ -103,11 +104,19 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
         on_analysis=on_analysis,
     )
     if profiled.analysis is not None:
+        from gpudiag.app.report import REPORT_FILE
         from gpudiag.report.console import report_console
         from gpudiag.report.terminal.report import render_analysis
 
         console = report_console(sys.stderr, width=options.width)
-        render_analysis(profiled.analysis, console, all_ranks=options.all_ranks, full=options.full)
+        render_analysis(
+            profiled.analysis,
+            console,
+            all_ranks=options.all_ranks,
+            full=options.full,
+            paths=[from_here(profiled.run_dir)],
+            page=from_here(profiled.run_dir / REPORT_FILE),
+        )
     for line in _closing_lines(profiled):
         if line not in notes:
             _say(line)
@@ -115,17 +124,20 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
 
 
 def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
-    """Return two or three lines with the diagnosis, for a job that is still running."""
+    """Return up to five lines with the diagnosis, for a job that is still running."""
     from gpudiag.report import figures
+    from gpudiag.report.header import real_step_ms
+    from gpudiag.report.terminal.brief import gain, location
     from gpudiag.report.verdict import verdict_of
 
-    step_ms = analysis.steps.unprofiled_mean_ms or analysis.steps.mean_ms
     verdict = verdict_of(analysis)
     severity = f"{verdict.severity.upper()}: " if verdict.severity else ""
-    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(step_ms)} ms per step"
-    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {verdict.gain}" if verdict.gain else ""]
-    path = shlex.quote(str(run_dir))
-    lines += [f"your job goes on (--stop-after would end it here); full report: gpudiag analyze {path}"]
+    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(real_step_ms(analysis))} ms per step"
+    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {gain(verdict)}" if verdict.gain else ""]
+    lines += [f"where: {', '.join(location(verdict, analysis))}" if location(verdict, analysis) else ""]
+    lines += [f"try: {verdict.steps[0]}" if verdict.advised else ""]
+    command = f"gpudiag analyze {shlex.quote(from_here(run_dir))}"
+    lines += [f"your job goes on (--stop-after would end it here); full report: {command}"]
     return [line for line in lines if line]
 
 
@@ -139,7 +151,7 @@ def _closing_lines(profiled: ProfiledCommand) -> list[str]:
         lines.append(f"the recording cannot be analysed: {profiled.analysis_error}")
     run_dir = profiled.run_dir.resolve()  # without `..`
     if profiled.analysis is not None and any(rank.trace for rank in run.ranks):
-        lines.append(f"saved in {run_dir}; read it again with `gpudiag analyze {shlex.quote(str(run_dir))}`")
+        lines.append(f"saved in {run_dir}")
         return lines
     unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
     if unprofiled:

@@ -21,7 +21,7 @@ FAILURE_FILE = "failed.json"
 CLEAN_COMMUNICATION = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
-Verdict = Literal["right", "wrong", "too small"]
+Verdict = Literal["right", "wrong", "too small", "too noisy"]
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,8 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
         tolerance_ms: allowed difference between found and true cost; for a clean run, `alarm_ms`.
         alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
         verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
-            The fault must still raise no false alarm.
+            The fault must still raise no false alarm. `too noisy` if the right finding saves less than the recorded
+            steps vary, so that it is no alarm.
         why: errors of the row, one line each; empty for a right row.
         run_dir: run directory, relative to the output directory.
     """

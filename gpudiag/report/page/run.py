@@ -16,7 +16,6 @@ from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows
 from gpudiag.report.page.steps import ASSUMED_INPUT, LONGEST_NAME, steps_part
 from gpudiag.report.palette import LABELS
 from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
-from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 from gpudiag.report.try_rows import TRIES_HEADING, TRY_COLUMNS, try_rows
 
@@ -46,7 +45,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "steps": verdict.steps,
         "path_heading": words.PATH_HEADING,
         "path": verdict.path,
-        "time_heading": time_heading(analysis),
+        "time_heading": header.time_heading(analysis),
         "explained": words.explained_lines(analysis),
         "cards": _cards(analysis),
         "bars": bars,

@@ -31,15 +31,15 @@ _WIDE = 70
 
 
 def parallel_sections(
-    analysis: Analysis, parallelism: Parallelism, console: Console, *, full: bool, all_ranks: bool
+    analysis: Analysis, parallelism: Parallelism, console: Console, *, all_ranks: bool
 ) -> list[tuple[str, RenderableType | None]]:
-    """Return (heading, content) of each section. Only a full report has the positions of the ranks."""
+    """Return (heading, content) of each section: communication by role, stages, and positions of the ranks."""
     pipeline = parallelism.pipeline
     stages = None if pipeline is None else _stages(analysis, parallelism, pipeline, console)
     return [
         (parallel_rows.TRAFFIC_HEADING, _traffic(parallelism, console.width) if parallelism.traffic else None),
         (parallel_rows.STAGES_HEADING, stages),
-        (parallel_rows.RANKS_HEADING, _ranks(parallelism, console.width, all_ranks=all_ranks) if full else None),
+        (parallel_rows.RANKS_HEADING, _ranks(parallelism, console.width, all_ranks=all_ranks)),
     ]
 
 

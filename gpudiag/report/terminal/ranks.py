@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -21,21 +22,38 @@ WIDEST_BAR = 100
 _SEEN_MS = 0.005
 
 
-def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int) -> Table:
-    """Return a bar per row, all to the scale of the longest step."""
+def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int, notes: Sequence[str] = ()) -> Table:
+    """Return a bar per row, all to the scale of the longest step, each followed by its note if there are notes."""
+    noted = any(notes)
+    columns: list[dict[str, Any]] = [{"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}]
+    table = plain_grid(*columns, *([{"no_wrap": True}] if noted else []), gap=1)
+    for row, note, cells in zip(rows, notes or [""] * len(rows), _bar_lengths(rows, width, notes), strict=True):
+        table.add_row(
+            Text(row.label),
+            stacked_bar(row.buckets_ms, fill, cells),
+            Text(f"{figures.milliseconds(row.step_ms)} ms"),
+            *([Text(f" {note}", style="dim")] if noted else []),
+        )
+    return table
+
+
+def _bar_lengths(rows: Sequence[RankRow], width: int, notes: Sequence[str]) -> list[int]:
+    """Return the number of characters of each bar in a terminal of `width` columns."""
     longest = max((row.step_ms for row in rows), default=0.0)
     labels = max((len(row.label) for row in rows), default=0)
     times = max((len(figures.milliseconds(row.step_ms)) for row in rows), default=0)
-    cells = max(min(width - labels - times - len(" " * 2 + " ms"), WIDEST_BAR), 1)
-    table = plain_grid({"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}, gap=1)
-    for row in rows:
-        share = row.step_ms / longest if longest > 0 else 0.0
-        table.add_row(
-            Text(row.label),
-            stacked_bar(row.buckets_ms, fill, round(cells * share)),
-            Text(f"{figures.milliseconds(row.step_ms)} ms"),
-        )
-    return table
+    noted = max(map(len, notes), default=0)
+    most = max(min(width - labels - times - len(" " * 2 + " ms") - (noted + 2 if noted else 0), WIDEST_BAR), 1)
+    return [round(most * row.step_ms / longest) if longest > 0 else 0 for row in rows]
+
+
+def buckets_drawn(rows: Sequence[RankRow], width: int, notes: Sequence[str] = ()) -> list[str]:
+    """Return the buckets that have a character in some bar of `stacked_bars`."""
+    drawn: set[str] = set()
+    for row, cells in zip(rows, _bar_lengths(rows, width, notes), strict=True):
+        counts = apportion([row.buckets_ms.get(bucket, 0.0) for bucket in BUCKETS], cells)
+        drawn |= {bucket for bucket, count in zip(BUCKETS, counts, strict=True) if count}
+    return [bucket for bucket in BUCKETS if bucket in drawn]
 
 
 def stacked_bar(buckets_ms: Mapping[str, float], fill: Mapping[str, Fill], cells: int) -> Text:
@@ -66,14 +84,22 @@ def apportion(shares: Sequence[float], cells: int) -> list[int]:
 
 def legend(buckets: Sequence[str], fill: Mapping[str, Fill], width: int) -> Group:
     """Return the meaning of each fill. A fill and its name are on the same line."""
-    lines = [Text()]
-    for bucket in buckets:
-        entry = Text("  " if lines[-1] else "")
-        entry.append(fill[bucket].glyph, style=fill[bucket].style).append(f" {LABELS[bucket]}")
-        if len(lines[-1]) + len(entry) > width:
-            entry = entry[2:]
-            lines.append(Text())
-        lines[-1].append_text(entry)
+    entries = [
+        Text().append(fill[bucket].glyph, style=fill[bucket].style).append(f" {LABELS[bucket]}") for bucket in buckets
+    ]
+    return joined(entries, width, "  ")
+
+
+def joined(items: Sequence[Text], width: int, separator: str) -> Group:
+    """Return the items in as few lines as possible. An item is divided only if it is longer than a line."""
+    lines: list[Text] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(separator) + len(item) <= width:
+            lines[-1].append(separator).append_text(item)
+            continue
+        if lines:
+            lines[-1].append(separator.rstrip())
+        lines.append(item.copy())
     return Group(*lines)
 
 

@@ -1,204 +1,144 @@
-"""Print the report of a run: header, verdict, step time by bucket, other findings, warnings."""
+"""Print the report of a run: verdict, gain, location, advice, a bar per rank, and one line on the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
-from gpudiag.model.analysis import Analysis, Finding
-from gpudiag.model.sanitize import one_line
+from gpudiag.model.analysis import Analysis
 from gpudiag.report import header
 from gpudiag.report import verdict as words
-from gpudiag.report.compute_rows import compute_line
-from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
+from gpudiag.report.console import commands_with_purposes, numbered, plain_grid, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
-from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
-from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, source_tables
-from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
-from gpudiag.report.terminal.traffic import (
-    collectives_table,
-    compute_table,
-    kernels_table,
-    modules_section,
-    tries_section,
-    wait_lines,
-)
-from gpudiag.report.try_rows import TRIES_HEADING
+from gpudiag.report.rank_rows import rows_of
+from gpudiag.report.terminal import brief
+from gpudiag.report.terminal.ranks import buckets_drawn, joined, legend, stacked_bars
 
-#: Number of advice lines, of further findings, of source lines and of lines about waits in a short report.
-_FEW_STEPS, _FEW_FINDINGS, _FEW_LINES, _FEW_WAITS = 3, 4, 8, 2
-_INDENT = 2
-#: Maximum number of findings. Rendering 20,000 findings of a hostile file would take a minute.
-_MOST_FINDINGS = 200
-_MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
+#: Maximum number of advice lines.
+_FEW_STEPS = 3
+#: Narrower terminals have no notes beside bars and no purposes beside commands.
+_WIDE = 72
+_INDENT = "  "
 
 
-def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report; `full` adds evidence, all advice, collectives, classes of kernels, kernels and modules."""
-    verdict = words.verdict_of(analysis)
-    sections: list[tuple[str, RenderableType | None]] = [
-        (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
-    ]
-    if analysis.parallelism is not None:
-        from gpudiag.report.terminal.parallelism import parallel_sections  # noqa: PLC0415  # most jobs divide batches
+def render_analysis(
+    analysis: Analysis,
+    console: Console,
+    *,
+    all_ranks: bool = False,
+    full: bool = False,
+    paths: Sequence[str] = (),
+    page: str = "",
+) -> None:
+    """Print the report.
 
-        sections += parallel_sections(analysis, analysis.parallelism, console, full=full, all_ranks=all_ranks)
-    sections += _source_sections(analysis, most=None if full else _FEW_LINES)
+    Args:
+        analysis: the run.
+        console: the terminal.
+        all_ranks: whether to draw more than eight ranks.
+        full: whether to print the full report, with evidence, all advice, all sections and all tables.
+        paths: the paths of the run as the user gave them, for the commands below a short report.
+        page: path of the run's HTML page, if it exists.
+    """
     if full:
-        sections += _details(analysis, console)
-    else:
-        sections.append(("Other findings", _other_findings(analysis, verdict)))
-    sections.append((TRIES_HEADING, tries_section(analysis)))
-    sections.append(("How far to trust this", _warnings(analysis, full=full)))
-    more = [] if full else [Text(), Text(_MORE, style="dim")]
-    head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]
-    print_trimmed(console, Group(*head, *under_headings(sections), *more))
+        from gpudiag.report.terminal.full_report import full_report  # noqa: PLC0415  # most reports are short
+
+        print_trimmed(console, full_report(analysis, console, all_ranks=all_ranks))
+        return
+    verdict = words.verdict_of(analysis)
+    parts = (
+        Group(*_header(analysis)),
+        _verdict(verdict, analysis),
+        _bars(analysis, console, all_ranks=all_ranks),
+        _tries(analysis),
+        _rest(analysis, verdict, console, brief.commands_for_more(analysis, verdict, paths, page)),
+    )
+    present = [part for part in parts if part is not None]
+    print_trimmed(console, Group(present[0], *(item for part in present[1:] for item in (Text(), part))))
 
 
-def time_heading(analysis: Analysis) -> str:
-    """Return the heading above the bars and the table of step times."""
-    unit = header.unit_of(analysis)
-    return "Where the recording's time goes" if unit == "recording" else f"Where a {unit}'s time goes"
+def _header(analysis: Analysis) -> list[Text]:
+    """Return a line on the job and a line on the step time; for a run that only loads data, also its times."""
+    steps = header.step_line(analysis)
+    mfu = brief.utilization(analysis)
+    lines = [Text(brief.title_line(analysis), style="bold"), steps.append(f" · {mfu}" if mfu else "")]
+    return lines + [Text(line) for line in header.host_lines(analysis) if analysis.source.input_only]
 
 
-def _header(analysis: Analysis, *, full: bool) -> list[Text]:
-    """Return lines about the workload, the step time and the host; with `full`, also the software versions."""
-    software = header.software_line(analysis) if full else ""
-    return [
-        Text(header.what_ran(analysis), style="bold"),
-        *([Text(software, style="dim")] if software else []),
-        header.step_line(analysis),
-        *(Text(line, style="dim") for line in header.header_lines(analysis)),
-    ]
+def _verdict(verdict: words.ReportVerdict, analysis: Analysis) -> RenderableType:
+    """Return severity, title, gain, location and advice, with the labels in one column."""
+    rows = plain_grid({"no_wrap": True}, {}, gap=2)
+    title = Text(verdict.title, style="bold")
+    gain = brief.gain(verdict)
+    if not verdict.gain and gain:
+        title.append(f" ({gain})", style="not bold")
+    if verdict.severity is not None:
+        rows.add_row(Text(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]), title)
+    if verdict.gain:
+        rows.add_row(Text(f"{_INDENT}Gain"), Text(gain))
+    located = brief.location(verdict, analysis)
+    if located:
+        rows.add_row(Text(f"{_INDENT}Where"), Text(" · ".join(located)))
+    steps = verdict.steps[:_FEW_STEPS]
+    rows.add_row(Text(f"{_INDENT}{'Try' if verdict.advised else 'Next'}"), numbered(steps))
+    if verdict.instead:
+        rows.add_row(Text(f"{_INDENT}Or"), Text(verdict.instead.removeprefix(words.ALTERNATIVE)))
+    return rows if verdict.severity is not None else Group(title, rows)
 
 
-def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full: bool) -> Group | None:
-    """Return bars, table, explanations and waits; None without a device."""
-    rows, note = rows_of(analysis.devices, all_ranks=all_ranks)
+def _bars(analysis: Analysis, console: Console, *, all_ranks: bool) -> RenderableType | None:
+    """Return a bar per rank with its largest buckets, and the legend; None without a device."""
+    rows, omitted = rows_of(analysis.devices, all_ranks=all_ranks)
     if not rows:
         return None
     fill = fills(console)
-    notes = (header.recorded_steps_note(analysis), overlapped_note(rows), compute_line(analysis), note)
-    below = [Text(line) for line in words.explained_lines(analysis, unexplained_only=not full)]
-    below += [] if full else wait_lines(analysis.waits, analysis.steps.mean_ms)[:_FEW_WAITS]
+    notes = [brief.bar_note(row, analysis.waits) for row in rows] if console.width >= _WIDE else ()
+    below = (brief.bars_note(analysis), omitted)
     return Group(
-        stacked_bars(rows, fill, console.width),
-        legend(buckets_seen(rows), fill, console.width),
-        Text(),
-        rank_table(rows, console),
-        *(Text(line, style="dim") for line in notes if line),
-        *([Text(), *below] if below else []),
+        stacked_bars(rows, fill, console.width, notes),
+        legend(buckets_drawn(rows, console.width, notes), fill, console.width),
+        *(Text(line, style="dim") for line in below if line),
     )
 
 
-def _source_sections(analysis: Analysis, *, most: int | None) -> list[tuple[str, RenderableType | None]]:
-    """Return the lines of the user's source with their times, at most `most` lines per table.
+def _tries(analysis: Analysis) -> RenderableType | None:
+    """Return the tried changes, which the user asked for; None if nothing was tried."""
+    if not analysis.tries:
+        return None
+    from gpudiag.report.terminal.traffic import tries_section  # noqa: PLC0415  # only with --try
+    from gpudiag.report.try_rows import TRIES_HEADING  # noqa: PLC0415  # likewise
 
-    If `most` is given and no finding names a line, return no table.
-    """
-    if most is not None and not any(finding.source is not None for finding in analysis.findings):
-        return []
-    return [(heading, _source_table(rows)) for heading, rows in source_tables(analysis, most=most)]
-
-
-def _source_table(rows: list[SourceRow]) -> RenderableType:
-    table = plain_grid(
-        {"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {"no_wrap": True, "justify": "right"}, {}, gap=2
-    )
-    table.add_row(*(Text(heading, style="dim") for heading in SOURCE_COLUMNS))
-    for row in rows:
-        place, ms, idle, text = source_cells(row)
-        style = "bold" if row.marked else ""
-        table.add_row(Text(place, style=style), Text(ms, style=style), Text(idle), Text(text, style=style))
-    return table
+    return Group(*under_headings([(TRIES_HEADING, tries_section(analysis))])[1:])
 
 
-def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType | None]]:
-    """Return the sections that only a full report has."""
-    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
-    kernels = "Operators" if header.on_processors(analysis) else "Kernels"
-    width = console.width
-    return [
-        ("Waits", Group(*waits) if waits else None),
-        ("Findings", _findings(analysis) if analysis.findings else None),
-        ("Collectives", collectives_table(analysis.collectives, width) if analysis.collectives else None),
-        ("Compute", compute_table(analysis) if analysis.compute_classes else None),
-        (kernels, kernels_table(analysis.kernels, kernels, width) if analysis.kernels else None),
-        ("Modules", modules_section(analysis.modules, width) if analysis.modules is not None else None),
-    ]
-
-
-def _verdict_section(verdict: words.ReportVerdict, *, full: bool) -> RenderableType:
-    """Return severity, title, savings, location and advice."""
-    headline = Text()
-    if verdict.severity is not None:
-        headline.append(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]).append("  ")
-    headline.append(verdict.title, style="bold")
-    confidence = f"confidence: {verdict.confidence}" if verdict.confidence else ""
-    if confidence and not verdict.gain:
-        headline.append(f" ({confidence})")
+def _rest(
+    analysis: Analysis, verdict: words.ReportVerdict, console: Console, commands: Sequence[tuple[str, str]]
+) -> RenderableType:
+    """Return the line on everything else, and the commands that show more."""
     rows = plain_grid({"no_wrap": True}, {}, gap=2)
-    if verdict.gain:
-        rows.add_row(Text("Gain"), Text(f"{verdict.gain}; {confidence}"))
-        if verdict.parts and full:
-            rows.add_row(Text(), Text(f"saved time: {verdict.parts}"))
-    if verdict.where:
-        rows.add_row(Text("Where"), Text(verdict.where))
-    if verdict.instead:
-        rows.add_row(Text(), Text(verdict.instead))
-    steps = verdict.steps if full else verdict.steps[:_FEW_STEPS]
-    rows.add_row(Text("Try" if verdict.advised else "Next"), _numbered(steps))
-    if verdict.path and full:
-        rows.add_row(Text(), Group(Text(words.PATH_HEADING), _numbered(verdict.path)))
-    return Group(headline, Padding(rows, (0, 0, 0, _INDENT), expand=False))
+    also = _also(analysis, verdict)
+    if also:
+        rows.add_row(Text("Also"), joined(also, console.width - len("Also  "), " "))
+    rows.add_row(Text("More"), commands_with_purposes(commands, console.width - len("More  ")))
+    return rows
 
 
-def _numbered(lines: tuple[str, ...]) -> RenderableType:
-    if len(lines) == 1:
-        return Text(lines[0])
-    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, line in enumerate(lines, start=1):
-        table.add_row(Text(f"{number}."), Text(line))
-    return table
-
-
-def _other_findings(analysis: Analysis, verdict: words.ReportVerdict) -> RenderableType | None:
-    """Return the other findings, each with its title and a line on its savings."""
-    others = words.other_findings(analysis, verdict)
-    table = plain_grid({"no_wrap": True}, {}, gap=1)
-    for finding in others[:_FEW_FINDINGS]:
-        saves = words.saves(finding, analysis)
-        facts = (words.about(finding), saves[:1].lower() + saves[1:], f"confidence: {finding.confidence}")
-        about = Text(" · ".join(filter(None, facts)), style="dim")
-        table.add_row(Text("-"), Group(Text(words.title_of(finding)), about))
-    return Group(table, *and_more([], len(others) - _FEW_FINDINGS)) if others else None
-
-
-def _findings(analysis: Analysis) -> RenderableType:
-    """Return every finding with its evidence, and with its advice unless the verdict has it already."""
-    headline = words.verdict_of(analysis).headline
-    advice_of_verdict = () if headline is None else headline.advice
-    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
-    for number, finding in enumerate(analysis.findings[:_MOST_FINDINGS], start=1):
-        title = Text(words.title_of(finding), style="bold")
-        advice = tuple(step for step in finding.advice if step not in advice_of_verdict)
-        table.add_row(Text(f"{number}."), Group(title, _finding_details(finding, advice, analysis)))
-    return Group(table, *and_more([], len(analysis.findings) - _MOST_FINDINGS))
-
-
-def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:
-    """Return code, ranks, savings and evidence of a finding, followed by the advice."""
-    facts = Text(words.about(finding))
-    facts.stylize(SEVERITY_STYLE[finding.severity], 0, len(one_line(finding.code)[: words.LONGEST_TEXT]))
-    steps = plain_grid({"no_wrap": True}, {}, gap=1)
-    for step in advice:
-        steps.add_row(Text("→"), Text(one_line(step)[: words.LONGEST_TEXT]))
-    return Group(facts, *map(Text, words.finding_lines(finding, analysis)), steps)
-
-
-def _warnings(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
-    """Return the reasons to trust the figures less; with `full`, also the reasons for missing figures."""
-    doubts = words.doubts(analysis, missing=full)
-    lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
-    return Group(*lines) if lines else None
+def _also(analysis: Analysis, verdict: words.ReportVerdict) -> list[Text]:
+    """Return the other findings, unexplained time and the warnings, with the punctuation between them."""
+    items, omitted = brief.other_items(analysis, verdict)
+    findings = [
+        Text().append(item.name, style=SEVERITY_STYLE[item.severity]).append(f" {item.saved}" if item.saved else "")
+        for item in items
+    ]
+    findings += [Text(f"{omitted} more")] if omitted else []
+    unexplained = [Text(part) for part in brief.unexplained_words(analysis, verdict)]
+    warnings = [Text().append(part, style="yellow") for part in brief.warning_words(analysis, verdict)]
+    groups = [group for group in (findings, unexplained, warnings) if group]
+    for group in groups:
+        for text in group[:-1]:
+            text.append(",")
+        if group is not groups[-1]:
+            group[-1].append(";")
+    return [text for group in groups for text in group]

@@ -10,7 +10,7 @@ from gpudiag.model.benchmarks.selftest import Found, Score, Selftest, SelftestRo
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
-_STYLE = {"right": "green", "wrong": "bold red", "too small": "yellow"}
+_STYLE = {"right": "green", "wrong": "bold red", "too small": "yellow", "too noisy": "yellow"}
 _NUMBER_COLUMNS = {3, 4, 5}
 _LONGEST_CODE = len("communication-bound")
 _HEADINGS = ("fault", "expected", "found", "true ms", "found ms", "step ms", "verdict")
@@ -98,6 +98,8 @@ def summary(result: Selftest) -> str:
     words = [f"{count['right']} right", f"{count['wrong']} wrong"]
     if count["too small"]:
         words.append(f"{count['too small']} too small to see")
+    if count["too noisy"]:
+        words.append(f"{count['too noisy']} too noisy to judge")
     return f"{len(result.rows)} rows: {', '.join(words)}."
 
 

@@ -12,7 +12,6 @@ from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
-from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 from gpudiag.report.try_rows import TRIES_HEADING, TRY_COLUMNS, try_rows
 
@@ -77,7 +76,7 @@ def _time(analysis: Analysis) -> list[str]:
     overlapped = rank_rows.overlapped_note(rows)
     explained = [f"- {escaped(line)}" for line in words.explained_lines(analysis)]
     return [
-        *(f"## {time_heading(analysis)}", "", *table, ""),
+        *(f"## {header.time_heading(analysis)}", "", *table, ""),
         *_paragraphs((header.recorded_steps_note(analysis), overlapped and f"{overlapped}.", note)),
         *([*explained, ""] if explained else []),
     ]

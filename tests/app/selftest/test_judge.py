@@ -204,6 +204,17 @@ def test_clean_communication_cost_is_the_difference_to_a_job_without_communicati
     assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
 
 
+def test_right_finding_below_the_noise_is_too_noisy_to_judge() -> None:
+    """The fault costs 26 of 56 ms. The alarm is at three standard errors of the recorded steps."""
+    late = finding("straggler", 24.0, ranks=(2,), cause="input")
+    verdicts = [
+        judge(ablation("cpu"), LATE, analysis(late), window_error_ms=error).verdict for error in (0.1, 8.5, 9.0)
+    ]
+    assert verdicts == ["right", "too noisy", "too small"]
+    other = finding("launch-bound", 24.0, ranks=(2,))
+    assert judge(ablation("cpu"), LATE, analysis(other), window_error_ms=8.5).verdict == "wrong"
+
+
 def test_right_alternative_of_the_first_finding_counts_as_first() -> None:
     launching = finding("launch-bound", 25.5, ranks=(0, 1, 2, 3), instead=("straggler",))
     late = finding("straggler", 25.4, ranks=(2,), cause="input", instead=("launch-bound",))

@@ -93,7 +93,8 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == two_processes(tmp_path / "meeting")
-    assert "Where a step's time goes" in done.stderr
+    assert "\nMore  gpudiag analyze run --full " in done.stderr
+    assert "\n      run/report.html " in done.stderr
     assert "each ends with AdamW.step" in done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert record["command"] == command

@@ -343,7 +343,7 @@ def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
     assert (done.returncode, len(done.stdout.split())) == (6, 120), done.stderr
     assert "Traceback" not in done.stderr
     assert "could not be saved: " in done.stderr
-    assert "read it again" not in done.stderr
+    assert "gpudiag analyze" not in done.stderr
 
 
 @ALONE
