@@ -22,14 +22,14 @@ MOST_LINES = 400
 #: different folder.
 BUDGET = {
     "analysis": 20_940,
-    "app": 5_580,
+    "app": 5_670,
     "commands": 2_870,
     "machine": 2_890,
     "model": 5_610,
     "prediction": 820,
     "report": 8_390,
     "trace": 6_550,
-    "training": 20_700,
+    "training": 20_840,
     "": 650,
 }
 #: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.

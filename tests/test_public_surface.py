@@ -29,7 +29,7 @@ def test_commands_are_pinned() -> None:
 
 def test_public_names_are_pinned() -> None:
     callbacks = "KerasCallback LightningCallback TransformersCallback"
-    names = f"CpuReduceHook {callbacks} __version__ analyze compare load_facts profile range"
+    names = f"CpuReduceHook {callbacks} __version__ analyze compare load_facts profile range trace_handler"
     assert sorted(gpudiag.__all__) == names.split()
     assert dir(gpudiag) == sorted(gpudiag.__all__)
 
