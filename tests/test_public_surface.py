@@ -23,7 +23,7 @@ ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_w
 
 
 def test_commands_are_pinned() -> None:
-    designed = "topology bandwidth profile analyze gather recommend scale report view export diff table selftest"
+    designed = "topology bandwidth profile analyze gather recommend scale report view export mcp diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 
 
@@ -48,6 +48,7 @@ def test_exit_codes_are_pinned() -> None:
         "TooLargeError": 4,
         "WorkerFailedError": 5,
         "FrameworkMissingError": 5,
+        "MissingLibraryError": 2,
     }
     assert (cli.INTERRUPTED, cli.READER_GONE) == (130, 141)
 
