@@ -22,14 +22,14 @@ MOST_LINES = 400
 #: different folder.
 BUDGET = {
     "analysis": 20_940,
-    "app": 6_170,
-    "commands": 2_920,
+    "app": 6_360,
+    "commands": 3_000,
     "machine": 2_890,
     "model": 5_610,
     "prediction": 820,
     "report": 8_430,
     "trace": 6_550,
-    "training": 20_840,
+    "training": 21_170,
     "": 650,
 }
 #: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.

@@ -18,13 +18,14 @@ SUMMARIES = {
     "report": "Draw the report of a run again.",
     "view": "Show a run in TensorBoard: verdict, trace viewer, overview, curves.",
     "export": "Convert a run to another tool's format.",
+    "log": "Log a run to W&B, MLflow or TensorBoard.",
     "mcp": "Answer the questions of an agent about recordings.",
     "diff": "Compare two runs.",
     "table": "Compare many runs in one table.",
     "selftest": "Check gpudiag itself on this machine.",
 }
 #: Subfolders with the files of commands, by command. The files of all other commands are in this folder.
-FOLDERS = dict.fromkeys(("view", "export", "mcp"), "connect")
+FOLDERS = dict.fromkeys(("view", "export", "log", "mcp"), "connect")
 
 
 def module_of(command: str) -> str:
