@@ -17,6 +17,8 @@ from gpudiag.errors import UsageError
 #: Maximum number of characters of the command's output in the answer.
 _MOST_OUTPUT = 4000
 LONGEST_S = 3600.0
+#: Number of seconds in which the command may end after SIGTERM.
+_GRACE_S = 20.0
 #: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
 _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
@@ -48,9 +50,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         printed, _ = process.communicate(timeout=min(timeout_s, LONGEST_S))
     except subprocess.TimeoutExpired:
         timed_out = True
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        printed, _ = process.communicate()
+        printed = _ended(process)
     text = printed.decode(errors="replace")
     return {
         "run_dir": str(output.relative_to(root)),
@@ -59,3 +59,15 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         "last_output": text[-_MOST_OUTPUT:],
         "output_characters": len(text),
     }
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bytes:
+    """End gpudiag, which passes SIGTERM on to the command; return the output. After a while, end it with SIGKILL."""
+    process.terminate()
+    try:
+        printed, _ = process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+    return printed

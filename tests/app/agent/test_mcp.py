@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpudiag.app.agent.profiling import profile_command
 from tests.cli_process import SECONDS, environment, gpudiag
 
 ROOT = Path(__file__).parents[3]
@@ -126,6 +127,14 @@ def test_commands_are_profiled_only_if_allowed(tmp_path: Path) -> None:
     assert outside["error"]
     refused = asked(calls[:1], "--root", str(tmp_path))
     assert refused["answers"][0]["error"]
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    words = ["sh", "-c", "echo $$ > pid; exec sleep 300"]
+    answer = profile_command(words, root, root / "run", 10.0)
+    assert answer["timed_out"]
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8').strip()}").exists()
 
 
 def test_missing_sdk_is_named_with_its_extra(tmp_path: Path) -> None:

@@ -211,3 +211,39 @@ def test_callback_logs_to_the_open_runs_of_the_training(tmp_path: Path) -> None:
         assert metrics["step_time_ms"] == pytest.approx(step_ms, rel=1e-5)
         assert metrics["samples_per_s"] > 0
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+LIGHTNING = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger
+from torch.utils.data import DataLoader, TensorDataset
+import gpudiag
+
+class Small(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+logger = MLFlowLogger("lightning", tracking_uri="sqlite:///mlflow.db")
+callback = gpudiag.LightningCallback("run", warmup=3, steps=5, active=3, log_to="mlflow")
+trainer = Trainer(callbacks=[callback], max_epochs=1, accelerator="cpu", logger=logger, enable_checkpointing=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Small(), DataLoader(TensorDataset(torch.randn(640, 64)), batch_size=8))
+print("mlflow", logger.run_id)
+"""
+
+
+@pytest.mark.skipif(not TRAINERS.exists(), reason="make trainers has not been run")
+def test_callback_logs_to_the_run_of_lightnings_own_client(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIGHTNING, encoding="utf-8")
+    libraries = next((CLIENTS / "lib").glob("python*/site-packages"))
+    done = run(TRAINERS / "bin" / "python", "train.py", cwd=tmp_path, path=f"{ROOT}:{libraries}")
+    (tracked,) = read(READ_MLFLOW, tmp_path)
+    assert f"mlflow {tracked['id']}\n" in done.stdout
+    assert tracked["experiment"] == "lightning"
+    assert tracked["metrics"]["step_time_ms"] > 0
