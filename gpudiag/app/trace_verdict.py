@@ -43,7 +43,8 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     """
     training = os.getppid()
     until_s = time.monotonic() + wait_s
-    while missing := _missing(run_dir, ranks, started_s):
+    missing = list(range(ranks))
+    while missing := [rank for rank in missing if not _is_there(run_dir, rank, started_s)]:
         if os.getppid() != training:
             return []
         if time.monotonic() >= until_s:
@@ -51,7 +52,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
         time.sleep(_PAUSE_S)
     command = f"gpudiag analyze {shlex.quote(str(run_dir))}"
     lines = [_missing_line(run_dir, ranks, missing, wait_s)] if missing else []
-    present = [str(run_dir / trace_name(rank)) for rank in range(ranks) if rank not in set(missing)]
+    present = [str(run_dir / trace_name(rank)) for rank in sorted({*range(ranks)} - {*missing})]
     try:
         analysis = load_analysis(present if missing else [str(run_dir)], world_size=ranks)
     except GpudiagError as error:
@@ -59,17 +60,12 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     return [*lines, *_verdict(analysis), f"full report: {command}"]
 
 
-def _missing(run_dir: Path, ranks: int, started_s: float) -> list[int]:
-    """Return the ranks without a trace of this job."""
-    missing = []
-    for rank in range(ranks):
-        try:
-            there = (run_dir / trace_name(rank)).stat().st_mtime >= started_s
-        except OSError:
-            there = False
-        if not there:
-            missing.append(rank)
-    return missing
+def _is_there(run_dir: Path, rank: int, started_s: float) -> bool:
+    """Return whether a rank has a trace of this job."""
+    try:
+        return (run_dir / trace_name(rank)).stat().st_mtime >= started_s
+    except OSError:
+        return False
 
 
 def _missing_line(run_dir: Path, ranks: int, missing: Sequence[int], wait_s: float) -> str:
