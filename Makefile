@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers wheel clean
+.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers clients wheel clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,11 +73,14 @@ build/tf-venv/.made: $(VENV)/.made constraints.txt
 
 trainers: build/trainers-venv/.made ## Install Lightning, Transformers and Accelerate into build/, for the tests of their callbacks
 
+clients: build/clients-venv/.made ## Install W&B, MLflow, TensorBoard and the MCP SDK into build/, for the tests with them
+
 build/trainers-venv/.made: BESIDE = accelerate lightning transformers
+build/clients-venv/.made: BESIDE = mcp mlflow-skinny sqlalchemy alembic tensorboard wandb
 build/mutants-venv/.made: BESIDE = cosmic-ray pytest-cov
 
 # They take PyTorch and all else that .venv has from there.
-build/trainers-venv/.made build/mutants-venv/.made: $(VENV)/.dev constraints.txt
+build/trainers-venv/.made build/clients-venv/.made build/mutants-venv/.made: $(VENV)/.dev constraints.txt
 	$(BIN)/python -m venv $(@D)
 	$(BIN)/python -c "import pathlib, sysconfig, torch; print(sysconfig.get_path('purelib'), pathlib.Path(torch.__file__).parents[1], sep='\n')" \
 	  > "$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"

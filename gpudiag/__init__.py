@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.training.loop.callbacks.lightning import LightningCallback
     from gpudiag.training.loop.callbacks.transformers import TransformersCallback
     from gpudiag.training.loop.session import Session as profile  # noqa: N813
+    from gpudiag.training.loop.trace_handler import TraceHandler as trace_handler  # noqa: N813
     from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813 # public name
     from gpudiag.training.strategies.pytorch.cpu_reduce import CpuReduceHook
 
@@ -36,6 +37,7 @@ __all__ = [
     "load_facts",
     "profile",
     "range",
+    "trace_handler",
 ]
 
 _LOCATIONS = {
@@ -48,6 +50,7 @@ _LOCATIONS = {
     "load_facts": "gpudiag.app.python_api:load_facts",
     "profile": "gpudiag.training.loop.session:Session",
     "range": "gpudiag.training.session.ranges:Range",
+    "trace_handler": "gpudiag.training.loop.trace_handler:TraceHandler",
 }
 
 

@@ -69,6 +69,13 @@ class FrameworkMissingError(GpudiagError):
     hint = "Install it (in a clone: pip install '.[torch]') or choose another interpreter with --python."
 
 
+class MissingLibraryError(GpudiagError):
+    """A library that only this command needs is not installed."""
+
+    exit_code = 2
+    hint = "Install it, or leave the option out."
+
+
 def there_are(word: object, known: Iterable[object]) -> str:
     """Return a hint for an unknown word: the closest known one, and all of them."""
     import difflib  # noqa: PLC0415 # only needed after typing errors

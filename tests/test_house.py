@@ -22,14 +22,14 @@ MOST_LINES = 400
 #: different folder.
 BUDGET = {
     "analysis": 21_300,
-    "app": 5_720,
-    "commands": 3_050,
+    "app": 6_500,
+    "commands": 3_180,
     "machine": 2_890,
     "model": 5_670,
     "prediction": 820,
-    "report": 8_960,
+    "report": 9_020,
     "trace": 6_550,
-    "training": 20_700,
+    "training": 21_170,
     "": 650,
 }
 #: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.

@@ -23,15 +23,14 @@ ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_w
 
 
 def test_commands_are_pinned() -> None:
-    designed = (
-        "topology bandwidth profile analyze explain gather recommend scale report view export diff table selftest"
-    )
+    measuring = "topology bandwidth profile analyze explain gather recommend scale"
+    designed = f"{measuring} report view export log mcp diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 
 
 def test_public_names_are_pinned() -> None:
     callbacks = "KerasCallback LightningCallback TransformersCallback"
-    names = f"CpuReduceHook {callbacks} __version__ analyze compare load_facts profile range"
+    names = f"CpuReduceHook {callbacks} __version__ analyze compare load_facts profile range trace_handler"
     assert sorted(gpudiag.__all__) == names.split()
     assert dir(gpudiag) == sorted(gpudiag.__all__)
 
@@ -50,6 +49,7 @@ def test_exit_codes_are_pinned() -> None:
         "TooLargeError": 4,
         "WorkerFailedError": 5,
         "FrameworkMissingError": 5,
+        "MissingLibraryError": 2,
     }
     assert (cli.INTERRUPTED, cli.READER_GONE) == (130, 141)
 

@@ -1,9 +1,9 @@
 """Define the commands, one file each.
 
-The file `commands/<command>.py` has one function with the command's name, annotated for typer. The first line of its
-docstring is also in `SUMMARIES`. The file also has `EXAMPLES`: pairs of a command line and its purpose. The function
-converts its options, calls its use case in `gpudiag/app/`, and draws the result. It imports the use case and the report
-in its body, so that help is fast.
+The file `<command>.py`, here or in the subfolder that `FOLDERS` names, has one function with the command's name,
+annotated for typer. The first line of its docstring is also in `SUMMARIES`. The file also has `EXAMPLES`: pairs of a
+command line and its purpose. The function converts its options, calls its use case in `gpudiag/app/`, and draws the
+result. It imports the use case and the report in its body, so that help is fast.
 """
 
 #: Names and summaries of the commands. `gpudiag --help` shows them without importing the commands.
@@ -19,7 +19,16 @@ SUMMARIES = {
     "report": "Draw the report of a run again.",
     "view": "Show a run in TensorBoard: verdict, trace viewer, overview, curves.",
     "export": "Convert a run to another tool's format.",
+    "log": "Log a run to W&B, MLflow or TensorBoard.",
+    "mcp": "Answer the questions of an agent about recordings.",
     "diff": "Compare two runs.",
     "table": "Compare many runs in one table.",
     "selftest": "Check gpudiag itself on this machine.",
 }
+#: Subfolders with the files of commands, by command. The files of all other commands are in this folder.
+FOLDERS = dict.fromkeys(("view", "export", "log", "mcp"), "connect")
+
+
+def module_of(command: str) -> str:
+    """Return the name of the module that defines a command."""
+    return ".".join(filter(None, (__name__, FOLDERS.get(command), command)))

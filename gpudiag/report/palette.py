@@ -26,7 +26,8 @@ _FEW_COLORS = dict(
     zip(BUCKETS, ("green", "blue", "red", "cyan", "yellow", "magenta", "bright_cyan", "bright_black"), strict=True)
 )
 _GLYPHS = dict(zip(BUCKETS, "█▓░=ISL·", strict=True))
-_ASCII_GLYPHS = dict(zip(BUCKETS, "#Tw=ISL.", strict=True))
+#: Characters for each bucket where only ASCII can be shown.
+ASCII_GLYPHS = dict(zip(BUCKETS, "#Tw=ISL.", strict=True))
 
 SEVERITY_STYLE: Mapping[Severity, str] = {"critical": "bold red", "warning": "bold yellow", "info": "bold green"}
 
@@ -43,7 +44,7 @@ def fills(console: Console) -> dict[str, Fill]:
 
     A console with the attribute `distinct_glyphs` gets both.
     """
-    glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII_GLYPHS
+    glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else ASCII_GLYPHS
     if console.no_color or console.color_system is None:
         return {bucket: Fill(glyph=glyph, style="") for bucket, glyph in glyphs.items()}
     if console.color_system == "standard":

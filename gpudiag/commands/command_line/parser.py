@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from gpudiag.commands import SUMMARIES
+from gpudiag.commands import SUMMARIES, module_of
 from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class VerbGroup(TyperGroup):
         """Import a command's module and make its parser; return None for an unknown command."""
         if cmd_name not in SUMMARIES:
             return None
-        module = importlib.import_module(f"gpudiag.commands.{cmd_name}")
+        module = importlib.import_module(module_of(cmd_name))
         if COMPLETE in os.environ:
             from gpudiag.commands.command_line.completion import complete_values
 

@@ -147,6 +147,11 @@ class Session:
         if self._run is None and self._measurement.position.rank == 0:
             print_next_command(self.run_dir)
 
+    @property
+    def first(self) -> bool:
+        """Whether this process is rank 0, which writes the run's record."""
+        return self._measurement.position.rank == 0
+
     def describe(self, model: Any, *, gradient_sizes: Sequence[int] | None = None) -> None:
         """Add the model to the record.
 

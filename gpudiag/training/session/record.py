@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,35 @@ def compress(plain: Path, target: Path) -> None:
     """Compress the file `plain` to `target`. Raises OSError."""
     with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as written:
         shutil.copyfileobj(source, written, _CHUNK_BYTES)
+
+
+def export_compressed(
+    export: Callable[[str], object], target: Path, *, examine: Callable[[Path], object] | None = None
+) -> None:
+    """Write a trace to a plain file, and compress that to `target`, which appears when it is complete.
+
+    Args:
+        export: writes the trace to a path.
+        target: `*.json.gz`; missing directories are made.
+        examine: called with the plain file before it is removed.
+
+    Raises:
+        OSError: a file cannot be written. No file is left.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    compressed = target.with_name(f".{target.name}.part")
+    plain = target.with_name(f".{target.name}.json")
+    try:
+        export(str(plain))
+        if examine is not None:
+            examine(plain)
+        compress(plain, compressed)
+        compressed.replace(target)
+    finally:
+        # If the disk was full, the profiler leaves a temporary file.
+        for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
 
 
 def contains(path: Path, pattern: bytes) -> bool:

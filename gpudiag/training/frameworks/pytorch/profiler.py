@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpudiag.training.frameworks.pytorch.marks import MarkedCollections, MarkedModules
-from gpudiag.training.session.record import compress, contains
+from gpudiag.training.session.record import contains, export_compressed
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
 #: Kineto's categories of device activity.
@@ -95,21 +95,12 @@ class ProfiledWindow:
         """Write the compressed trace, and note whether it contains device activity."""
         if not self._kept:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        compressed = self.path.with_name(f".{self.path.name}.part")
-        plain = self.path.with_name(f".{self.path.name}.json")
-        try:
-            profiler.export_chrome_trace(str(plain))
-            if self._cuda:
-                self.device_activity = contains(plain, _DEVICE_ACTIVITY)
-            compress(plain, compressed)
-            compressed.replace(self.path)
-            self.saved = True
-        finally:
-            # If the disk was full, the profiler leaves a temporary file.
-            for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
-                with contextlib.suppress(OSError):
-                    leftover.unlink()
+        examine = self._look_for_device_activity if self._cuda else None
+        export_compressed(profiler.export_chrome_trace, self.path, examine=examine)
+        self.saved = True
+
+    def _look_for_device_activity(self, plain: Path) -> None:
+        self.device_activity = contains(plain, _DEVICE_ACTIVITY)
 
 
 def profiler_runs() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -22,15 +23,23 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
+    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
+    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+
     Raises:
-        UsageError: when training begins, for the reasons of `gpudiag.profile`.
+        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike[str] | None = None, *, stop: bool | None = None, **options: Any
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        stop: bool | None = None,
+        log_to: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self._driven = DrivenSession(run_dir, stop, options)
+        self._driven = DrivenSession(run_dir, stop, log_to, options)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras's signature, here and below
         """Open the session."""

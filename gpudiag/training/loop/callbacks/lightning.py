@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.training.loop.callbacks.driven import DrivenSession
@@ -28,21 +29,32 @@ class LightningCallback(Callback):
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
+    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
+    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+
     Raises:
-        UsageError: when training begins, for the reasons of `gpudiag.profile`.
+        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike[str] | None = None, *, stop: bool | None = None, **options: Any
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        stop: bool | None = None,
+        log_to: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self._driven = DrivenSession(run_dir, stop, options)
+        self._driven = DrivenSession(run_dir, stop, log_to, options)
         self._updates = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session."""
         self._updates = trainer.global_step
-        self._driven.open(model=pl_module, framework="pytorch")
+        # Lightning logs to MLflow with a client of its own, so that MLflow has no open run.
+        loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "MLFlowLogger"]
+        mlflow = (loggers[0].experiment, loggers[0].run_id) if loggers and trainer.is_global_zero else None
+        self._driven.open(model=pl_module, framework="pytorch", mlflow=mlflow)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """End a step and begin the next, if the model was updated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.training.loop.callbacks.driven import DrivenSession
@@ -25,14 +26,22 @@ class TransformersCallback(TrainerCallback):
     The arguments are those of `gpudiag.profile`; the default batch size per process is the trainer's. Under `gpudiag
     profile module:function`, `run_dir` may be omitted, and by default training ends when everything is measured.
 
+    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
+    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+
     Raises:
-        UsageError: when training begins, for the reasons of `gpudiag.profile`.
+        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike[str] | None = None, *, stop: bool | None = None, **options: Any
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        stop: bool | None = None,
+        log_to: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
-        self._driven = DrivenSession(run_dir, stop, options)
+        self._driven = DrivenSession(run_dir, stop, log_to, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002  # the trainer's signature, here and below
         """Open the session."""

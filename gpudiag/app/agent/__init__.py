@@ -1,0 +1,1 @@
+"""Answer the questions of agents over the Model Context Protocol (`gpudiag mcp`)."""

@@ -1,0 +1,73 @@
+"""Profile a command for an agent, if the user allowed it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gpudiag
+from gpudiag.errors import UsageError
+
+#: Maximum number of characters of the command's output in the answer.
+_MOST_OUTPUT = 4000
+LONGEST_S = 3600.0
+#: Number of seconds in which the command may end after SIGTERM.
+_GRACE_S = 20.0
+#: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
+_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
+
+
+def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s: float) -> dict[str, Any]:
+    """Run `gpudiag profile --stop-after -- COMMAND` in the directory `root`, and return how it ended.
+
+    After `timeout_s` seconds, at most one hour, the command and its processes are ended.
+
+    Raises:
+        UsageError: the command is empty, or `output` exists.
+    """
+    if not command:
+        raise UsageError("there is no command", 'Give its words, such as ["python", "train.py"].')
+    if output.exists():
+        raise UsageError(f"{output} exists already", "Choose a new directory for the recording.")
+    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
+    options = ("profile", "--stop-after", "--output", str(output))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *options, "--", *command],
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    timed_out = False
+    try:
+        printed, _ = process.communicate(timeout=min(timeout_s, LONGEST_S))
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        printed = _ended(process)
+    text = printed.decode(errors="replace")
+    return {
+        "run_dir": str(output.relative_to(root)),
+        "exit_code": process.returncode,
+        "timed_out": timed_out,
+        "last_output": text[-_MOST_OUTPUT:],
+        "output_characters": len(text),
+    }
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bytes:
+    """End gpudiag, which passes SIGTERM on to the command; return the output. After a while, end it with SIGKILL."""
+    process.terminate()
+    try:
+        printed, _ = process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+    return printed

@@ -1,0 +1,1 @@
+"""Log runs to experiment trackers."""

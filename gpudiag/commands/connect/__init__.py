@@ -1,0 +1,1 @@
+"""Define the commands that pass results to other programs."""

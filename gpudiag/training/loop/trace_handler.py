@@ -1,0 +1,119 @@
+"""Implement `gpudiag.trace_handler`: save the traces of `torch.profiler` in a run directory, and report the verdict.
+
+Until the first trace is ready, only modules of the standard library are imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+#: Maximum number of seconds for the analysis, after all ranks are there or the wait is over.
+_ANALYSIS_S = 120.0
+#: Niceness of the analysis (at most 19), so that the training has priority if both need the same core.
+_NICE = 15
+#: Program that imports gpudiag from this process's location. The option `-P` excludes the current directory.
+_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.app.trace_verdict import main; main()"
+
+#: Number of recordings that this process has saved, by run directory.
+_recordings: dict[str, int] = {}
+#: Processes that report verdicts, and the monotonic times in seconds at which they are ended.
+_reporters: list[tuple[subprocess.Popen[bytes], float]] = []
+
+
+class TraceHandler:
+    """Save each trace of a `torch.profiler.profile` in a run directory; on rank 0, print the verdict.
+
+        with torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=10, warmup=2, active=6, repeat=1),
+            on_trace_ready=gpudiag.trace_handler("run-dir"),
+        ) as prof:
+            for batch in loader:
+                train(batch)
+                prof.step()
+
+    Every rank writes `run_dir/traces/rank<r>.pt.trace.json.gz`, so that `gpudiag analyze run_dir` reads all ranks. The
+    second recording of a process goes to `run_dir/recording-2`, and so on.
+
+    A rank waits for no other rank. After rank 0 has saved its trace, a process of low priority waits for the traces of
+    the other ranks, analyses them, and prints the verdict on standard error. If ranks are missing, it names them, and
+    the verdict is of the others. When the training ends earlier, it waits for this process. A trace that cannot be
+    saved is reported on standard error, and the training goes on.
+
+    Args:
+        run_dir: the run directory; files of an earlier run are replaced. On several nodes, a shared directory.
+        wait_s: maximum number of seconds to wait for the traces of other ranks.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], *, wait_s: float = 60.0) -> None:
+        self._run_dir = Path(run_dir).absolute()
+        self._wait_s = wait_s
+
+    def __call__(self, profiler: Any) -> None:
+        """Save the profiler's trace. The method raises no exceptions."""
+        try:
+            self._save(profiler)
+        except Exception as error:  # noqa: BLE001  # the training must go on
+            _say(f"the trace could not be saved in {self._run_dir}: {type(error).__name__}: {error}")
+
+    def _save(self, profiler: Any) -> None:
+        from gpudiag.training.session import record
+        from gpudiag.training.session.position import current_position
+
+        number = _recordings.get(str(self._run_dir), 0) + 1
+        _recordings[str(self._run_dir)] = number
+        run_dir = self._run_dir if number == 1 else self._run_dir / f"recording-{number}"
+        position = current_position()
+        record.clear_rank(run_dir, position.rank)
+        if position.rank == 0:
+            record.clear_run(run_dir, position.world_size)
+        record.export_compressed(profiler.export_chrome_trace, run_dir / record.trace_name(position.rank))
+        if position.rank == 0:
+            _report_later(run_dir, position.world_size, self._wait_s)
+
+
+def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
+    """Start the process that waits for the traces and prints the verdict."""
+    import gpudiag
+
+    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
+    numbers = (str(ranks), str(wait_s), str(_started_s()))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, str(run_dir), *numbers],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    if not _reporters:
+        atexit.register(_finish)
+    _reporters.append((process, time.monotonic() + wait_s + _ANALYSIS_S))
+
+
+def _finish() -> None:
+    """Wait for the verdicts at the end of the training, until their times are over."""
+    for process, until_s in _reporters:
+        try:
+            process.wait(max(0.0, until_s - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.terminate()
+            _say("the analysis was ended before its verdict; gpudiag analyze shows it")
+
+
+def _started_s() -> float:
+    """Return the time since the epoch in seconds at which this process started."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"gpudiag: {line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,115 @@
+"""Log the run of a trainer's callback to trackers while the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpudiag.errors import UsageError, there_are
+from gpudiag.model.run_directory import read_json
+from gpudiag.training.loop.trackers.mlflow_run import log_to_mlflow, open_mlflow_run
+from gpudiag.training.loop.trackers.tracked_run import TRACKED_FILE, TRACKED_SCHEMA, TRACKERS, TrackedRun
+from gpudiag.training.loop.trackers.wandb_run import log_to_wandb, open_wandb_run
+
+#: Maximum number of seconds that the end of the training waits for the analysis.
+_ANALYSIS_S = 120.0
+#: Niceness of the analysis (at most 19), so that the training has priority if both need the same core.
+_NICE = 15
+#: Program that imports gpudiag from this process's location. The option `-P` excludes the current directory.
+_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.app.trackers.prepare import main; main()"
+
+
+class LogLater:
+    """Analyse a run in a process of low priority, and then log it to the trackers' runs that this process has open.
+
+    The methods raise no exceptions, because the training must go on; failures are printed. A tracker without an open
+    run gets a run of its own. TensorBoard's files are written by the other process.
+
+    Args:
+        trackers: names of trackers.
+
+    Raises:
+        UsageError: there is no such tracker.
+    """
+
+    def __init__(self, trackers: str | Sequence[str]) -> None:
+        self._trackers = (trackers,) if isinstance(trackers, str) else tuple(trackers)
+        for name in self._trackers:
+            if name not in TRACKERS:
+                raise UsageError(f"log_to knows no '{name}'", there_are(name, TRACKERS))
+        self._wandb_run: Any = None
+        #: Client (None for the environment's) and id of the open run; None if there is none.
+        self._mlflow_run: tuple[Any, str] | None = None
+        self._run_dir = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def remember(self, *, mlflow: tuple[Any, str] | None = None) -> None:
+        """Store the open runs, because the trainer may close them before the run is logged.
+
+        Args:
+            mlflow: client and id of a run that MLflow does not know as this thread's open run.
+        """
+        with contextlib.suppress(Exception):
+            self._wandb_run = self._wandb_run or open_wandb_run()
+            run_id = open_mlflow_run()
+            self._mlflow_run = mlflow or self._mlflow_run or (None if run_id is None else (None, run_id))
+
+    def begin(self, run_dir: Path) -> None:
+        """Start the analysis."""
+        import gpudiag
+
+        self.remember()
+        self._run_dir = run_dir.absolute()
+        program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
+        tensorboard = "tensorboard" if "tensorboard" in self._trackers else ""
+        command = [sys.executable, "-P", "-c", program, str(self._run_dir), tensorboard]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
+        except OSError as error:
+            _say(f"the run is not logged: {error}")
+
+    def poll(self) -> None:
+        """Log the run if its analysis is complete. The method never waits for the analysis."""
+        if self._process is None or self._process.poll() is None:
+            return
+        process, self._process = self._process, None
+        if process.returncode == 0:
+            self._log()
+
+    def finish(self) -> None:
+        """Wait for the analysis at the end of the training, at most two minutes, and log the run."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_ANALYSIS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            _say(f"the run is not logged: its analysis takes longer than {_ANALYSIS_S:.0f} s")
+        self.poll()
+
+    def _log(self) -> None:
+        for name in self._trackers:
+            if name == "tensorboard":
+                continue
+            try:
+                tracked = read_json(self._run_dir / TRACKED_FILE, TrackedRun, TRACKED_SCHEMA)
+                if name == "wandb":
+                    where = log_to_wandb(tracked, run=self._wandb_run)
+                else:
+                    client, run_id = self._mlflow_run or (None, None)
+                    where = log_to_mlflow(tracked, client=client, run_id=run_id)
+                _say(f"logged to {where}")
+            except Exception as error:  # noqa: BLE001  # the training must go on
+                _say(f"the run is not logged to {name}: {type(error).__name__}: {error}")
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"gpudiag: {line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,53 @@
+"""Log a run to W&B."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gpudiag.errors import MissingLibraryError
+from gpudiag.training.loop.trackers.tracked_run import FINDINGS, REPORT, TrackedRun
+
+
+def log_to_wandb(
+    tracked: TrackedRun,
+    *,
+    run: Any = None,
+    project: str | None = None,
+    name: str | None = None,
+    run_id: str | None = None,
+) -> str:
+    """Log metrics, the table of findings and the HTML page. Return where they are.
+
+    Args:
+        tracked: the content.
+        run: the open run of this process to log to; None to open and finish one.
+        project, name, run_id: of the opened run. With the id of an existing run, that run is continued.
+
+    Raises:
+        MissingLibraryError: W&B is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise MissingLibraryError("W&B (wandb) is not installed", "pip install 'gpudiag[wandb]'") from error
+    module: Any = wandb
+    opened = run is None
+    if opened:
+        resume = None if run_id is None else "allow"
+        run = module.init(project=project, name=name or tracked.name, id=run_id, resume=resume, job_type="gpudiag")
+    table = module.Table(columns=list(tracked.columns), data=[list(row) for row in tracked.rows])
+    run.log({**tracked.metrics, FINDINGS: table})
+    run.summary.update(tracked.metrics)
+    artifact = module.Artifact(f"{REPORT}-{run.id}", type="report")
+    artifact.add_file(tracked.report)
+    run.log_artifact(artifact)
+    where = f"W&B run {run.name or run.id}"
+    if opened:
+        run.finish()
+    return where
+
+
+def open_wandb_run() -> Any:
+    """Return the run that this process has open; None if there is none. W&B is not imported."""
+    return getattr(sys.modules.get("wandb"), "run", None)
