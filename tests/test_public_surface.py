@@ -23,7 +23,7 @@ ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_w
 
 
 def test_commands_are_pinned() -> None:
-    designed = "topology bandwidth profile analyze gather recommend scale report view export diff table selftest"
+    designed = "topology doctor bandwidth profile analyze gather recommend scale report view export diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 
 
