@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gpudiag import __version__
-from gpudiag.analysis.checkup import Situation, run_checks
+from gpudiag.analysis.checkup import JobSetting, run_checks
 from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.errors import GpudiagError
 from gpudiag.machine.inventory.gather import gather_inventory
@@ -101,13 +101,13 @@ def _kept(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value 
 def judge(facts: Facts, surroundings: Surroundings, ranks: int | None = None, *, seconds: float = 0.0) -> Checkup:
     """Return the checks of facts and readings of any machine."""
     visible = sum(gpu.visible for gpu in facts.gpus)
-    situation = Situation(facts=facts, surroundings=surroundings, ranks=ranks or visible or 2)
+    setting = JobSetting(facts=facts, surroundings=surroundings, ranks=ranks or visible or 2)
     checkup = Checkup(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
         seconds=round(seconds, 3),
-        summary=_summary(situation),
-        checks=run_checks(situation),
+        summary=_summary(setting),
+        checks=run_checks(setting),
     )
     return msgspec.convert(sanitize(msgspec.to_builtins(checkup)), Checkup)
 
@@ -169,10 +169,10 @@ def _copies(facts: Facts, options: DoctorOptions, reasons: dict[str, str]) -> tu
     return copied or (facts, None)
 
 
-def _summary(situation: Situation) -> dict[str, str]:
+def _summary(setting: JobSetting) -> dict[str, str]:
     """Return versions and models, without names of host and user."""
-    host, python = situation.host, situation.surroundings.python
-    gpus = [gpu.name for gpu in situation.facts.gpus]
+    host, python = setting.host, setting.surroundings.python
+    gpus = [gpu.name for gpu in setting.facts.gpus]
     known = {
         "gpudiag": __version__,
         "system": " ".join(filter(None, (host.os, host.kernel, platform.machine()))),
@@ -183,6 +183,6 @@ def _summary(situation: Situation) -> dict[str, str]:
         "driver_cuda": host.cuda_driver,
         "gpus": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none",
         "cpu": host.cpu,
-        "ranks": str(situation.ranks),
+        "ranks": str(setting.ranks),
     }
     return {name: value for name, value in known.items() if value}

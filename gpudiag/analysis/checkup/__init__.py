@@ -8,7 +8,7 @@ from gpudiag.analysis.checkup.host_limits import check_locked_memory, check_shar
 from gpudiag.analysis.checkup.nccl import check_environment, check_transport
 from gpudiag.analysis.checkup.peer_paths import check_iommu, check_peers
 from gpudiag.analysis.checkup.profiler_access import check_profiler
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.analysis.checkup.training_python import check_framework, check_interpreter
 from gpudiag.analysis.checkup.virtualization import check_container, check_virtual_machine
 from gpudiag.model.checkup import Check
@@ -33,9 +33,9 @@ _CHECKS = (
 )
 
 
-def run_checks(situation: Situation) -> tuple[Check, ...]:
+def run_checks(setting: JobSetting) -> tuple[Check, ...]:
     """Return every check, in a fixed order."""
-    return tuple(check(situation) for check in _CHECKS)
+    return tuple(check(setting) for check in _CHECKS)
 
 
-__all__ = ["Situation", "run_checks"]
+__all__ = ["JobSetting", "run_checks"]

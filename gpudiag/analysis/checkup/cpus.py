@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.facts import number_list, parse_cpu_list
 
@@ -11,10 +11,10 @@ from gpudiag.model.facts import number_list, parse_cpu_list
 _LEAST_CPUS_PER_RANK = 2
 
 
-def check_cores(situation: Situation) -> Check:
+def check_cores(setting: JobSetting) -> Check:
     """Check how many CPUs affinity and control groups leave for each rank."""
-    code, host, ranks = "cpu-cores", situation.host, situation.ranks
-    quota, allowed = situation.surroundings.cpu_quota, situation.surroundings.allowed_cpus
+    code, host, ranks = "cpu-cores", setting.host, setting.ranks
+    quota, allowed = setting.surroundings.cpu_quota, setting.surroundings.allowed_cpus
     usable = host.usable_cpus
     if usable is None:
         reason = host.reasons.get("threads", "the kernel does not show the affinity")
@@ -28,31 +28,31 @@ def check_cores(situation: Situation) -> Check:
     if usable >= _LEAST_CPUS_PER_RANK * ranks:
         return Check(code=code, status="ok", title=f"{seen}.")
     title = f"{seen}. A rank keeps {_LEAST_CPUS_PER_RANK} busy without its DataLoader workers."
-    return Check(code=code, status="warning", title=title, fix=_more_cores(situation, quota))
+    return Check(code=code, status="warning", title=title, fix=_more_cores(setting, quota))
 
 
-def _more_cores(situation: Situation, quota: float | None) -> tuple[str, ...]:
-    environment = situation.host.environment
-    wanted = 4 * situation.ranks
+def _more_cores(setting: JobSetting, quota: float | None) -> tuple[str, ...]:
+    environment = setting.host.environment
+    wanted = 4 * setting.ranks
     steps = []
     if "SLURM_JOB_ID" in environment:
         steps.append("srun --cpus-per-task=8 …   # and --cpu-bind=none if ranks share a task")
-    if quota is not None and situation.in_container:
+    if quota is not None and setting.in_container:
         steps.append(f"docker run --cpus={wanted} …   # Kubernetes: limits.cpu")
-    threads = situation.host.threads
-    if quota is None and threads is not None and threads > (situation.host.usable_cpus or 0):
+    threads = setting.host.threads
+    if quota is None and threads is not None and threads > (setting.host.usable_cpus or 0):
         steps.append(f"taskset --cpu-list 0-{threads - 1} …   # if the affinity was not set on purpose")
     if not steps:
         steps.append(
-            f"Run fewer ranks (--ranks {max(1, (situation.host.usable_cpus or 1) // 2)}) or take a larger machine."
+            f"Run fewer ranks (--ranks {max(1, (setting.host.usable_cpus or 1) // 2)}) or take a larger machine."
         )
     return tuple(steps)
 
 
-def check_numa(situation: Situation) -> Check:
+def check_numa(setting: JobSetting) -> Check:
     """Compare each GPU's NUMA node with the CPUs on which this process may run."""
-    code, host = "numa-affinity", situation.host
-    if not situation.gpus:
+    code, host = "numa-affinity", setting.host
+    if not setting.gpus:
         return Check(code=code, status="not-needed", title="There is no GPU.")
     nodes = {node.index: _numbers(node.cpus) for node in host.numa}
     if len(nodes) < 2:
@@ -60,8 +60,8 @@ def check_numa(situation: Situation) -> Check:
             return Check(code=code, status="not-needed", title="The machine has one NUMA node.")
         reason = host.reasons.get("numa", "the kernel shows no NUMA nodes")
         return Check(code=code, status="unknown", title="NUMA nodes are unknown.", not_seen=reason)
-    node_of = {gpu.index: gpu.numa_node for gpu in situation.gpus if gpu.numa_node is not None}
-    allowed_text = situation.surroundings.allowed_cpus
+    node_of = {gpu.index: gpu.numa_node for gpu in setting.gpus if gpu.numa_node is not None}
+    allowed_text = setting.surroundings.allowed_cpus
     if not node_of or not allowed_text:
         what = "the NUMA nodes of the GPUs" if not node_of else "the affinity of this process"
         return Check(code=code, status="unknown", title="GPUs and CPUs cannot be compared.", not_seen=what)
@@ -71,7 +71,7 @@ def check_numa(situation: Situation) -> Check:
         f"node {node}: GPUs {number_list(i for i, n in node_of.items() if n == node)}"
         for node in sorted(set(node_of.values()))
     )
-    not_seen = None if len(node_of) == len(situation.gpus) else "the NUMA nodes of some GPUs"
+    not_seen = None if len(node_of) == len(setting.gpus) else "the NUMA nodes of some GPUs"
     if far:
         here = sorted(index for index, cpus in nodes.items() if allowed & cpus)
         title = (

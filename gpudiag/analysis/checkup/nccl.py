@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.facts import Link
 
+_TRANSPORT = "nccl-transport"
 _ORDER = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 #: Values of NCCL_P2P_LEVEL before 2.5.
 _OLD_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
@@ -31,61 +32,60 @@ _SLOWING = (
 )
 
 
-def check_transport(situation: Situation) -> Check:
+def check_transport(setting: JobSetting) -> Check:
     """Predict the transport of each pair; warn if it is slower than the hardware allows."""
-    code = "nccl-transport"
-    if len(situation.gpus) < 2:
-        return Check(code=code, status="not-needed", title="Fewer than two GPUs are visible.")
-    environment = situation.host.environment
-    counts = Counter(_transport(link, situation) for link in situation.links)
-    text = ", ".join(f"{transport} for {count} of {len(situation.links)} pairs" for transport, count in counts.items())
+    if len(setting.gpus) < 2:
+        return Check(code=_TRANSPORT, status="not-needed", title="Fewer than two GPUs are visible.")
+    environment = setting.host.environment
+    counts = Counter(_transport(link, setting) for link in setting.links)
+    text = ", ".join(f"{transport} for {count} of {len(setting.links)} pairs" for transport, count in counts.items())
     title = f"NCCL will likely use {text}."
     if "unknown" in counts:
-        return Check(code=code, status="unknown", title=title, fix=(_SEE,), not_seen="peer access of these pairs")
-    fix = _faster(situation, counts, environment)
+        return Check(code=_TRANSPORT, status="unknown", title=title, fix=(_SEE,), not_seen="peer access of these pairs")
+    fix = _faster(setting, counts, environment)
     if fix:
-        return Check(code=code, status="warning", title=title, fix=(*fix, _SEE))
-    return Check(code=code, status="ok", title=title)
+        return Check(code=_TRANSPORT, status="warning", title=title, fix=(*fix, _SEE))
+    return Check(code=_TRANSPORT, status="ok", title=title)
 
 
-def _transport(link: Link, situation: Situation) -> str:
-    environment = situation.host.environment
+def _transport(link: Link, setting: JobSetting) -> str:
+    environment = setting.host.environment
     if link.peer_access is None and link.lanes == 0:
         return "unknown"
     distance = "NVL" if link.lanes > 0 else {"NODE": "SYS"}.get(link.kind, link.kind)
-    level = _level(environment, situation)
+    level = _level(environment, setting)
     near = distance not in _ORDER or _ORDER.index(distance) <= _ORDER.index(level)
     if environment.get("NCCL_P2P_DISABLE") != "1" and link.peer_access is not False and near:
         return "P2P over NVLink" if link.lanes > 0 else "P2P over PCIe"
     return "SHM (host memory)" if environment.get("NCCL_SHM_DISABLE") != "1" else "NET (network)"
 
 
-def _level(environment: Mapping[str, str], situation: Situation) -> str:
+def _level(environment: Mapping[str, str], setting: JobSetting) -> str:
     value = environment.get("NCCL_P2P_LEVEL", "").upper()
     value = _OLD_LEVELS.get(value, value)
     if value in _ORDER:
         return value
-    return "SYS" if "AMD" in situation.host.cpu and len(situation.gpus) <= 2 else "PXB"
+    return "SYS" if "AMD" in setting.host.cpu and len(setting.gpus) <= 2 else "PXB"
 
 
-def _faster(situation: Situation, counts: Counter[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+def _faster(setting: JobSetting, counts: Counter[str], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the steps to a faster transport; empty if the hardware allows none."""
     steps = []
-    slow = [link for link in situation.links if not _transport(link, situation).startswith("P2P")]
+    slow = [link for link in setting.links if not _transport(link, setting).startswith("P2P")]
     if slow and environment.get("NCCL_P2P_DISABLE") == "1" and any(link.peer_access for link in slow):
         steps.append("unset NCCL_P2P_DISABLE")
     if any(link.peer_access for link in slow) and environment.get("NCCL_P2P_LEVEL"):
         steps.append("unset NCCL_P2P_LEVEL")
-    if slow and not steps and any(link.peer_access for link in slow) and not situation.host.hypervisor:
+    if slow and not steps and any(link.peer_access for link in slow) and not setting.host.hypervisor:
         steps.append("export NCCL_P2P_LEVEL=SYS   # keep it only if `gpudiag bandwidth` shows that it is faster")
     if "NET (network)" in counts:
         steps.append("unset NCCL_SHM_DISABLE")
     return tuple(steps)
 
 
-def check_environment(situation: Situation) -> Check:
+def check_environment(setting: JobSetting) -> Check:
     """Report variables of this process that slow training down; the job may have others."""
-    environment = situation.host.environment
+    environment = setting.host.environment
     slowing = [(name, effect) for name, value, effect in _SLOWING if environment.get(name, "").strip() == value]
     if not slowing:
         return Check(code="environment", status="ok", title="No variable of this shell is known to slow training down.")

@@ -7,7 +7,7 @@ refuses that too, with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES (tensorflow#35860).
 
 from __future__ import annotations
 
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.checkup.surroundings import CuptiSeen
 
@@ -20,10 +20,10 @@ _ALLOW = (
 _IN_CONTAINER = "docker run --cap-add=SYS_ADMIN …   # or allow it on the host"
 
 
-def check_profiler(situation: Situation) -> Check:
+def check_profiler(setting: JobSetting) -> Check:
     """Check CUPTI's answer, the restriction, and this process's capabilities."""
-    code, surroundings = "profiler-access", situation.surroundings
-    if not situation.facts.gpus:
+    code, surroundings = "profiler-access", setting.surroundings
+    if not setting.facts.gpus:
         return Check(code=code, status="not-needed", title="Without a GPU, the CPU's profiler needs no permission.")
     cupti = surroundings.cupti
     not_seen = surroundings.reasons.get("profiling_restricted")
@@ -35,48 +35,48 @@ def check_profiler(situation: Situation) -> Check:
             code=code,
             status="warning",
             title="CUPTI (libcupti.so) is not found: traces lack kernels, unless the framework contains CUPTI.",
-            fix=(_install(situation),),
+            fix=(_install(setting),),
             not_seen=not_seen,
         )
     if cupti.error is not None:
-        return _refused(situation, cupti, not_seen)
-    if _restricted(situation) and cupti.version is not None and cupti.version <= _LAST_RESTRICTED_VERSION:
+        return _refused(setting, cupti, not_seen)
+    if _restricted(setting) and cupti.version is not None and cupti.version <= _LAST_RESTRICTED_VERSION:
         title = "CUPTI of CUDA 10 records kernels for administrators only."
-        return Check(code=code, status="blocked", title=title, fix=_permission_steps(situation), not_seen=not_seen)
+        return Check(code=code, status="blocked", title=title, fix=_permission_steps(setting), not_seen=not_seen)
     title = "CUPTI loads and accepts a profiler."
-    if _restricted(situation):
+    if _restricted(setting):
         title += " Hardware counters are for administrators only, which kernel traces do not need."
     return Check(code=code, status="ok", title=title, not_seen=not_seen)
 
 
-def _restricted(situation: Situation) -> bool:
-    surroundings = situation.surroundings
+def _restricted(setting: JobSetting) -> bool:
+    surroundings = setting.surroundings
     return bool(surroundings.profiling_restricted) and not surroundings.may_profile
 
 
-def _refused(situation: Situation, cupti: CuptiSeen, not_seen: str | None) -> Check:
+def _refused(setting: JobSetting, cupti: CuptiSeen, not_seen: str | None) -> Check:
     """Return the check for a CUPTI that refuses a profiler, with the steps for its error."""
     error = cupti.error or ""
     if "PRIVILEGES" in error:
-        steps = _permission_steps(situation)
+        steps = _permission_steps(setting)
     elif "MULTIPLE_SUBSCRIBERS" in error:
         steps = ("unset CUDA_INJECTION64_PATH   # another profiler is in every CUDA process",)
     elif "WSL" in error or "VIRTUALIZED" in error:
         steps = ("Ask the provider for a machine type with profiling, or profile on a machine without virtualization.",)
     else:
-        steps = (_install(situation), "nvidia-smi   # the driver must answer")
+        steps = (_install(setting), "nvidia-smi   # the driver must answer")
     title = f"CUPTI refuses a profiler ({error}), so that traces lack kernels."
     return Check(code="profiler-access", status="warning", title=title, fix=steps, not_seen=not_seen)
 
 
-def _permission_steps(situation: Situation) -> tuple[str, ...]:
-    return (_IN_CONTAINER, _ALLOW) if situation.in_container else (_ALLOW,)
+def _permission_steps(setting: JobSetting) -> tuple[str, ...]:
+    return (_IN_CONTAINER, _ALLOW) if setting.in_container else (_ALLOW,)
 
 
-def _install(situation: Situation) -> str:
+def _install(setting: JobSetting) -> str:
     """Return the command that installs the CUPTI of the framework's CUDA."""
-    python = situation.surroundings.python
+    python = setting.surroundings.python
     path = "python" if python is None else python.path
-    major = ((python.cuda if python else None) or situation.host.cuda_driver or "").partition(".")[0]
+    major = ((python.cuda if python else None) or setting.host.cuda_driver or "").partition(".")[0]
     package = f"nvidia-cuda-cupti-cu{major}" if major in {"11", "12"} else "nvidia-cuda-cupti"
     return f"{path} -m pip install {package}"

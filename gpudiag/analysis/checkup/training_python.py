@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.checkup.surroundings import PythonSeen
 
 
-def check_interpreter(situation: Situation) -> Check:
+def check_interpreter(setting: JobSetting) -> Check:
     """Check that the interpreter runs and has what gpudiag needs in training processes."""
-    python = situation.surroundings.python
+    python = setting.surroundings.python
     if python is None:
-        reason = situation.surroundings.reasons.get("python", "it was not asked")
+        reason = setting.surroundings.reasons.get("python", "it was not asked")
         return Check(
             code="interpreter",
             status="unknown",
@@ -25,30 +25,30 @@ def check_interpreter(situation: Situation) -> Check:
     return Check(code="interpreter", status="ok", title=f"Python {python.version or '?'} at {python.path}.")
 
 
-def check_framework(situation: Situation) -> Check:
+def check_framework(setting: JobSetting) -> Check:
     """Check that the framework is there, and that its CUDA fits the driver."""
-    code, python = "framework", situation.surroundings.python
+    code, python = "framework", setting.surroundings.python
     if python is None or (python.problem is not None and python.version is None):
         return Check(code=code, status="unknown", title="The framework is unknown.", not_seen="see interpreter")
     if python.framework is None:
         fix = (python.hint,) if python.hint else ()
         return Check(code=code, status="blocked", title=f"{python.problem or 'The framework is missing'}.", fix=fix)
     name = f"{python.framework_title} {python.framework}"
-    if not situation.gpus:
+    if not setting.gpus:
         built = f" for CUDA {python.cuda}" if python.cuda else ""
         return Check(code=code, status="ok", title=f"{name}{built}; without a GPU it trains on CPU processes.")
-    return _on_gpus(situation, python, name)
+    return _on_gpus(setting, python, name)
 
 
-def _on_gpus(situation: Situation, python: PythonSeen, name: str) -> Check:
+def _on_gpus(setting: JobSetting, python: PythonSeen, name: str) -> Check:
     """Compare the framework's CUDA with the driver's."""
-    code, driver_cuda = "framework", situation.host.cuda_driver
+    code, driver_cuda = "framework", setting.host.cuda_driver
     if python.cuda is None:
         if python.framework_title == "PyTorch":
             return Check(
                 code=code,
                 status="blocked",
-                title=f"{name} is built without CUDA, so that it sees none of the {len(situation.gpus)} GPUs.",
+                title=f"{name} is built without CUDA, so that it sees none of the {len(setting.gpus)} GPUs.",
                 fix=(_install(python, driver_cuda),),
             )
         return Check(code=code, status="ok", title=f"{name}.", not_seen="the version of CUDA it was built for")
@@ -60,7 +60,7 @@ def _on_gpus(situation: Situation, python: PythonSeen, name: str) -> Check:
         return Check(
             code=code,
             status="blocked",
-            title=f"{name} is built for CUDA {python.cuda}, but driver {situation.host.driver} has CUDA {driver_cuda}.",
+            title=f"{name} is built for CUDA {python.cuda}, but driver {setting.host.driver} has CUDA {driver_cuda}.",
             fix=(
                 _install(python, driver_cuda),
                 "Or ask the administrator for a newer driver.",

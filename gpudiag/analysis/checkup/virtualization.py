@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from gpudiag.analysis.checkup.situation import Situation
+from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 
 
-def check_container(situation: Situation) -> Check:
+def check_container(setting: JobSetting) -> Check:
     """Report the container; its limits are judged by the other checks."""
-    kind = situation.host.container
+    kind = setting.host.container
     if kind is None:
         return Check(code="container", status="ok", title="No sign of a container.")
     title = f"In a container ({kind}): the other checks show its limits, not the machine's."
     return Check(code="container", status="ok", title=title)
 
 
-def check_virtual_machine(situation: Situation) -> Check:
+def check_virtual_machine(setting: JobSetting) -> Check:
     """Report the hypervisor; warn about limits of Windows Subsystem for Linux."""
-    code, host = "virtual-machine", situation.host
-    if situation.surroundings.wsl:
+    code, host = "virtual-machine", setting.host
+    if setting.surroundings.wsl:
         return Check(
             code=code,
             status="warning",

@@ -10,7 +10,7 @@ from gpudiag.model.checkup.surroundings import Surroundings
 from gpudiag.model.facts import Facts, Gpu, Host, Link
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class JobSetting(msgspec.Struct, frozen=True, kw_only=True):
     """A machine, and the job that shall run on it.
 
     Attributes:
