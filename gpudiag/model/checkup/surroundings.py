@@ -42,8 +42,8 @@ class CuptiSeen(msgspec.Struct, frozen=True, kw_only=True):
 class PeerCopiesSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of copies between all pairs of GPUs. If `status` is not `ok`, `reason` says why.
 
-    `hung` means that the copies did not end in time, `late` that the GPUs were not ready for them in time, `failed` that
-    a call failed, `skipped` that nothing was tried.
+    `hung` means that the copies did not end in time, `late` that the GPUs were not ready for them,
+    `failed` that a call failed, `skipped` that nothing was tried.
     """
 
     status: str
