@@ -71,6 +71,14 @@ def test_reading_that_blocks_gives_a_reason() -> None:
     forever.set()
 
 
+@pytest.mark.processes
+def test_child_process_that_hangs_gives_the_same_reason() -> None:
+    def hang() -> None:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], timeout=0.1, check=True)
+
+    assert Reading("CUPTI", hang, 60).result() == (None, "CUPTI did not answer within 60 s")
+
+
 def test_reading_that_fails_gives_a_reason() -> None:
     value, reason = Reading("the driver", lambda: 1 // 0, 60).result()
     assert value is None

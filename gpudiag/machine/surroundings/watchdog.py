@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class Reading(Generic[Value]):
     def _run(self, read: Callable[[], Value]) -> None:
         try:
             self._answers.put((read(), None))
+        except subprocess.TimeoutExpired:
+            self._answers.put((None, self._late()))
         except Exception as error:  # noqa: BLE001 # a reading that fails is one missing value
             self._answers.put((None, f"{self._what} failed: {type(error).__name__}: {error}"))
 
@@ -40,4 +43,7 @@ class Reading(Generic[Value]):
         try:
             return self._answers.get(timeout=max(0.0, self._deadline - time.perf_counter()))
         except queue.Empty:
-            return None, f"{self._what} did not answer within {self._limit_s:g} s"
+            return None, self._late()
+
+    def _late(self) -> str:
+        return f"{self._what} did not answer within {self._limit_s:g} s"
