@@ -24,7 +24,7 @@ BUDGET = {
     "analysis": 21_660,
     "app": 5_770,
     "commands": 2_945,
-    "machine": 3_100,
+    "machine": 3_110,
     "model": 5_770,
     "prediction": 820,
     "report": 8_430,
