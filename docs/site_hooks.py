@@ -16,6 +16,12 @@ from typing import Any
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 _BLOCK = re.compile(r"(```.*?```)", re.DOTALL)
+_SEARCH = 'data-md-component="search" role="dialog"'
+_SECTION = re.compile(
+    r'(<nav class="md-nav" data-md-level="[1-9]") aria-labelledby="[^"]*"'
+    r'(.*?<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>\s*)([^<]*?)(\s*</label>)',
+    re.DOTALL,
+)
 _SHIM = "https://unpkg.com/iframe-worker/shim"
 #: Pages that are not on the site.
 _LEFT_OUT = {"package.md"}
@@ -72,9 +78,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Return the page with the script of the search on this site."""
+    """Return the page with the script of the search on this site, and a name for its dialog."""
     depth = page.url.count("/")
-    return output.replace(_SHIM, f"{'../' * depth}assets/iframe-worker.js")
+    output = output.replace(_SHIM, f"{'../' * depth}assets/iframe-worker.js")
+    # The theme leaves out the name of the dialog, which screen readers announce.
+    # The sections of the menu are landmarks, which need names that differ.
+    output = _SECTION.sub(r'\1 aria-label="\3"\2\3\4', output)
+    return output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
