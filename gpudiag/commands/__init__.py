@@ -9,6 +9,7 @@ result. It imports the use case and the report in its body, so that help is fast
 #: Names and summaries of the commands. `gpudiag --help` shows them without importing the commands.
 SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
+    "doctor": "Check what stands in the way of a job before it runs, and how to mend it.",
     "bandwidth": "Measure what this machine's links really carry.",
     "profile": "Train, record traces, and say where each step's time went.",
     "analyze": "Say where each step's time went, from existing traces.",

@@ -24,6 +24,8 @@ def nccl_transport(*, p2p: bool = True) -> str:
     return "nccl" if p2p else "nccl-no-p2p"
 
 
+_MOST_CPUS = 65536
+
 LinkKind = str
 """`NV<lanes>`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS` as nvidia-smi names them, or `unknown`."""
 
@@ -287,3 +289,19 @@ def number_list(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list in the kernel's notation, such as `0-3,8`, in order.
+
+    Raises:
+        ValueError: the text is not such a list, or a number is 65536 or more.
+    """
+    numbers: set[int] = set()
+    for span in filter(None, (span.strip() for span in text.strip().split(","))):
+        first, _, last = span.partition("-")
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < _MOST_CPUS:
+            raise ValueError(f"not a CPU list: {text!r}")
+        numbers.update(range(low, high + 1))
+    return tuple(sorted(numbers))

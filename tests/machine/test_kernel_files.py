@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.machine.inventory.host.kernel_files import numbers_in_mask, parse_cpu_list
-from gpudiag.model.facts import number_list
+from gpudiag.machine.inventory.host.kernel_files import numbers_in_mask
+from gpudiag.model.facts import number_list, parse_cpu_list
 
 NUMBERS = st.sets(st.integers(0, 1023), max_size=60)
 

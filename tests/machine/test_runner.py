@@ -243,6 +243,18 @@ def test_missing_gpu_is_not_a_failure(tmp_path: Path) -> None:
     ] * 2
 
 
+def test_program_that_is_done_before_it_is_ready_is_not_waited_for(tmp_path: Path) -> None:
+    """A probe that finds no driver writes its result, reports `done`, and waits for the end of standard input."""
+    text = """
+        import sys
+        print('{"schema": "gpudiag/probe-host-memory/1", "unavailable": "no driver"}', flush=True)
+        print('{"event": "done"}', file=sys.stderr, flush=True)
+        sys.stdin.read()
+    """
+    (outcome,) = run_probes([program(tmp_path, "absent", text)])
+    assert (outcome.status, outcome.reason) == ("unavailable", "no driver")
+
+
 def test_programs_loading_in_parallel_delay_none_and_release_gpus_early(tmp_path: Path) -> None:
     log = tmp_path / "log"
     holding = f"""

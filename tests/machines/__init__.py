@@ -1,7 +1,8 @@
-"""Provide recorded machines; `build.py` names the source of each figure."""
+"""Provide recorded machines: facts, whose sources `build.py` names, and trees of files that `record_tree.py` wrote."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,3 +18,19 @@ NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 def machine(name: str) -> Facts:
     """Return the recorded facts of the machine in this file."""
     return load_facts(HERE / f"{name}.json")
+
+
+def write_tree(name: str, root: Path, **changes: str) -> Path:
+    """Write the recorded files of /proc, /sys and /etc below `root`, and return `root`.
+
+    Args:
+        name: name of the recording in `trees/`.
+        root: an empty directory.
+        changes: text by path, in place of the recorded one or besides it.
+    """
+    files = json.loads((HERE / "trees" / f"{name}.json").read_text(encoding="utf-8"))
+    for path, text in {**files, **changes}.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return root

@@ -143,7 +143,7 @@ class RunningProbe:
                     stream.close()
 
     def wait_until_ready(self, deadline: float) -> bool:
-        """Wait until the program is ready to measure or has ended; return False if neither happens by `deadline`."""
+        """Wait until the program is ready, done, or has ended; return False if none of this happens by `deadline`."""
         while not self._ready_seen:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.perf_counter()))
@@ -269,6 +269,7 @@ class RunningProbe:
             self._events.put("ready")
         elif message["event"] == "done":
             self._done.set()
+            self._events.put("ended")  # a program that is unavailable ends its work before it is ready
         elif message["event"] == "progress" and self._on_progress is not None:
             done, of = message.get("done"), message.get("of")
             if isinstance(done, int) and isinstance(of, int):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.machine.inventory.host.kernel_files import parse_cpu_list, read_int, read_text
-from gpudiag.model.facts import NumaNode
+from gpudiag.machine.inventory.host.kernel_files import read_int, read_text
+from gpudiag.model.facts import NumaNode, parse_cpu_list
 
 
 class Cpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def _online(root: Path) -> tuple[int, ...]:
         return ()
 
 
-def _quota(root: Path) -> float | None:
+def cpu_quota(root: Path) -> float | None:
     """Return the number of CPUs that control groups allow: the smallest limit from this process's group to the root."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -67,14 +67,20 @@ def _group_quota(group: Path, *, unified: bool) -> float | None:
     return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
 
 
+def allowed_cpus(root: Path) -> str | None:
+    """Return the CPUs of this process's affinity in the kernel's list notation; None if the kernel does not show it."""
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return allowed[1] if allowed else None
+
+
 def _usable(root: Path, online: int) -> int | None:
     """Return the number of CPUs that this process may use, according to its affinity and its control groups."""
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    allowed = allowed_cpus(root)
     try:
-        count = len(parse_cpu_list(allowed[1])) if allowed else online
+        count = len(parse_cpu_list(allowed)) if allowed else online
     except ValueError:
         count = online
-    quota = _quota(root)
+    quota = cpu_quota(root)
     if quota is not None:
         count = min(count, math.ceil(quota))
     return max(count, 1) if count else None

@@ -1,4 +1,4 @@
-"""Read small files of /proc and /sys, and the kernel's notation for sets of CPUs."""
+"""Read small files of /proc and /sys, and masks of CPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 #: Maximum number of bytes to read; /proc/cpuinfo of a machine with 1024 CPUs has about 1.5 MB.
 _MOST_BYTES = 4 << 20
-_MOST_CPUS = 65536
 
 
 def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
@@ -26,22 +25,6 @@ def read_int(path: Path) -> int | None:
         return None if text is None else int(text, 0)
     except ValueError:
         return None
-
-
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0-3,8`, in order.
-
-    Raises:
-        ValueError: the text is not such a list, or a number is 65536 or more.
-    """
-    numbers: set[int] = set()
-    for span in filter(None, (span.strip() for span in text.strip().split(","))):
-        first, _, last = span.partition("-")
-        low, high = int(first), int(last or first)
-        if not 0 <= low <= high < _MOST_CPUS:
-            raise ValueError(f"not a CPU list: {text!r}")
-        numbers.update(range(low, high + 1))
-    return tuple(sorted(numbers))
 
 
 def numbers_in_mask(words: Sequence[int], bits_per_word: int = 64) -> tuple[int, ...]:
