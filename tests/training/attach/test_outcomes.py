@@ -104,7 +104,7 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ("raise", "rank 1: ValueError: bad luck, after optimizer step 30"),
+        pytest.param("raise", "rank 1: ValueError: bad luck, after optimizer step 30", marks=pytest.mark.measured),
         pytest.param("exit", "rank 1: exit code 4, after optimizer step 30", marks=pytest.mark.measured),
         ("SIGKILL", "rank 1: ended by SIGKILL"),
         pytest.param("SIGSEGV", "rank 1: ended by SIGSEGV", marks=pytest.mark.measured),
@@ -122,7 +122,11 @@ def test_error_names_rank_that_ended_first(
 
 
 @SEVERAL
-@pytest.mark.parametrize(("group", "steps"), [("", "200"), ("1", "1200")], ids=["no group", "group"])
+@pytest.mark.parametrize(
+    ("group", "steps"),
+    [("", "200"), pytest.param("1", "1200", marks=pytest.mark.measured)],
+    ids=["no group", "group"],
+)
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:

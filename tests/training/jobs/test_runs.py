@@ -64,6 +64,7 @@ def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(temporary.glob("gpudiag*"))
 
 
+@pytest.mark.measured
 def test_divided_model_is_trained_in_more_processes_than_cores(tmp_path: Path) -> None:
     analysis, record = run(tmp_path, "gpt", "--parallel", "pp=2,dp=2,microbatches=2", devices=4)
     assert record["parallel"]["pp"] == record["parallel"]["dp"] == record["parallel"]["microbatches"] == 2
