@@ -64,6 +64,7 @@ def test_command_in_interpreter_with_pytorch_alone(
     assert analyze_run(tmp_path / "run").steps.analysed == 4
 
 
+@pytest.mark.measured
 def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import Analysis
-from tests.training.attach.attached import Attach
+from tests.training.attach.attached import TWO_RANKS, Attach
 
 pytestmark = pytest.mark.processes
 
@@ -202,8 +202,7 @@ main()
 @pytest.mark.xdist_group("processes")
 def test_straggler_names_the_line_that_only_its_rank_runs(attach: Attach, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STRAGGLER)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    code, record, _, err = attach(*launcher, str(tmp_path / "train.py"))
+    code, record, _, err = attach(TWO_RANKS, str(tmp_path / "train.py"))
     assert (code, record.error) == (0, None), err
     analysis = analyze([tmp_path / "run"])
     straggler = next(finding for finding in analysis.findings if finding.code == "straggler")
