@@ -25,7 +25,6 @@ ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
 SCRIPTS = Path(__file__).with_name("scripts.py")
-SLOW = Path(__file__).with_name("slow_scripts.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 STEPS = 40
 
@@ -108,36 +107,10 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     assert again["timed"] is not None
 
 
-@SEVERAL
-@pytest.mark.measured
-def test_stop_ends_job_when_everything_is_measured(attach: Attach) -> None:
-    code, run, out, _ = attach(*TORCHRUN, str(SCRIPTS), "1000000", "ddp", stop=True)
-    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
-    assert out
-
-
 @ALONE
 def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "1000000", "in_backward", stop=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True]), err
-
-
-@SEVERAL
-@pytest.mark.measured
-@pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
-def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """`benchmarks/attach_scripts.py`, which `.ci/run` starts, counts the correct diagnoses of the six scripts."""
-    code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
-    assert (code, run.status, run.error) == (0, "complete", None), err
-    assert [whole(rank) for rank in run.ranks] == [True, True]
-    assert [len(rank.unprofiled.step_ms) for rank in run.ranks if rank.unprofiled] == [10, 10]
-    assert [rank.timed is not None and rank.timed.input_ms is not None for rank in run.ranks] == [True, True]
-    workers = [rank.timed.loader.workers if rank.timed and rank.timed.loader else 0 for rank in run.ranks]
-    assert workers == ([1, 1] if kind == "few-workers" else [0, 0])
-    analysis = analyze_run(tmp_path / "run")
-    assert analysis.ranks_present == (0, 1)
-    assert not {"different-steps", "no-step-marks", "mixed-runs"} & {doubt.code for doubt in analysis.validity}
-    assert analysis.findings
 
 
 @SEVERAL
