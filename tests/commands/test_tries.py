@@ -48,7 +48,7 @@ def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) 
     assert "has no argument 'compile'" in markdown
 
 
-@pytest.mark.processes
+@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_built_in_workload_is_trained_with_changes(tmp_path: Path) -> None:
     result = gpudiag(
