@@ -27,7 +27,7 @@ run: $(VENV)/.run ## Train a small model on what this machine has and say where 
 	$(BIN)/gpudiag profile
 
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not measured"
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not measured and not apart"
 
 unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: the inner loop
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long and not measured" --hypothesis-profile=unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,8 @@ from gpudiag.model.benchmarks.gradient_bandwidth import ModelBuckets
 from gpudiag.model.facts import Collective
 from gpudiag.report.console import report_console
 from gpudiag.report.facts.bandwidth import render_gradient_bandwidth
-from tests.cli_process import gpudiag as run_cli
 from tests.cli_process import in_this_process
+from tests.exposure import run_watched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,8 +92,11 @@ def test_usage_errors_precede_measurement(arguments: tuple[str, ...], words: str
 def test_bandwidth_of_host_memory_and_between_processes_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     saved = tmp_path / "facts.json"
-    result = run_cli("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
+    words = ("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
+    watched = run_watched(sys.executable, "-m", "gpudiag", *words)
+    result = watched.result
     assert result.returncode == 0, result.stderr
+    watched.check()  # another account reaches only gloo
     answer = json.loads(result.stdout)
     sizes = answer["probes"]["like"]["bucket_bytes"]
     # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients are communicated.

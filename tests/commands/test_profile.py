@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
+from tests.exposure import run_watched
 from tests.listeners import beyond_loopback, listeners
 
 if TYPE_CHECKING:
@@ -101,8 +102,11 @@ def has_unprofiled_steps(run_dir: Path, rank: int) -> bool:
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run the default job on a machine without GPUs, in an empty directory."""
     cwd = tmp_path_factory.mktemp("main-job")
-    result = gpudiag("profile", "--batch-size", "4", "--json", cwd=cwd, **NO_GPU)
+    words = ("-m", "gpudiag", "profile", "--batch-size", "4", "--json")
+    watched = run_watched(sys.executable, *words, cwd=cwd, **NO_GPU)
+    result = watched.result
     assert result.returncode == 0, result.stderr
+    watched.check()  # another account reaches only gloo
     (run_dir,) = (cwd / "gpudiag-runs").iterdir()
     return result, run_dir
 

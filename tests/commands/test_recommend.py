@@ -14,6 +14,7 @@ import pytest
 from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME
 from tests.cli_process import environment, in_this_process
 from tests.cli_process import gpudiag as run_cli
+from tests.exposure import run_watched
 from tests.machines import HERE as MACHINES
 from tests.prediction.published_systems import TENSORS
 
@@ -179,16 +180,17 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.xdist_group("training")
 def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
-    """On two CPU processes, only the simplest strategy and `independent` have two rounds.
+    """On two CPU processes, only the simplest strategy and `independent` have two rounds. Another account reaches only
+    gloo.
 
     `tests/training/strategies/test_one_file.py` has enough time for several strategies.
     """
     pytest.importorskip("torch")
     words = ("recommend", "trivial", "--batch-size", "4", "--json", "--output", str(tmp_path / "run"))
-    result = subprocess.run(
-        [sys.executable, "-c", AT_ONCE, *words], capture_output=True, text=True, check=False, env=environment()
-    )
+    watched = run_watched(sys.executable, "-c", AT_ONCE, *words)
+    result = watched.result
     assert result.returncode == 0, result.stderr
+    watched.check()
     answer = json.loads(result.stdout)
     measured = {row["strategy"]: row["rounds"] for row in answer["ranking"] if row["measured_step_ms"] is not None}
     assert measured == {"independent": 2, "gloo": 2}

@@ -26,7 +26,7 @@ def tries_of(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, An
 def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag(
-        *("profile", f"{OWN}:changeable", "--try", "fused,compile,tf32", "--steps", "10", "--warmup", "3"),
+        *("profile", f"{OWN}:changeable", "--try", "fused,compile,tf32", "--steps", "4", "--warmup", "3"),
         *("--output", str(run_dir), "--json"),
         cwd=ROOT,
         **NO_GPU,
@@ -48,11 +48,12 @@ def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) 
     assert "has no argument 'compile'" in markdown
 
 
-@pytest.mark.processes
+@pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_built_in_workload_is_trained_with_changes(tmp_path: Path) -> None:
     result = gpudiag(
-        *("profile", "cnn-cifar", "--batch-size", "4", "--try", "channels-last,fused,sdpa", "--steps", "10"),
+        *("profile", "cnn-cifar", "--batch-size", "4", "--try", "channels-last,fused,sdpa", "--steps", "4"),
+        *("--warmup", "2"),
         *("--output", str(tmp_path / "run"), "--json"),
         CUDA_VISIBLE_DEVICES="",
     )

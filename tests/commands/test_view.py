@@ -76,6 +76,7 @@ def heights(frame: Frame, text: str) -> list[float]:
     return sorted(box["y"] for box in boxes if box is not None)
 
 
+@pytest.mark.apart
 def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pytest.FixtureRequest) -> None:
     with viewing(str(TRACES / "slow_loader_rank2"), "--port", "0") as (_, url):
         frame = trace_viewer(page, url)
@@ -105,6 +106,7 @@ def table(url: str, run: str, tool: str) -> Any:
     return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 
 
+@pytest.mark.apart
 def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
     for name in JOBS:
         run = tmp_path / name
@@ -144,6 +146,7 @@ def kernel_names(job: str) -> set[str]:
     return {events.names[name] for events in tables for name in np.unique(events.name[events.kind == EventKind.KERNEL])}
 
 
+@pytest.mark.apart
 def test_tensorflow_and_pytorch_runs_side_by_side(tmp_path: Path) -> None:
     for name in ("tensorflow", "clean"):
         run = tmp_path / name
@@ -183,6 +186,7 @@ RUN = json.dumps(
 )
 
 
+@pytest.mark.apart
 def test_server_is_local_by_default() -> None:
     with viewing(str(TRACES / "gloo_dataloader"), "--port", "0") as (_, url):
         port = int(url.rpartition(":")[2].strip("/"))
@@ -200,6 +204,7 @@ def refused(*words: str, code: int) -> tuple[str, str]:
     return what, hint
 
 
+@pytest.mark.apart
 def test_busy_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -212,6 +217,7 @@ def test_busy_port_is_refused() -> None:
     assert "--port" in hint
 
 
+@pytest.mark.apart
 def test_foreign_host_address_is_refused() -> None:
     what, _ = refused(str(TRACES / "clean"), "--host", "192.0.2.1", "--python", board_python(), code=2)
     assert "192.0.2.1" in what

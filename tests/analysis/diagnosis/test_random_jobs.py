@@ -13,7 +13,7 @@ from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
 from tests.analysis.diagnosis.random_jobs.score import Share, judged
 from tests.analysis.diagnosis.random_jobs.truth import truth_of
 
-JOBS = 100
+JOBS = 60
 #: Required share of right diagnoses.
 LEAST_RIGHT = 0.97
 MOST_LOADERS_AS_LAUNCHING = 0

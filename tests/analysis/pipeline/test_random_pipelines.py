@@ -20,15 +20,15 @@ CLEAN = Pipeline(stages=4, data_ranks=3, microbatches=8, steps=5)
 
 
 def test_random_pipelines_are_judged_right() -> None:
-    wrong = {seed: result.wrong for seed in range(16) if (result := judged(draw(seed))).wrong}
+    wrong = {seed: result.wrong for seed in range(6) if (result := judged(draw(seed))).wrong}
     assert len(wrong) <= 1, wrong
 
 
 @pytest.mark.long
 def test_95_percent_of_random_pipelines_are_judged_right() -> None:
     """`benchmarks/random_pipelines.py` judges 200."""
-    wrong = {seed: result.wrong for seed in range(5000, 5060) if (result := judged(draw(seed))).wrong}
-    assert len(wrong) <= 3, wrong
+    wrong = {seed: result.wrong for seed in range(5000, 5040) if (result := judged(draw(seed))).wrong}
+    assert len(wrong) <= 2, wrong
 
 
 @given(SEEDS)

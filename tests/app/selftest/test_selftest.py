@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cli_process import gpudiag, in_this_process
+from tests.cli_process import in_this_process
+from tests.exposure import run_watched
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,6 +24,9 @@ Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+#: Tests of a whole selftest. `.ci/run` also counts the correct rows of longer ones.
+MEASURED = pytest.mark.measured
+
 
 def exit_code_of(stdout: str) -> int:
     """Return the exit code that the printed rows require."""
@@ -32,7 +37,9 @@ def exit_code_of(stdout: str) -> int:
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
     cwd = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
-    result = gpudiag("selftest", *words, cwd=cwd, **NO_GPU)
+    watched = run_watched(sys.executable, "-m", "gpudiag", "selftest", *words, cwd=cwd, **NO_GPU)
+    watched.check()  # another account reaches only gloo
+    result = watched.result
     # The verdicts depend on the load of this machine. The exit code must match the verdicts.
     assert result.returncode == exit_code_of(result.stdout), result.stderr
     return result, cwd
@@ -47,6 +54,7 @@ def names_in_trace(run: Run, fault: str, rank: int) -> set[str]:
     return {str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
 
 
+@MEASURED
 def test_result_is_one_json_object_and_is_saved(quick: Run) -> None:
     result = json.loads(quick[0].stdout)
     assert (result["schema"], result["device"], result["world_size"]) == ("gpudiag/selftest/1", "cpu", 2)
@@ -57,6 +65,7 @@ def test_result_is_one_json_object_and_is_saved(quick: Run) -> None:
     assert all(f"| {fault} |" in table for fault in FAULTS)
 
 
+@MEASURED
 def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
     """The runs are judged against a false truth that no analysis can match."""
     shutil.copytree(quick[1] / "out", tmp_path / "out")
@@ -71,6 +80,7 @@ def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
 
+@MEASURED
 def test_late_loader_delays_every_second_block(quick: Run) -> None:
     """`.ci/run` counts the correct rows of this selftest."""
     run_dir = quick[1] / "out" / "resnet20-cifar" / "late-loader-one"
@@ -80,6 +90,7 @@ def test_late_loader_delays_every_second_block(quick: Run) -> None:
     assert fastest > ablation["amount_ms"]
 
 
+@MEASURED
 def test_faults_add_no_range_or_name_to_a_trace(quick: Run) -> None:
     for rank in (0, 1):
         marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
@@ -87,6 +98,7 @@ def test_faults_add_no_range_or_name_to_a_trace(quick: Run) -> None:
         assert {name for name in marks if not name.startswith("gpudiag.module:ResNetCifar/")} == set()
 
 
+@MEASURED
 def test_each_fault_has_an_analysable_run(quick: Run) -> None:
     result = in_this_process("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
     assert result.returncode == 0, result.stderr
@@ -95,6 +107,7 @@ def test_each_fault_has_an_analysable_run(quick: Run) -> None:
     assert steps["unprofiled_mean_ms"] > 0
 
 
+@MEASURED
 def test_communication_loss_comes_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
     record = json.loads((quick[1] / "out/resnet20-cifar/tensor-parallel/run.json").read_text(encoding="utf-8"))
     assert record["strategy"] == "tensor-parallel"
@@ -103,6 +116,7 @@ def test_communication_loss_comes_from_the_clean_job_or_the_whole_job(quick: Run
     assert lost["tensor-parallel"] == rows(quick)["tensor-parallel"]["true"]["ms"]
 
 
+@MEASURED
 def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
     again = in_this_process("selftest", "--from", "out", "--json", cwd=quick[1])
     assert again.returncode == quick[0].returncode

@@ -52,6 +52,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {row["fault"]: row for row in answer["rows"]}
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("processes")
 def test_straggler_is_found_with_its_cause(rows: dict[str, Any]) -> None:
     finding = rows["late-loader-one"]["found"]
@@ -59,12 +60,14 @@ def test_straggler_is_found_with_its_cause(rows: dict[str, Any]) -> None:
     assert (finding["code"], finding["ranks"], finding["cause"]) == ("straggler", [1], "input")
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("processes")
 def test_late_input_on_all_ranks_is_found(rows: dict[str, Any]) -> None:
     finding = rows["late-loader-marked"]["found"]
     assert (finding["code"], finding["ranks"], finding["cause"]) == ("input-bound", [0, 1], "loader")
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("processes")
 def test_free_synchronization_is_not_reported(rows: dict[str, Any]) -> None:
     """A function on a CPU returns when its work is complete, so reading its result does not wait."""

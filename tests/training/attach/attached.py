@@ -17,6 +17,8 @@ from gpudiag.training.attach.start import run_command
 #: two recordings 2 discarded and 6 recorded steps.
 QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+#: Program that starts two ranks.
+TWO_RANKS = str(Path(__file__).with_name("two_ranks.py"))
 
 Attach = Callable[..., tuple[int, RunRecord, str, str]]
 

@@ -25,7 +25,6 @@ ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
 SCRIPTS = Path(__file__).with_name("scripts.py")
-SLOW = Path(__file__).with_name("slow_scripts.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 STEPS = 40
 
@@ -66,7 +65,7 @@ def test_script_is_measured_and_output_is_unchanged(kind: str, attach: Attach, t
 
 
 #: One program forks two ranks and imports PyTorch for both; the losses are those of torchrun.
-TWO_RANKS = f"""
+TWO_FORKS = f"""
 import os, sys
 sys.argv = ["", "{STEPS}"]
 import tests.training.attach.scripts as s
@@ -80,7 +79,7 @@ sys.exit(sum(os.waitstatus_to_exitcode(os.wait()[1]) != 3 for _ in range(2)))
 
 
 def two_processes(meeting: Path) -> list[str]:
-    done = run_forked(TWO_RANKS, **QUIET, MEETING=str(meeting))
+    done = run_forked(TWO_FORKS, **QUIET, MEETING=str(meeting))
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.split("\n"))
 
@@ -109,36 +108,10 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     assert again["timed"] is not None
 
 
-@SEVERAL
-@pytest.mark.measured
-def test_stop_ends_job_when_everything_is_measured(attach: Attach) -> None:
-    code, run, out, _ = attach(*TORCHRUN, str(SCRIPTS), "1000000", "ddp", stop=True)
-    assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True])
-    assert out
-
-
 @ALONE
 def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> None:
     code, run, _, err = attach(str(SCRIPTS), "1000000", "in_backward", stop=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True]), err
-
-
-@SEVERAL
-@pytest.mark.measured
-@pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
-def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """`benchmarks/attach_scripts.py`, which `.ci/run` starts, counts the correct diagnoses of the six scripts."""
-    code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
-    assert (code, run.status, run.error) == (0, "complete", None), err
-    assert [whole(rank) for rank in run.ranks] == [True, True]
-    assert [len(rank.unprofiled.step_ms) for rank in run.ranks if rank.unprofiled] == [10, 10]
-    assert [rank.timed is not None and rank.timed.input_ms is not None for rank in run.ranks] == [True, True]
-    workers = [rank.timed.loader.workers if rank.timed and rank.timed.loader else 0 for rank in run.ranks]
-    assert workers == ([1, 1] if kind == "few-workers" else [0, 0])
-    analysis = analyze_run(tmp_path / "run")
-    assert analysis.ranks_present == (0, 1)
-    assert not {"different-steps", "no-step-marks", "mixed-runs"} & {doubt.code for doubt in analysis.validity}
-    assert analysis.findings
 
 
 @SEVERAL
@@ -193,29 +166,6 @@ def test_crash_during_recording_keeps_script_exit_code(attach: Attach) -> None:
     assert "ValueError: not my day" in err
     assert run.error == "rank 0: ValueError: not my day, after optimizer step 27"
     assert (run.ranks[0].unprofiled is not None, run.ranks[0].light is not None) == (True, True)
-
-
-@ALONE
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        pytest.param((str(SCRIPTS), "9", "never"), 3, "exit code 3 before its first optimizer step", id="never steps"),
-        pytest.param(("-I", "-c", "import torch"), 0, "no Python that gpudiag can see", id="isolated"),
-        pytest.param(
-            (str(SCRIPTS), "9", "plain"),
-            0,
-            "9 optimizer steps were seen; about 33 are needed",
-            id="ends in the warm-up",
-            marks=pytest.mark.measured,
-        ),
-    ],
-)
-def test_unmeasurable_command_is_reported(
-    words: tuple[str, ...], code: int, said: str, attach: Attach
-) -> None:  # fmt: skip
-    got, run, _, _ = attach(*words)
-    assert (got, run.status) == (code, "failed")
-    assert said in (run.error or "")
 
 
 @ALONE

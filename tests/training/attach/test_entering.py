@@ -64,6 +64,7 @@ def test_command_in_interpreter_with_pytorch_alone(
     assert analyze_run(tmp_path / "run").steps.analysed == 4
 
 
+@pytest.mark.measured
 def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +75,13 @@ def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
     assert (code, run.status, run.steps_found and run.steps_found.by) == (0, "complete", "time"), err
 
 
-@pytest.mark.parametrize("program", [LOOKS_FIRST, FAILS_FIRST], ids=["looks first", "fails first"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(LOOKS_FIRST, id="looks first"),
+        pytest.param(FAILS_FIRST, id="fails first", marks=pytest.mark.measured),
+    ],
+)
 def test_program_may_search_for_pytorch_before_importing_it(program: str, attach: Attach) -> None:
     code, run, out, err = attach("-c", program)
     assert (code, run.status, run.error, len(out.split())) == (0, "complete", None, 80), err

@@ -18,7 +18,8 @@ from gpudiag.model.run_directory import read_json
 from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
-from tests.training.attach.attached import QUICK, QUIET, Attach, whole
+from tests.forked import run_forked
+from tests.training.attach.attached import QUICK, QUIET, TWO_RANKS, Attach, whole
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +27,6 @@ ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
 SCRIPTS = str(Path(__file__).with_name("scripts.py"))
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 
 RPC = """
 import os, torch, torch.distributed.rpc as rpc, torch.distributed.autograd as autograd
@@ -51,8 +51,8 @@ with tempfile.TemporaryDirectory() as place:
     [
         pytest.param(("/nowhere/train.py",), 2, "/nowhere/train.py: no such file; your command failed with exit code 2",
                      id="missing"),
-        pytest.param(("-c", "raise SystemExit(7)"), 7,
-                     "your command failed with exit code 7 before its first optimizer step", id="failed"),
+        pytest.param((SCRIPTS, "9", "never"), 3,
+                     "your command failed with exit code 3 before its first optimizer step", id="failed"),
         pytest.param(("-c", "import os; os.kill(os.getpid(), 9)"), 137,
                      "your command was ended by SIGKILL before its first optimizer step", id="killed"),
         pytest.param(("-c", "import torch; 1 / 0"), 1,
@@ -61,8 +61,10 @@ with tempfile.TemporaryDirectory() as place:
         pytest.param(("-I", "-c", "print(1)"), 0, "your command started no Python that gpudiag can see", id="isolated"),
         pytest.param(("-c", "import torch"), 0,
                      "your command imports PyTorch and took no step of an optimizer of torch.optim", id="no step"),
-        pytest.param((SCRIPTS, "1", "plain"), 0, "1 optimizer step was seen; about 33 are needed", id="one step"),
-        pytest.param(("-c", RPC), 0, "through RPC, where gpudiag cannot see them", id="rpc"),
+        pytest.param((SCRIPTS, "1", "plain"), 0, "1 optimizer step was seen; about 33 are needed", id="one step",
+                     marks=pytest.mark.measured),
+        pytest.param(("-c", RPC), 0, "through RPC, where gpudiag cannot see them", id="rpc",
+                     marks=pytest.mark.measured),
     ],
 )  # fmt: skip
 def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
@@ -90,21 +92,15 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
     assert run.steps_found is not None
     assert (run.steps_found.closure, run.steps_found.calls_per_step) == (True, 1)
-    bare = subprocess.run(
-        [sys.executable, SCRIPTS, "3", "few_lbfgs"],
-        capture_output=True,
-        text=True,
-        env=environment(**QUIET),
-        check=True,
-    )
-    assert out == bare.stdout
+    bare = run_forked("import tests.training.attach.scripts as s; s.settle(); s.few_lbfgs(3)", **QUIET)
+    assert (bare.returncode, out) == (0, bare.stdout), bare.stderr
 
 
 @SEVERAL
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ("raise", "rank 1: ValueError: bad luck, after optimizer step 30"),
+        pytest.param("raise", "rank 1: ValueError: bad luck, after optimizer step 30", marks=pytest.mark.measured),
         pytest.param("exit", "rank 1: exit code 4, after optimizer step 30", marks=pytest.mark.measured),
         ("SIGKILL", "rank 1: ended by SIGKILL"),
         pytest.param("SIGSEGV", "rank 1: ended by SIGSEGV", marks=pytest.mark.measured),
@@ -115,14 +111,18 @@ def test_error_names_rank_that_ended_first(
 ) -> None:
     """Rank 0 fails too when its connection breaks, but later than rank 1."""
     monkeypatch.setenv("ENDS", ends)
-    code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
+    code, run, _, err = attach(TWO_RANKS, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")
     assert run.error is not None
     assert run.error.startswith(said), (run.error, err)
 
 
 @SEVERAL
-@pytest.mark.parametrize(("group", "steps"), [("", "200"), ("1", "1200")], ids=["no group", "group"])
+@pytest.mark.parametrize(
+    ("group", "steps"),
+    [("", "200"), pytest.param("1", "1200", marks=pytest.mark.measured)],
+    ids=["no group", "group"],
+)
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,7 @@ def test_drifting_ranks_do_not_stop_each_other(
     step.
     """
     monkeypatch.setenv("GROUP", group)
-    code, run, out, err = attach(*TORCHRUN, SCRIPTS, steps, "drift")
+    code, run, out, err = attach(TWO_RANKS, SCRIPTS, steps, "drift")
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True, True]), err
     assert run.world_size == 2
     took_s = {int(rank): float(seconds) for rank, seconds in (line.split() for line in out.splitlines())}
@@ -163,10 +163,11 @@ sys.exit(max(each.wait() for each in two))
 
 
 @SEVERAL
+@pytest.mark.measured
 def test_error_names_rank_that_never_steps(tmp_path: Path, attach: Attach) -> None:
     script = tmp_path / "never.py"
     script.write_text(ONE_NEVER_STEPS)
-    code, run, _, err = attach(*TORCHRUN, str(script))
+    code, run, _, err = attach(TWO_RANKS, str(script))
     assert (code, run.status) == (0, "failed"), err
     assert (
         run.error
@@ -175,6 +176,7 @@ def test_error_names_rank_that_never_steps(tmp_path: Path, attach: Attach) -> No
 
 
 @ALONE
+@pytest.mark.measured
 def test_warning_counts_unmeasured_processes(attach: Attach) -> None:
     code, run, out, err = attach("-c", TWO_UNNUMBERED)
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
@@ -183,10 +185,11 @@ def test_warning_counts_unmeasured_processes(attach: Attach) -> None:
 
 
 @SEVERAL
+@pytest.mark.measured
 def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**QUIET, "ENDS": "SIGSTOP"}.items():
         monkeypatch.setenv(name, value)
-    words = Settings(run_dir=str(tmp_path), command=(sys.executable, *TORCHRUN, SCRIPTS, "60", "ends"), **QUICK)
+    words = Settings(run_dir=str(tmp_path), command=(sys.executable, TWO_RANKS, SCRIPTS, "60", "ends"), **QUICK)
     said: list[str] = []
 
     def hear(sentence: str) -> None:
@@ -218,8 +221,8 @@ def _take_signals() -> None:
 
 
 @ALONE
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", *(
-    pytest.param(name, marks=pytest.mark.measured) for name in ("SIGQUIT", "SIGALRM", "SIGHUP", "SIGUSR1")
+@pytest.mark.parametrize("name", ["SIGTERM", *(
+    pytest.param(name, marks=pytest.mark.measured) for name in ("SIGQUIT", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 )])  # fmt: skip
 def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp_path: Path) -> None:
     process = started(tmp_path, "--steps", "1000", kind="slow")

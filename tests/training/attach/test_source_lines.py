@@ -8,45 +8,29 @@ import pytest
 
 from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import Analysis
-from tests.training.attach.attached import Attach
+from tests.training.attach.attached import TWO_RANKS, Attach
 
 pytestmark = pytest.mark.processes
 
 #: This program trains with one fault, on the line that ends with the fault's name. `main` contains the loop and calls
 #: the other functions.
 FAULTY = """
-import io, sys, time
+import sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
 fault = sys.argv[1]
-
-def busy(ms):
-    end = time.perf_counter() + ms / 1e3
-    while time.perf_counter() < end:
-        pass
 
 class Samples(Dataset):
     def __len__(self):
         return 1 << 20
     def __getitem__(self, index):
-        if fault in ("fetch", "worker"):
-            time.sleep(0.002)  # fetch worker
+        if fault == "worker":
+            time.sleep(0.002)  # worker
         return torch.randn(64)
-
-def hook(gradient):
-    if fault == "hook":
-        time.sleep(0.01)  # hook
-    return gradient
-
-def save(model):
-    for _ in range(60):
-        torch.save(model.state_dict(), io.BytesIO())  # save
-    time.sleep(0.004)
 
 def main():
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    model[1].weight.register_hook(hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(Samples(), batch_size=4, num_workers=int(fault == "worker"))
     for step, batch in enumerate(loader):
@@ -55,8 +39,6 @@ def main():
         optimizer.step()
         if fault == "sleep":
             time.sleep(0.01)  # sleep
-        if fault == "save":
-            save(model)
         if step == 130:
             break
 
@@ -80,13 +62,11 @@ def run(attach: Attach, tmp_path: Path, fault: str) -> tuple[Analysis, int]:
     ("fault", "codes"),
     [
         ("sleep", {"host-stall"}),
-        ("hook", {"host-stall"}),
-        ("save", {"host-stall"}),
-        ("fetch", {"input-bound"}),
         ("worker", {"input-bound"}),
     ],
 )
 def test_first_finding_names_the_line_of_the_fault(attach: Attach, tmp_path: Path, fault: str, codes: set[str]) -> None:
+    """`benchmarks/judge_lines.py`, which `.ci/run` starts, counts the right lines of more faults."""
     analysis, line = run(attach, tmp_path, fault)
     first = analysis.findings[0]
     assert first.source is not None, analysis.findings
@@ -94,8 +74,8 @@ def test_first_finding_names_the_line_of_the_fault(attach: Attach, tmp_path: Pat
     assert first.title.startswith(f"train.py:{line} `")
     row = next(row for row in analysis.lines if row.line == line)
     assert row.process == ("worker" if fault == "worker" else "training")
-    if fault in {"sleep", "hook"}:
-        assert row.ms_per_step >= 6  # on Python 3.11, lines are scaled if other programs slowed the traced steps
+    if fault == "sleep":
+        assert row.ms_per_step >= 4  # on Python 3.11, lines are scaled if other programs slowed the traced steps
         assert first.recoverable_ms_per_step == pytest.approx(row.ms_per_step, rel=0.6)
 
 
@@ -171,7 +151,9 @@ class Callbacks:
 """
 
 
-@pytest.mark.parametrize("fault", ["generator", "decorator", "callback", "spawned"])
+@pytest.mark.parametrize(
+    "fault", ["generator", pytest.param("decorator", marks=pytest.mark.measured), "callback", "spawned"]
+)
 def test_line_is_named_beside_the_function_of_the_step(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -220,8 +202,7 @@ main()
 @pytest.mark.xdist_group("processes")
 def test_straggler_names_the_line_that_only_its_rank_runs(attach: Attach, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STRAGGLER)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    code, record, _, err = attach(*launcher, str(tmp_path / "train.py"))
+    code, record, _, err = attach(TWO_RANKS, str(tmp_path / "train.py"))
     assert (code, record.error) == (0, None), err
     analysis = analyze([tmp_path / "run"])
     straggler = next(finding for finding in analysis.findings if finding.code == "straggler")

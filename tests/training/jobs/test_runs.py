@@ -64,6 +64,7 @@ def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(temporary.glob("gpudiag*"))
 
 
+@pytest.mark.measured
 def test_divided_model_is_trained_in_more_processes_than_cores(tmp_path: Path) -> None:
     analysis, record = run(tmp_path, "gpt", "--parallel", "pp=2,dp=2,microbatches=2", devices=4)
     assert record["parallel"]["pp"] == record["parallel"]["dp"] == record["parallel"]["microbatches"] == 2
@@ -95,6 +96,7 @@ def test_model_none_times_input_only(tmp_path: Path) -> None:
     assert "Faster kernels" not in page
 
 
+@pytest.mark.measured  # test_unet3d.py predicts with a small network
 def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     volume = (5, 40, 36)
     words = ("unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")

@@ -16,7 +16,7 @@ from tests.training.jobs.tensorflow_python import profile, tensorflow_python, tr
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.apart, pytest.mark.xdist_group("processes")]
 
 
 def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / "build" / "trainers-venv" / "bin" / "python"
 
 pytestmark = [
+    pytest.mark.apart,
     pytest.mark.xdist_group("processes"),
     pytest.mark.skipif(not PYTHON.exists(), reason="make trainers has not been run"),
 ]
