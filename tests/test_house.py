@@ -24,7 +24,7 @@ MOST_LINES = 400
 BUDGET = {
     "analysis": 22_020,
     "app": 6_690,
-    "commands": 3_250,
+    "commands": 3_260,
     "machine": 3_120,
     "model": 5_820,
     "prediction": 820,

@@ -8,7 +8,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gpudiag.commands.command_line.ascii_signs import register_ascii_signs
 from gpudiag.commands.command_line.parser import dispatch
 from gpudiag.errors import GpudiagError
 
@@ -50,11 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words, debug = _without_debug(words)
     sys.stdout = sys.stdout or _open_null()  # None if the shell closed the descriptor (`>&-`)
     sys.stderr = sys.stderr or _open_null()
-    signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets a similar one instead of a traceback.
         with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors=signs)  # type: ignore[union-attr]  # a test's stream may lack it
+            stream.reconfigure(errors=_errors_of(stream))  # type: ignore[union-attr]  # a test's stream may lack it
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -69,6 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # every unexpected error ends here
         return _fail(_as_gpudiag_error(error), debug=debug, cause=error)
     return code
+
+
+def _errors_of(stream: TextIO) -> str:
+    """Return the error handler for characters that a stream's encoding lacks, so that they cause no traceback."""
+    if (stream.encoding or "").lower().startswith("utf"):
+        return "replace"  # for lone surrogates, from file names that are not UTF-8
+    from gpudiag.commands.command_line.ascii_signs import register_ascii_signs
+
+    return register_ascii_signs()
 
 
 def _open_null() -> TextIO:

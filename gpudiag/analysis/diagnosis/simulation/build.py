@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
-from gpudiag.analysis.diagnosis.simulation.cpu_chain import build_cpu_chain, collective_ops
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostNodes, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_chain import Chain, build_chain
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps, analysed_ops
@@ -45,7 +44,11 @@ def _build_process(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack]
 ) -> tuple[Chain | None, list[TrackOps]]:
     """Return the chain of one process, or None if it has no nodes, and the ops of its tracks."""
-    to_ops, to_chain = (collective_ops, build_cpu_chain) if tracks[0].is_cpu else (analysed_ops, build_chain)
+    to_ops, to_chain = analysed_ops, build_chain
+    if tracks[0].is_cpu:
+        from gpudiag.analysis.diagnosis.simulation.cpu_chain import build_cpu_chain, collective_ops  # noqa: PLC0415
+
+        to_ops, to_chain = collective_ops, build_cpu_chain
     ops = [to_ops(track, timeline.tracks.index(track)) for track in tracks]
     return to_chain(timeline, trace_index, tracks, ops), ops
 
