@@ -266,3 +266,19 @@ def is_fused(name: str) -> bool:
 def is_batched(operator: str) -> bool:
     """Return whether an operator multiplies many small matrices, as attention does."""
     return bool(_BATCHED.search(operator))
+
+
+#: Reductions of each row of a tensor, so that a compiler fuses the use of the result into the same kernel. All other
+#: reductions are across rows, so that a second kernel uses the result.
+_BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
+
+
+def is_across_rows(class_name: KernelClass, name: str, operator: str) -> bool:
+    """Return whether a kernel of a launching operator reduces a tensor across its rows.
+
+    >>> is_across_rows("normalization", "bn_fw_tr_1C11", "aten::cudnn_batch_norm")
+    True
+    >>> is_across_rows("normalization", "vectorized_layer_norm_kernel", "aten::native_layer_norm")
+    False
+    """
+    return class_name in {"normalization", "reduction"} and not (_BY_ROW.search(name) or _BY_ROW.search(operator))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.compute.kernel_class import (
     KERNEL_CLASSES,
     KernelClass,
+    is_across_rows,
     is_batched,
     is_fused,
     kernel_class,
@@ -103,6 +104,7 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
         matrix: int8[n], 1 if the kernel uses tensor cores, 0 if fp32 units, `UNKNOWN` if its name does not say.
         fused: bool[n], whether the kernel does the work of several operations: fused updates, compiled kernels.
         batched: bool[n], whether the launching operator multiplies many small matrices, as attention does.
+        across_rows: bool[n], whether the kernel reduces a tensor across its rows.
     """
 
     row: NDArray[np.int64]
@@ -112,6 +114,7 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
     matrix: NDArray[np.int8]
     fused: NDArray[np.bool_]
     batched: NDArray[np.bool_]
+    across_rows: NDArray[np.bool_]
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
         """Return bool[n]: whether each op has one of these classes."""
@@ -148,17 +151,17 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         operator, in_update = launching_operators(events, track), launched_in_updates(events, track)
     classes = np.full(len(ops), NO_CLASS, np.uint8)
     matrix = np.full(len(ops), UNKNOWN, np.int8)
-    fused, batched = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
+    fused, batched, across_rows = np.zeros((3, len(ops)), np.bool_)
     if computes.any():
         launcher = np.where(operator == UNKNOWN, UNKNOWN, events.name[operator])[computes].astype(np.int64)
         names = events.name[ops.row[computes]].astype(np.int64)
         key = (names * (len(events.names) + 1) + launcher + 1) * 2 + in_update[computes]
         distinct_keys, index = np.unique(key, return_inverse=True)
         known = [_classify(events, key) for key in distinct_keys[:_MOST_KERNELS].tolist()]
-        known += [(CLASS_CODES["other"], UNKNOWN, 0, 0)] * (len(distinct_keys) - len(known))
+        known += [(CLASS_CODES["other"], UNKNOWN, 0, 0, 0)] * (len(distinct_keys) - len(known))
         properties = np.array(known, np.int64)[index]
         classes[computes], matrix[computes] = properties[:, 0], properties[:, 1]
-        fused[computes], batched[computes] = properties[:, 2] > 0, properties[:, 3] > 0
+        fused[computes], batched[computes], across_rows[computes] = properties[:, 2:].T > 0
     return TrackKernels(
         row=ops.row,
         kernel_class=classes,
@@ -167,18 +170,24 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         matrix=matrix,
         fused=fused,
         batched=batched,
+        across_rows=across_rows,
     )
 
 
-def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
-    """Return (class code, use of tensor cores, fused, batched). `key` encodes name, operator and `in_update`."""
+def _classify(events: EventTable, key: int) -> tuple[int, int, int, int, int]:
+    """Return (class code, use of tensor cores, fused, batched, across rows).
+
+    `key` encodes name, operator and `in_update`.
+    """
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
-    name, operator = events.names[index][:_LONGEST_NAME], events.names[launcher - 1] if launcher else ""
-    class_name = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
+    name = events.names[index][:_LONGEST_NAME]
+    operator = events.names[launcher - 1][:_LONGEST_NAME] if launcher else ""
+    class_name = kernel_class(name, operator, in_optimizer=bool(in_update))
     uses = tensor_core(name) if class_name in MATRIX_CLASSES else None
     code = CLASS_CODES[class_name]
-    return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))
+    across = is_across_rows(class_name, name, operator)
+    return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator)), int(across)
 
 
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel

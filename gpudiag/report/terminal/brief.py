@@ -30,7 +30,7 @@ _LONGEST_PATHS = 120
 _LONGEST_WORD = 40
 #: Findings about the host, for which a recording by gpudiag names the line of the source.
 _OF_THE_HOST = frozenset({"input-bound", "straggler", "host-stall", "host-sync", "launch-bound", "slow-copy"})
-_FILE_AND_LINE = "gpudiag profile -- COMMAND names file and line"
+_FILE_AND_LINE = {"pytorch": "gpudiag profile -- COMMAND names file and line"}
 _SEPARATOR = " · "
 
 
@@ -76,8 +76,8 @@ def location(verdict: ReportVerdict, analysis: Analysis) -> list[str]:
         _collective(finding, analysis),
     ]
     known = finding.source is not None or ".py:" in finding.place or bool(analysis.lines) or bool(analysis.timed)
-    if finding.code in _OF_THE_HOST and finding.place and not known and analysis.framework == "pytorch":
-        parts.append(_FILE_AND_LINE)
+    if finding.code in _OF_THE_HOST and finding.place and not known:
+        parts.append(_FILE_AND_LINE.get(analysis.framework, ""))
     return [part for part in parts if part]
 
 

@@ -52,6 +52,7 @@ class GraphKernels:
     matrix: NDArray[np.int8]
     fused: NDArray[np.bool_]
     batched: NDArray[np.bool_]
+    across_rows: NDArray[np.bool_]
     stream: Index
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
@@ -149,6 +150,7 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
         "matrix": np.full(len(row), UNKNOWN, np.int8),
         "fused": np.zeros(len(row), np.bool_),
         "batched": np.zeros(len(row), np.bool_),
+        "across_rows": np.zeros(len(row), np.bool_),
     }
     for index, table in enumerate(work.tracks):
         ops = np.flatnonzero(track == index)

@@ -12,9 +12,7 @@ operator of a kernel is the largest operator around its launch that does not als
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +21,10 @@ from gpudiag.analysis.compute.work import NO_CLASS
 from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_time import lengths_in_turn
-from gpudiag.intervals import EMPTY, Intervals, among, distinct, median, outermost, subtract, union
-from gpudiag.model.timeline import UNKNOWN
+from gpudiag.intervals import EMPTY, Intervals, median, outermost, subtract, union
 
 #: Normal set of times on the common clock, by index of the trace.
 HostTimes = dict[int, Intervals]
-
-#: Operators and kernels that reduce each row of a tensor, so that a compiler fuses the result's use into them. All
-#: others reduce across rows, so that a second kernel uses the result.
-_BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
 
 
 def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
@@ -95,7 +88,7 @@ def replaced_by_compiler(
         attention: host times that count as savings of fused attention.
     """
     crossing = np.zeros(int(chain[-1]) + 1, np.bool_)
-    crossing[chain[member & _across_rows(kernels)]] = True
+    crossing[chain[member & kernels.across_rows]] = True
     copies = kernels.what_if.model.bucket_copy
     fused = fused & ~copies
     removed = fused & ~_longest_of_each(kernels, fused & crossing[chain], chain)
@@ -229,23 +222,3 @@ def _both(times: HostTimes, others: HostTimes) -> HostTimes:
 
 def _less(times: HostTimes, kept: HostTimes) -> HostTimes:
     return {trace: subtract(spans, kept.get(trace, EMPTY)) for trace, spans in times.items()}
-
-
-def _across_rows(kernels: GraphKernels) -> NDArray[np.bool_]:
-    """Return bool[m]: the normalizations and reductions whose result a second kernel has to use."""
-    chosen = kernels.of_class("normalization", "reduction")
-    device = kernels.what_if.graph.device
-    for index, track in enumerate(kernels.what_if.timeline.tracks):
-        events = kernels.what_if.timeline.traces[track.trace].events
-        ops = np.flatnonzero(chosen & (device.track == index))
-        known = kernels.operator[ops] != UNKNOWN
-        for rows, of in ((device.row[ops], ops), (kernels.operator[ops][known], ops[known])):
-            names = events.name[rows]
-            by_row = [name for name in distinct(names).tolist() if _reduces_rows(events.names[name])]
-            chosen[of[among(names, np.array(by_row, np.int64))]] = False
-    return chosen
-
-
-@lru_cache(maxsize=4096)
-def _reduces_rows(name: str) -> bool:
-    return _BY_ROW.search(name) is not None
