@@ -273,6 +273,19 @@ def is_batched(operator: str) -> bool:
 _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
 
 
+#: PyTorch's own kernels of depthwise convolutions on contiguous tensors. cuDNN computes on channels-last tensors.
+_DEPTHWISE = re.compile(r"conv_depthwise[23]d")
+
+
+def is_contiguous_depthwise(name: str) -> bool:
+    """Return whether a kernel computes a depthwise convolution on contiguous tensors.
+
+    >>> is_contiguous_depthwise("at::native::conv_depthwise2d_forward_kernel<3, float, int>")
+    True
+    """
+    return _DEPTHWISE.search(name) is not None
+
+
 def is_across_rows(class_name: KernelClass, name: str, operator: str) -> bool:
     """Return whether a kernel of a launching operator reduces a tensor across its rows.
 

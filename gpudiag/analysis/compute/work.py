@@ -14,6 +14,7 @@ from gpudiag.analysis.compute.kernel_class import (
     KernelClass,
     is_across_rows,
     is_batched,
+    is_contiguous_depthwise,
     is_fused,
     kernel_class,
     tensor_core,
@@ -93,6 +94,10 @@ NO_CLASS = len(KERNEL_CLASSES)
 CLASS_CODES: dict[KernelClass, int] = {name: code for code, name in enumerate(KERNEL_CLASSES)}
 
 
+#: Columns of `TrackKernels` that state a property of the kernel's name and operator.
+_FLAGS = ("fused", "batched", "across_rows", "depthwise", "cudnn")
+
+
 class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
     """Classes of one track's ops: columns of equal length n, in the order of `DeviceTrack.ops`.
 
@@ -105,6 +110,8 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
         fused: bool[n], whether the kernel does the work of several operations: fused updates, compiled kernels.
         batched: bool[n], whether the launching operator multiplies many small matrices, as attention does.
         across_rows: bool[n], whether the kernel reduces a tensor across its rows.
+        depthwise: bool[n], whether the kernel computes a depthwise convolution on contiguous tensors.
+        cudnn: bool[n], whether the kernel is cuDNN's own according to its name.
     """
 
     row: NDArray[np.int64]
@@ -115,6 +122,8 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
     fused: NDArray[np.bool_]
     batched: NDArray[np.bool_]
     across_rows: NDArray[np.bool_]
+    depthwise: NDArray[np.bool_]
+    cudnn: NDArray[np.bool_]
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
         """Return bool[n]: whether each op has one of these classes."""
@@ -151,31 +160,29 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         operator, in_update = launching_operators(events, track), launched_in_updates(events, track)
     classes = np.full(len(ops), NO_CLASS, np.uint8)
     matrix = np.full(len(ops), UNKNOWN, np.int8)
-    fused, batched, across_rows = np.zeros((3, len(ops)), np.bool_)
+    flags = np.zeros((len(_FLAGS), len(ops)), np.bool_)
     if computes.any():
         launcher = np.where(operator == UNKNOWN, UNKNOWN, events.name[operator])[computes].astype(np.int64)
         names = events.name[ops.row[computes]].astype(np.int64)
         key = (names * (len(events.names) + 1) + launcher + 1) * 2 + in_update[computes]
         distinct_keys, index = np.unique(key, return_inverse=True)
         known = [_classify(events, key) for key in distinct_keys[:_MOST_KERNELS].tolist()]
-        known += [(CLASS_CODES["other"], UNKNOWN, 0, 0, 0)] * (len(distinct_keys) - len(known))
+        known += [(CLASS_CODES["other"], UNKNOWN, *(0 for _ in _FLAGS))] * (len(distinct_keys) - len(known))
         properties = np.array(known, np.int64)[index]
         classes[computes], matrix[computes] = properties[:, 0], properties[:, 1]
-        fused[computes], batched[computes], across_rows[computes] = properties[:, 2:].T > 0
+        flags[:, computes] = properties[:, 2:].T > 0
     return TrackKernels(
         row=ops.row,
         kernel_class=classes,
         operator=operator,
         in_update=in_update,
         matrix=matrix,
-        fused=fused,
-        batched=batched,
-        across_rows=across_rows,
+        **dict(zip(_FLAGS, flags, strict=True)),
     )
 
 
-def _classify(events: EventTable, key: int) -> tuple[int, int, int, int, int]:
-    """Return (class code, use of tensor cores, fused, batched, across rows).
+def _classify(events: EventTable, key: int) -> tuple[int, ...]:
+    """Return (class code, use of tensor cores, *properties in the order of `_FLAGS`).
 
     `key` encodes name, operator and `in_update`.
     """
@@ -186,8 +193,14 @@ def _classify(events: EventTable, key: int) -> tuple[int, int, int, int, int]:
     class_name = kernel_class(name, operator, in_optimizer=bool(in_update))
     uses = tensor_core(name) if class_name in MATRIX_CLASSES else None
     code = CLASS_CODES[class_name]
-    across = is_across_rows(class_name, name, operator)
-    return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator)), int(across)
+    properties = (
+        is_fused(name),
+        is_batched(operator),
+        is_across_rows(class_name, name, operator),
+        is_contiguous_depthwise(name),
+        "cudnn::" in name,
+    )
+    return code, UNKNOWN if uses is None else int(uses), *map(int, properties)
 
 
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel

@@ -84,6 +84,8 @@ ELSEWHERE = {
     "_REACHED_TENSOR": "of an estimate that is given with an interval",
     "_CONVERSIONS_LEFT": "of an estimate that is given with an interval",
     "_NORMALIZATION_LEFT": "of an estimate that is given with an interval",
+    "_CUDNN_NORMALIZATION_REACHED": "of an estimate that is given with an interval",
+    "_DEPTHWISE_LEFT": "of an estimate that is given with an interval",
     "_SCORES_LEFT": "of an estimate that is given with an interval",
     "_PRODUCTS_LEFT": "of an estimate that is given with an interval",
     "_UPDATE_LEFT": "of an estimate that is given with an interval",

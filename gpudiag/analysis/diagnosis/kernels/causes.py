@@ -4,7 +4,8 @@ Each function returns an expected, a low and a high estimate, because a trace do
 would replace the recorded ones take. The estimates follow from the device's peaks and from the bytes that kernels move:
 
 * fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each a share of a peak.
-* Conversions of layouts move bytes that channels-last tensors need not move.
+* Conversions of layouts move bytes that channels-last tensors need not move. Batch normalization and depthwise
+  convolutions on contiguous tensors are slower than the device's memory.
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
@@ -24,7 +25,12 @@ from numpy.typing import NDArray
 from gpudiag.analysis.compute.work import LAUNCH_SIZED_NS, NO_CLASS
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, QUEUED_NS
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, Shortening, launch_share
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import (
+    GraphKernels,
+    Shortening,
+    launch_share,
+    share_at_memory_peak,
+)
 from gpudiag.analysis.diagnosis.kernels.replaced_operators import (
     HostTimes,
     host_left,
@@ -51,9 +57,15 @@ _REACHED_FP32 = 0.85
 _REACHED_TENSOR = (0.5, 0.2, 0.8)
 #: Share of conversions that remains with channels-last tensors: conversions of the input, and between precisions.
 _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
-#: Share of a normalization's time that remains with channels-last tensors, which its kernels read only once. Measured
-#: (H100): 0.55 in a ResNet-50; other models changed little, so that more is expected to remain.
+#: Share of a batch normalization's time that remains with channels-last tensors. Measured (H100): 0.55 in a ResNet-50,
+#: 0.9 in a ResNet-101.
 _NORMALIZATION_LEFT = (0.65, 1.0, 0.55)
+#: Share of the memory's peak that cuDNN's batch normalization in fp32 reaches with channels-last tensors. Physical: its
+#: kernels read each tensor twice and reach 0.85 of the peak; the bytes count each tensor once.
+_CUDNN_NORMALIZATION_REACHED = (0.55, 0.3, 0.75)
+#: Share of a depthwise convolution's time that remains with channels-last tensors. Measured (H100): about 0.3 in a
+#: ConvNeXt and in a MobileNet.
+_DEPTHWISE_LEFT = (0.3, 0.6, 0.15)
 #: Shares of the time of score kernels, and of the matrix products beside them, that remain with fused attention.
 #: Physical: fused attention computes one of six products again; causal attention skips up to half of the products.
 _SCORES_LEFT = (0.0, 0.35, 0.0)
@@ -101,7 +113,7 @@ def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
     operators = replaced_by_attention(kernels, products)
     candidates = [
         fp32_products(case, kernels),
-        conversions(kernels),
+        conversions(case, kernels),
         eager_attention(kernels, scores, products, operators),
         unfused_update(kernels),
         elementwise_chains(kernels, scores, operators[0]),
@@ -139,17 +151,30 @@ def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
     return SlowKernels("fp32-matmul", ops, tuple(scenarios), evidence)
 
 
-def conversions(kernels: GraphKernels) -> SlowKernels | None:
-    """Return the conversions between layouts."""
+def conversions(case: Case, kernels: GraphKernels) -> SlowKernels | None:
+    """Return the conversions between layouts, and depthwise convolutions on contiguous tensors.
+
+    Without conversions nothing shows that cuDNN prefers another layout. Channels-last tensors also shorten batch
+    normalization: that of cuDNN by as much as it is slower than the device's memory.
+    """
     ops = kernels.of_class("layout-conversion")
     if not ops.any():
         return None
-    normalization = kernels.of_class("normalization")
-    scenarios = [
-        replace(shorter, remaining=np.where(normalization, left, shorter.remaining))
-        for shorter, left in zip(_shares(ops, _CONVERSIONS_LEFT), _NORMALIZATION_LEFT, strict=True)
-    ]
-    return SlowKernels("layout-conversion", ops, tuple(scenarios))
+    normalization = kernels.of_class("normalization") & kernels.across_rows
+    at_peak = share_at_memory_peak(case, kernels, normalization & kernels.cudnn)
+    scenarios = []
+    for shorter, left, reached, depthwise in zip(
+        _shares(ops, _CONVERSIONS_LEFT), _NORMALIZATION_LEFT, _CUDNN_NORMALIZATION_REACHED, _DEPTHWISE_LEFT, strict=True
+    ):
+        by_bytes = np.where(np.isnan(at_peak), left, np.fmin(at_peak / reached, 1.0))
+        remaining = np.where(normalization, by_bytes, shorter.remaining)
+        scenarios.append(replace(shorter, remaining=np.where(kernels.depthwise, depthwise, remaining)))
+    evidence: dict[str, object] = {
+        f"{name}_ms_per_step": kernels.ms_per_step(kernels.duration * chosen)
+        for name, chosen in (("batch_normalization", normalization), ("depthwise", kernels.depthwise))
+        if chosen.any()
+    }
+    return SlowKernels("layout-conversion", ops | kernels.depthwise, tuple(scenarios), evidence)
 
 
 def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:

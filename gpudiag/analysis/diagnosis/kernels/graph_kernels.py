@@ -16,7 +16,8 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import Intervals, distinct, groups
-from gpudiag.model.event import EventKind
+from gpudiag.model.compute_rates import peak_memory_gb_per_s
+from gpudiag.model.event import NO_NUMBER, EventKind
 from gpudiag.model.timeline import UNKNOWN
 
 
@@ -53,6 +54,8 @@ class GraphKernels:
     fused: NDArray[np.bool_]
     batched: NDArray[np.bool_]
     across_rows: NDArray[np.bool_]
+    depthwise: NDArray[np.bool_]
+    cudnn: NDArray[np.bool_]
     stream: Index
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
@@ -151,6 +154,8 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
         "fused": np.zeros(len(row), np.bool_),
         "batched": np.zeros(len(row), np.bool_),
         "across_rows": np.zeros(len(row), np.bool_),
+        "depthwise": np.zeros(len(row), np.bool_),
+        "cudnn": np.zeros(len(row), np.bool_),
     }
     for index, table in enumerate(work.tracks):
         ops = np.flatnonzero(track == index)
@@ -162,6 +167,25 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
         for name, column in columns.items():
             column[ops[known]] = getattr(table, name)[position[known]]
     return columns
+
+
+def share_at_memory_peak(case: Case, kernels: GraphKernels, chosen: NDArray[np.bool_]) -> Times:
+    """Return float64[m]: share of its time that each chosen op would take at the peak rate of the device's memory.
+
+    The bytes are the inputs and outputs of its operator, each counted once. NaN where shapes or the peak are unknown.
+    """
+    share = np.full(len(chosen), np.nan)
+    for index, track in enumerate(case.tracks):
+        work, peak = case.timeline.traces[track.trace].operator_work, peak_memory_gb_per_s(track.device_name)
+        if work is None or peak is None or not len(work.row):
+            continue
+        ops = np.flatnonzero(chosen & (kernels.what_if.graph.device.track == index))
+        slot = np.minimum(np.searchsorted(work.row, kernels.operator[ops]), len(work.row) - 1)
+        known = (work.row[slot] == kernels.operator[ops]) & (work.moved_bytes[slot] != NO_NUMBER)
+        ops, slot = ops[known], slot[known]
+        time_ns = np.bincount(slot, weights=kernels.duration[ops], minlength=len(work.row))
+        share[ops] = work.moved_bytes[slot] / peak[0] / np.maximum(time_ns[slot], 1.0)
+    return share
 
 
 def launch_share(kernels: GraphKernels, chosen: NDArray[np.bool_], remaining: float) -> Times:
