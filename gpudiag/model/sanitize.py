@@ -99,7 +99,7 @@ def _escape(character: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars, with U+FFFD for each surrogate (a byte that is not UTF-8)."""
+    """Return a tree of dicts, lists and scalars with U+FFFD for each surrogate, which no UTF-8 file can hold."""
     if isinstance(value, str):
         return value if value.isascii() else _encodable(value)
     if isinstance(value, dict):

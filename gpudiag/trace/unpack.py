@@ -185,7 +185,12 @@ class _SizeBound:
 
 
 def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
-    """Raise an error if the file is packed in another format or, unless `binary`, does not begin as JSON does."""
+    """Check the first bytes, `head`, of a file that is not gzip.
+
+    Raises:
+        UnreadableInputError: it is packed in another format, or is named .gz and is no JSON (or `binary`).
+        NotATraceError: it does not begin as JSON does, unless `binary`.
+    """
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
             raise UnreadableInputError(f"{shown} is packed with {packing}", "Unpack it, or pack it with gzip.")

@@ -26,7 +26,7 @@ def write_tree(name: str, root: Path, **changes: str) -> Path:
     Args:
         name: name of the recording in `trees/`.
         root: an empty directory.
-        changes: text by path, in place of the recorded one or besides it.
+        changes: path below `root` → content of a file that replaces the recorded one or is added.
     """
     files = json.loads((HERE / "trees" / f"{name}.json").read_text(encoding="utf-8"))
     for path, text in {**files, **changes}.items():

@@ -200,7 +200,10 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call with the latest or earliest edge; of calls with close edges, the longest."""
+    """Return the name of the call with the latest or earliest edge, its start or its end.
+
+    Of calls whose edges are close, the longest one encloses the others and is returned.
+    """
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

@@ -36,7 +36,7 @@ Times = NDArray[np.float64]
 
 
 class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A removable line of the loop (`one_line`), with its times on all ranks.
+    """A line of the loop that training itself does not need (see one_line.py), with its times on all ranks.
 
     Attributes:
         source: the line.
@@ -304,6 +304,6 @@ def _within_lines(process: ProcessTimes) -> Times:
 
 
 def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
-    """Return path, as pairs (file, line) → (node, mean ns per step in the line itself)."""
+    """Return (node, mean ns per step in the line itself) by path. A path is a tuple of (file, line)."""
     mean = process.self_ns.mean(axis=1)
     return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

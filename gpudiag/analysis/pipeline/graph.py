@@ -68,8 +68,8 @@ class OperationGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Dependencies of the slots.
 
     Attributes:
-        groups: groups in topological order; every slot is in exactly one.
-        before: for each slot, the rows of the slots that must end before it starts.
+        groups: groups in topological order. Every slot of `grid.slots` is in exactly one.
+        before: for each slot, the indices in `grid.slots` of the slots that must end before it starts.
     """
 
     groups: tuple[OperationGroup, ...]

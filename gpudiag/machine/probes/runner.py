@@ -290,7 +290,7 @@ def _message(line: str) -> dict[str, Any] | None:
 
 
 def signal_name(number: int) -> str:
-    """Return the signal's name, such as SIGSEGV, or its number if it has none."""
+    """Return the signal's name, such as SIGSEGV, or `signal NUMBER` if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -71,8 +71,8 @@ class PipelineAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         source: the file.
         step_ms: recorded step time, mean of the analysed steps.
         simulated_ms: step time of the simulation without host gaps, to which slowdowns and savings refer.
-        host_gap_ms: time per step in which no recorded operation is executed or awaited, on the simulated critical
-            path: `step_ms - simulated_ms`, at least 0.
+        host_gap_ms: `step_ms - simulated_ms`, at least 0: time per step in which the critical path neither executes
+            nor awaits a recorded operation.
         replay_error_percent: mean absolute difference between the recorded step time and the simulated one, in which
             operations have their recorded durations and typical host gaps.
         sequence_correlation: correlation between forward and backward durations of the same microbatch, without the

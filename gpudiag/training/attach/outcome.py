@@ -255,7 +255,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     elif death.exit_code and several:
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
-        # The parent reaped the process, so its status is lost. An exit or exception would have left a report.
+        # The parent reaped the process, so its status is lost. After an exit or exception `ended_s` would be set.
         how, consequence = f"ended without a report, as a signal ends a process{where}", True
     else:
         return None

@@ -43,6 +43,15 @@ def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
 def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case, what_if: WhatIf, relative: list[float], long: list[int], gain: float, percent: float
 ) -> Finding:
+    """Return the finding about a partition into stages.
+
+    Args:
+        case, what_if: the job and its simulation.
+        relative: time of each stage's computation divided by the mean of all stages.
+        long: the stages that compute clearly longer than the mean.
+        gain, percent: savings of an even partition in ms per step, and in percent of the step.
+    """
+    # With one rank in a stage, a slow device would look like a long stage: medium confidence.
     peers = what_if.graph.peers
     stage_of = {process: stage for stage, members in enumerate(peers) for process in members}
     longest = int(np.argmax(relative))

@@ -84,7 +84,7 @@ _LAST_US = 4e15  # the year 2096: later times are invalid; fits int64 nanosecond
 
 
 def kind_of(category: str) -> EventKind | None:
-    """Return the kind of a category in upper or lower case; None if the category is not read."""
+    """Return the kind of events of this category, ignoring case; None if such events are not read."""
     lowered = category.lower()
     kind = _KINDS.get(lowered)
     if kind is None and lowered.endswith(_RUNTIME_ENDINGS):

@@ -33,7 +33,7 @@ _DEVICE_STATS = frozenset({OP})
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
 #: The year 2116 in Unix ns. Begins of lines above this value or below 0 are invalid and are replaced by this value.
-#: Then distances between lines fit int64, and the line's events are left out, because they are days from all others.
+#: Differences of begins then fit int64. Events more than a day from all others, as on this line, are left out later.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
@@ -110,7 +110,7 @@ def about(plane: Any) -> dict[str, Any]:
 
 
 def unread_device_of(plane: Any) -> str | None:
-    """Return the kind of accelerator, other than a GPU, whose plane has events; else None."""
+    """Return the kind of accelerator of a plane, such as TPU; None for GPUs, and if the plane has no events."""
     match = _OTHER_PLANE.search(plane.name)
     if match is None or match[1] in _NO_ACCELERATOR or not any(len(line.events) for line in plane.lines):
         return None

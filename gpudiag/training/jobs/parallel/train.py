@@ -20,7 +20,10 @@ _GPU_SEQUENCES, _CPU_SEQUENCES = 4, 1
 
 
 def train_parallel(job: Job, layout: ParallelLayout) -> None:
-    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`."""
+    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`.
+
+    The strategy only opens and closes the process group; the model itself communicates.
+    """
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     sizes = gpt_sizes(on_gpu=on_gpu)
@@ -48,7 +51,7 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
             "threads": str(torch.get_num_threads()),
             "sequences_per_replica": str(sequences),
         }
-        seed = model.mesh.batch_index
+        seed = model.mesh.batch_index  # processes with one index train on the same batches
         per_device, rest = divmod(sequences * layout.dp * layout.ep, layout.processes)
         with (
             open_batches(
@@ -67,6 +70,6 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
                 model.train(
                     *(batch.to(device, non_blocking=True).remainder(sizes.vocabulary) for batch in (tokens, targets))
                 )
-        del model
+        del model  # before the process group closes, on which its buffers depend
     finally:
         strategy.close()

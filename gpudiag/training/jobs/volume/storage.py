@@ -175,7 +175,7 @@ class Writer:
     """Write regions in the background, a few at a time, and count the voxels that are on disk.
 
     Raises:
-        WorkerFailedError: the disk is full or cannot be written to. `put` and the end of the block raise this error.
+        WorkerFailedError: the disk is full or cannot be written to. `put` and leaving the `with` statement raise it.
     """
 
     def __init__(self, volume: Volume) -> None:

@@ -17,11 +17,11 @@ def log_to_mlflow(
     project: str | None = None,
     name: str | None = None,
 ) -> str:
-    """Log metrics, the table of findings and the HTML page. Return where they are.
+    """Log metrics, the table of findings and the HTML page. Return `MLflow run ID`, after `new ` if it was created.
 
     Args:
         tracked: the content.
-        client: an `MlflowClient`; None for one of the environment's tracking server.
+        client: an `MlflowClient`, only with `run_id`; None for one of the environment's tracking server.
         run_id: an existing run, which may be open in this process; None to create one.
         project, name: experiment and name of the created run.
 
@@ -40,6 +40,7 @@ def log_to_mlflow(
             module.set_experiment(project)
         with module.start_run(run_name=name or tracked.name, nested=module.active_run() is not None) as run:
             run_id = run.info.run_id
+    # A client can log to a run that has ended.
     for metric, value in tracked.metrics.items():
         client.log_metric(run_id, metric, value)
     columns = (
