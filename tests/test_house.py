@@ -28,7 +28,7 @@ BUDGET = {
     "machine": 3_120,
     "model": 5_820,
     "prediction": 820,
-    "report": 9_080,
+    "report": 9_090,
     "trace": 6_560,
     "training": 21_190,
     "": 650,

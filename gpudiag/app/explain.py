@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,9 @@ def explain(code: str, cause: str | None = None) -> Explanation:
     chosen = tuple(entry for entry in explanation.advice if entry.cause == cause)
     if not chosen:
         known = causes(code)
+        if known and not get_close_matches(cause, known):
+            note = f"No example has the cause '{cause}': this is the advice for the other causes."
+            return msgspec.structs.replace(explanation, paragraphs=(*explanation.paragraphs, note))
         hint = there_are(cause, known) if known else f"Its page has no causes: gpudiag explain {code}."
         raise UsageError(f"the page of {code} has no cause '{cause}'", hint)
     return msgspec.structs.replace(explanation, advice=chosen)

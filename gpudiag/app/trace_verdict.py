@@ -50,7 +50,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
         if time.monotonic() >= until_s:
             break
         time.sleep(_PAUSE_S)
-    command = f"gpudiag analyze {shlex.quote(str(run_dir))}"
+    command = f"gpudiag analyze {shlex.quote(str(run_dir))} --full"
     lines = [_missing_line(run_dir, ranks, missing, wait_s)] if missing else []
     present = [str(run_dir / trace_name(rank)) for rank in sorted({*range(ranks)} - {*missing})]
     try:

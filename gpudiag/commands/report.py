@@ -70,7 +70,7 @@ def _draw(result: "Analysis | Scaling", *, width: int | None, all_ranks: bool, f
     if isinstance(result, Analysis):
         from gpudiag.report.terminal.report import render_analysis
 
-        render_analysis(result, console, all_ranks=all_ranks, full=full, paths=paths)
+        render_analysis(result, console, all_ranks=all_ranks, full=full, paths=paths, command="report")
     else:
         from gpudiag.report.scaling.terminal import render_scaling
 

@@ -107,3 +107,10 @@ def test_missing_pages_are_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch)
 def test_usage_error_names_the_code() -> None:
     with pytest.raises(UsageError, match="no finding or warning 'x'"):
         explain("x")
+
+
+def test_cause_without_example_gives_the_advice_for_the_others() -> None:
+    """Reports print `straggler … launch`, for which no example exists."""
+    explanation = explain("straggler", "launch")
+    assert explanation.advice == explain("straggler").advice
+    assert explanation.paragraphs[-1].startswith("No example has the cause 'launch'")

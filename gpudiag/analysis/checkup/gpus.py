@@ -25,14 +25,8 @@ def check_driver(setting: JobSetting) -> Check:
                 fix=("dmesg | grep -i -e xid -e nvrm", "Restart the machine, or ask the administrator to."),
                 not_seen=setting.surroundings.reasons["inventory"],
             )
-        steps: tuple[str, ...] = ("docker run --gpus all …",) if setting.in_container else ()
-        return Check(
-            code=code,
-            status="not-needed",
-            title="No NVIDIA GPU: jobs run on CPU processes.",
-            fix=steps,
-            not_seen=reason,
-        )
+        title = "No NVIDIA GPU: jobs run on CPU processes."
+        return Check(code=code, status="not-needed", title=title, not_seen=reason)
     if not setting.gpus:
         note = host.reasons.get("visible", "CUDA_VISIBLE_DEVICES hides every GPU")
         return Check(code=code, status="blocked", title=f"{note}.", fix=("unset CUDA_VISIBLE_DEVICES",))

@@ -24,12 +24,16 @@ def check_shared_memory(setting: JobSetting) -> Check:
     if host.shm_free_bytes >= needed:
         return Check(code=code, status="ok", title=f"{seen}.")
     fix = []
+    size = max(16, -(-needed >> 30))  # GiB
     if host.shm_bytes >= needed:
         fix.append("ls -l /dev/shm   # remove what ended jobs left")
     elif setting.in_container:
-        fix += ["docker run --shm-size=16g …   # or --ipc=host", "Kubernetes: mount an emptyDir of medium Memory there"]
+        fix += [
+            f"docker run --shm-size={size}g …   # or --ipc=host",
+            "Kubernetes: mount an emptyDir of medium Memory there",
+        ]
     else:
-        fix.append("sudo mount -o remount,size=16G /dev/shm")
+        fix.append(f"sudo mount -o remount,size={size}G /dev/shm")
     wanted = f"DataLoader workers of {setting.ranks} ranks want {_size(needed)}"
     title = f"{seen}. {wanted}; with less they end in a bus error."
     return Check(code=code, status="warning", title=title, fix=tuple(fix))

@@ -48,7 +48,9 @@ def _server(questions: Questions) -> Any:
         from mcp.server.mcpserver import MCPServer  # noqa: PLC0415  # an optional dependency
         from mcp.types import ToolAnnotations  # noqa: PLC0415  # likewise
     except ImportError as error:
-        raise MissingLibraryError("the MCP SDK (mcp 2) is not installed", "pip install 'gpudiag[mcp]'") from error
+        raise MissingLibraryError(
+            "the MCP SDK (mcp 2) is not installed", "Install it (in a clone: pip install '.[mcp]')."
+        ) from error
     server = MCPServer("gpudiag", instructions=_INSTRUCTIONS, log_level="WARNING")
     reads_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 

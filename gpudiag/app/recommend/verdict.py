@@ -285,7 +285,7 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
         fastest = next(candidate for candidate in tied if candidate.label == measured.fastest)
         return fastest, f"{fastest.label} was the fastest measured. " if tied[1:] else ""
     best = min(eligible, key=preference)
-    return best, f"{best.label} is the simplest. " if tied[1:] else ""
+    return best, f"{best.label} is the simplest; " if tied[1:] else ""
 
 
 def _reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
@@ -307,7 +307,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
         return best.reason
     others = ", ".join(prediction.candidate.label for prediction in tied if prediction is not best)
     return (
-        f"{others} would take as long within {TIE_PREDICTED:.0%}; {best.candidate.label} is the simplest. {best.reason}"
+        f"{others} would take as long within {TIE_PREDICTED:.0%}; {best.candidate.label} is the simplest; {best.reason}"
     )
 
 

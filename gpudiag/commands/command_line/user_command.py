@@ -136,7 +136,7 @@ def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
     lines = [f"{begin}. {severity}{verdict.title}", f"gain: {gain(verdict)}" if verdict.gain else ""]
     lines += [f"where: {', '.join(location(verdict, analysis))}" if location(verdict, analysis) else ""]
     lines += [f"try: {verdict.steps[0]}" if verdict.advised else ""]
-    command = f"gpudiag analyze {shlex.quote(from_here(run_dir))}"
+    command = f"gpudiag analyze {shlex.quote(from_here(run_dir))} --full"
     lines += [f"your job goes on (--stop-after would end it here); full report: {command}"]
     return [line for line in lines if line]
 

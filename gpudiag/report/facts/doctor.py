@@ -48,7 +48,7 @@ def _verdict(counts: Counter[CheckStatus]) -> Text:
     others += [f"{unseen} could not be seen"] if unseen else []
     rest = f" ({', '.join(others)})" if others else ""
     if counts["blocked"]:
-        return Text(f"A job is blocked by {counts['blocked']} of these checks{rest}.", style="bold red")
+        return Text(f"{counts['blocked']} of these checks block a job{rest}.", style="bold red")
     style = "bold yellow" if counts["warning"] else "bold green"
     return Text(f"Nothing blocks a job{rest}.", style=style)
 

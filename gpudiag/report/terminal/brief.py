@@ -193,7 +193,7 @@ def _after(introduction: str, words: list[str]) -> list[str]:
 
 
 def commands_for_more(
-    analysis: Analysis, verdict: ReportVerdict, paths: Sequence[str], page: str = ""
+    analysis: Analysis, verdict: ReportVerdict, paths: Sequence[str], page: str = "", command: str = "analyze"
 ) -> list[tuple[str, str]]:
     """Return command lines with their purpose: all details, the page with a timeline, and the finding's documentation.
 
@@ -201,13 +201,14 @@ def commands_for_more(
         analysis, verdict: the run.
         paths: the paths of the run as the user gave them; empty if unknown.
         page: the HTML page if it exists; "" if a command makes it.
+        command: the command that reads these paths.
     """
     given = paths_in_command(paths)
     explained = "" if verdict.headline is None else (verdict.headline.cause or verdict.headline.finding).code
     codes = [explained, *(warning.code.partition(":")[0] for warning in analysis.validity)]
     documented = [code for code in codes if code in FINDING_CODES or code in VALIDITY_CODES]
     lines = [
-        (f"gpudiag analyze {given} --full", "evidence, kernels, modules"),
+        (f"gpudiag {command} {given} --full", "evidence, kernels, modules"),
         (one_line(page) or f"gpudiag report {given} --html report.html", "page with a timeline"),
     ]
     return [*lines, *((f"gpudiag explain {code}", "meaning and advice") for code in documented[:1])]

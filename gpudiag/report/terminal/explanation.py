@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,8 @@ _WIDEST = 100
 def render_explanation(explanation: Explanation, console: Console) -> None:
     """Print meaning, examples and advice."""
     for_warning = explanation.kind == "warning"
+    advice = "".join(line for entry in explanation.advice for line in entry.advice)
+    note = "Ranks and figures in the advice are those of examples." if re.search(r"\d", advice) else ""
     sections = [
         *(
             (f"What to do if the cause is {entry.cause}" if entry.cause else "What to do", _bullets(entry.advice))
@@ -29,7 +32,7 @@ def render_explanation(explanation: Explanation, console: Console) -> None:
     head = [
         Text(explanation.code, style="bold").append(" · warning about the recording" if for_warning else ""),
         Text(explanation.title),
-        *(item for paragraph in explanation.paragraphs for item in (Text(), Text(paragraph))),
+        *(item for paragraph in (*explanation.paragraphs, note) if paragraph for item in (Text(), Text(paragraph))),
     ]
     _print(Group(*head, *under_headings(sections)), console)
 

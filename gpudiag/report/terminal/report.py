@@ -31,6 +31,7 @@ def render_analysis(
     full: bool = False,
     paths: Sequence[str] = (),
     page: str = "",
+    command: str = "analyze",
 ) -> None:
     """Print the report.
 
@@ -41,6 +42,7 @@ def render_analysis(
         full: whether to print the full report, with evidence, all advice, all sections and all tables.
         paths: the paths of the run as the user gave them, for the commands below a short report.
         page: path of the run's HTML page, if it exists.
+        command: the command that reads these paths.
     """
     if full:
         from gpudiag.report.terminal.full_report import full_report  # noqa: PLC0415  # most reports are short
@@ -53,7 +55,7 @@ def render_analysis(
         _verdict(verdict, analysis),
         _bars(analysis, console, all_ranks=all_ranks),
         _tries(analysis),
-        _rest(analysis, verdict, console, brief.commands_for_more(analysis, verdict, paths, page)),
+        _rest(analysis, verdict, console, brief.commands_for_more(analysis, verdict, paths, page, command)),
     )
     present = [part for part in parts if part is not None]
     print_trimmed(console, Group(present[0], *(item for part in present[1:] for item in (Text(), part))))

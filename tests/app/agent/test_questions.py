@@ -117,3 +117,9 @@ def test_long_answers_are_cut_and_say_where() -> None:
 def test_an_answer_that_cannot_be_cut_enough_is_left_out() -> None:
     text = bounded_json({str(number): "x" * 100 for number in range(1000)}, 2000)
     assert json.loads(text)["cut"][0]["where"] == "everything"
+
+
+def test_warnings_are_explained_with_what_to_do(questions: Questions) -> None:
+    answer = json.loads(questions.explain("few-steps"))
+    assert answer["kind"] == "warning"
+    assert answer["advice"][0]["advice"]

@@ -182,7 +182,7 @@ def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one(
     assert recommendation.gain is None
     assert recommendation.ceiling is not None
     assert recommendation.ceiling.percent_left is None
-    assert recommendation.reason.startswith("nccl is the simplest. cpu-reduce (2.11 ± 0.0")
+    assert recommendation.reason.startswith("nccl is the simplest; cpu-reduce (2.11 ± 0.0")
     assert "cannot be distinguished from it (about 2.26 ms)" in recommendation.reason
     assert "Cannot tell which is fastest: use nccl (possibly as fast: cpu-reduce)" in _drawn(recommendation)
 

@@ -31,7 +31,8 @@ def log_to_mlflow(
     try:
         import mlflow
     except ImportError as error:
-        raise MissingLibraryError("MLflow is not installed", "pip install 'gpudiag[mlflow]'") from error
+        hint = "Install it (in a clone: pip install '.[mlflow]')."
+        raise MissingLibraryError("MLflow is not installed", hint) from error
     module: Any = mlflow
     client = client or module.MlflowClient()
     created = run_id is None

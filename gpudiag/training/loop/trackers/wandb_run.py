@@ -30,7 +30,9 @@ def log_to_wandb(
     try:
         import wandb
     except ImportError as error:
-        raise MissingLibraryError("W&B (wandb) is not installed", "pip install 'gpudiag[wandb]'") from error
+        raise MissingLibraryError(
+            "W&B (wandb) is not installed", "Install it (in a clone: pip install '.[wandb]')."
+        ) from error
     module: Any = wandb
     opened = run is None
     if opened:
