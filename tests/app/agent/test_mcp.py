@@ -141,4 +141,6 @@ def test_missing_sdk_is_named_with_its_extra(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError", encoding="utf-8")
     done = gpudiag("mcp", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 2
-    assert done.stderr == "gpudiag: the MCP SDK (mcp 2) is not installed\n  hint: Install it (in a clone: pip install '.[mcp]').\n"
+    message, hint = done.stderr.splitlines()
+    assert message == "gpudiag: the MCP SDK (mcp 2) is not installed"
+    assert hint == "  hint: Install it (in a clone: pip install '.[mcp]')."
