@@ -1,17 +1,24 @@
 """Measure how much longer steps are while gpudiag records source lines, and whether later steps keep their speed.
 
-    python benchmarks/line_costs.py [--pairs 3] [--jobs calls,long] [--json]
+    python benchmarks/line_costs.py [--pairs 3] [--jobs calls,long] [--blocks 100] [--json]
 
-Two jobs train on the GPU, or without a GPU on a CPU core: `calls` has steps of about 1.5 ms with 1,100 Python calls,
-`long` has steps of about 20 ms. Each job runs with and without `gpudiag profile --`, by turns. The job itself times its
-steps, and notes in which steps line events or the profiler are on. The table compares medians within one process:
+Two jobs train on the GPU, or on a CPU core where there is none: `calls` has steps of about 1.5 ms with 1,100 Python
+calls, `long` has steps of about 20 ms.
 
-- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line,
-  which shows the functions to record later; they are left out.
+Blocks: in one process, blocks of 20 steps with and without line events follow each other, in random order within each
+pair. The recorder is that of `gpudiag profile --`. The steps in which it finds functions are left out. The figure is
+the median difference of a pair with its 95 % confidence interval. On a GPU times are elapsed times, else CPU times.
+
+Processes: each job runs with and without `gpudiag profile --`, by turns. The job itself times its steps, and notes in
+which of them line events or the profiler are on. The table compares medians within one process:
+
+- lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
+  (to choose functions), and are left out.
 - after: steps after the measurement, compared with the same unprofiled steps.
-- alone: the comparison of `after` in a process without gpudiag, which shows the noise.
+- alone: the same comparison of `after` in a process without gpudiag: the noise.
 
-Each figure is the median of all pairs with its smallest and largest value, in percent.
+Each figure is the median of all pairs with its smallest and largest value, in percent. `--pairs 0`
+leaves processes out.
 """
 
 from __future__ import annotations
@@ -30,9 +37,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-#: The jobs' program. Arguments: calls and layers per step, width of a layer, number of steps, file for step times.
-PROGRAM = """
-import json, sys, time
+#: The jobs' step. Arguments: calls and layers per step, width of a layer, number of steps or pairs of blocks, result.
+JOB = """
+import json, random, sys, time
 import torch
 
 calls, layers, width, count, path = *map(int, sys.argv[1:5]), sys.argv[5]
@@ -59,9 +66,8 @@ def recording():
 model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 batch = torch.randn(64, width, device=device)
-steps = []
-for _ in range(count):
-    begins, kind = time.perf_counter(), recording()
+
+def step():
     decode(calls)
     loss = model(batch).square().mean()
     optimizer.zero_grad()
@@ -69,13 +75,48 @@ for _ in range(count):
     optimizer.step()
     if device == "cuda":
         torch.cuda.current_stream().synchronize()
+"""
+PROGRAM = f"""{JOB}
+steps = []
+for _ in range(count):
+    begins, kind = time.perf_counter(), recording()
+    step()
     steps.append((kind if kind == recording() else "change", 1e3 * (time.perf_counter() - begins)))
 with open(path, "w") as file:
     json.dump(steps, file)
 """
+BLOCKS = f"""{JOB}
+from gpudiag.training.session.line_log import LineLog
+
+clock = time.perf_counter if device == "cuda" else time.thread_time
+
+def block(log):
+    times = []
+    if log is not None:
+        log.begin("alone")
+    for number in range(25):
+        begins = clock()
+        step()
+        if log is not None:
+            log.step()
+        times.append(1e3 * (clock() - begins))
+    if log is not None:
+        log.end()
+    return sorted(times[5:])[10]
+
+block(None)
+pairs = []
+for _ in range(count):
+    pair = dict.fromkeys(random.sample([False, True], 2))
+    for recorded in pair:
+        pair[recorded] = block(LineLog() if recorded else None)
+    pairs.append((pair[False], pair[True]))
+with open(path, "w") as file:
+    json.dump(pairs, file)
+"""
 #: Calls, layers, width and steps of each job, without and with a GPU.
 JOBS = {
-    "calls": ((1100, 3, 96, 9000), (1100, 6, 512, 9000)),
+    "calls": ((1100, 5, 128, 9000), (1100, 6, 512, 9000)),
     "long": ((200, 8, 1024, 900), (200, 24, 8192, 900)),
 }
 #: Number of unprofiled steps just before the line events, which are the reference.
@@ -115,6 +156,21 @@ def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
         return [(kind, ms) for kind, ms in json.loads(steps.read_text(encoding="utf-8"))]
 
 
+def blocks_of(job: str, gpu: bool, pairs: int) -> tuple[float, tuple[float, float, float]]:
+    """Return the step in ms, and how much longer it is with line events: the median and its interval, in percent."""
+    with tempfile.TemporaryDirectory() as scratch:
+        program, result = Path(scratch, "train.py"), Path(scratch, "pairs.json")
+        program.write_text(BLOCKS, encoding="utf-8")
+        sizes = map(str, JOBS[job][gpu][:3])
+        subprocess.run([sys.executable, str(program), *sizes, str(pairs), str(result)], check=True)
+        measured = json.loads(result.read_text(encoding="utf-8"))
+    longer = sorted(100 * (recorded / plain - 1) for plain, recorded in measured)
+    # The binomial interval of a median: its ranks are half the count minus and plus one standard deviation times 1.96.
+    half = round(0.98 * len(longer) ** 0.5)
+    low, high = longer[max(len(longer) // 2 - half, 0)], longer[min(len(longer) // 2 + half, len(longer) - 1)]
+    return statistics.median(plain for plain, _ in measured), (statistics.median(longer), low, high)
+
+
 def phases(steps: list[tuple[str, float]]) -> Iterator[tuple[str, list[float]]]:
     """Yield the successive phases of a job: the kind of recording and the times of its steps."""
     for kind, members in groupby(steps, key=lambda step: step[0]):
@@ -151,13 +207,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="processes with and without gpudiag of each job")
     parser.add_argument("--jobs", default=",".join(JOBS), help="names with commas between them")
+    parser.add_argument("--blocks", type=int, default=100, help="pairs of blocks in one process; 0: none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     gpu = on_gpu()
     result: dict[str, Any] = {"python": sys.version.split()[0], "gpu": gpu}
+    if options.blocks:
+        for job in options.jobs.split(","):
+            step_ms, (middle, low, high) = blocks_of(job, gpu, options.blocks)
+            result[f"{job} in blocks"] = {"step_ms": step_ms, "longer_percent": [middle, low, high]}
+            print(f"{job}: {step_ms:.2f} ms, {middle:+.1f} % with lines ({low:+.1f} to {high:+.1f})", file=sys.stderr)
     result |= {job: [costs(job, gpu) for _ in range(options.pairs)] for job in options.jobs.split(",")}
     if options.json:
         print(json.dumps(result))
+    if options.json or not options.pairs:
         return
     table = Table("job", "step ms", "steps with lines", "lines %", "after %", "alone %")
     for job in options.jobs.split(","):

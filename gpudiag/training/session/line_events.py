@@ -114,9 +114,13 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed_ns = max(_MAX_SHARE * step_ns, min(_MAX_NS, _MAX_SHARE_OF_SHORT * step_ns))
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
+    recorded = [entry for entry in entries if entry[2] > CALLS]
+    # Hashing a code object takes microseconds, so that nothing is counted by code object in most steps.
+    if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
+        return set()
     counts: Counter[tuple[CodeType, int]] = Counter()
     spent: Counter[tuple[CodeType, int]] = Counter()
-    for (at_ns, code, value), following in itertools.pairwise(entry for entry in entries if entry[2] > CALLS):
+    for (at_ns, code, value), following in itertools.pairwise(recorded):
         if code is not None:
             key = (code, max(value, 0) if by_line else 0)
             counts[key] += 1
@@ -154,6 +158,8 @@ class MonitoredEvents:
         self._own: dict[int, CodeType] = {}
         self._disabled: set[tuple[int, int]] = set()
         self._exceeded = False
+        #: Number of entries of a step in which nothing had to be disabled, so that fewer entries need no check.
+        self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
         self._limit = 0
@@ -198,10 +204,11 @@ class MonitoredEvents:
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
         """Begin a step. After the discovery steps, disable frequent events. `entries` are the last step's entries."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
-        if discovering:
+        if discovering or (not self._exceeded and len(entries) <= self._few):
             return
         self._api.set_events(self._tool, self._api.events.PY_UNWIND)
         disabled = events_to_disable(entries, set(self._loop.values()))
+        self._few = 0 if disabled else len(entries)
         self._disabled |= {(id(code), line) for code, line in disabled}
         if self._exceeded:  # the last step had too many events, so `_line` disabled further lines: enable them again
             self._exceeded = False
