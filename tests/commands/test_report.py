@@ -31,11 +31,11 @@ def saved(tmp_path: Path) -> Path:
 def test_saved_analysis_is_drawn_without_traces(saved: Path) -> None:
     result = gpudiag("report", str(saved), "--width", "80")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == drawn(builders.late_loader(), 80, paths=[str(saved)])
+    assert result.stdout == drawn(builders.late_loader(), 80, paths=[str(saved)], command="report")
 
 
 def test_run_directory_without_traces_shows_its_saved_analysis(saved: Path) -> None:
-    expected = drawn(builders.late_loader(), 80, paths=[str(saved.parent)])
+    expected = drawn(builders.late_loader(), 80, paths=[str(saved.parent)], command="report")
     assert in_this_process("report", str(saved.parent), "--width", "80").stdout == expected
 
 
@@ -83,12 +83,14 @@ def test_missing_path_gives_code_4(tmp_path: Path) -> None:
 
 
 def test_pipe_gets_100_columns_without_escape_sequences(saved: Path) -> None:
-    assert gpudiag("report", str(saved)).stdout == drawn(builders.late_loader(), 100, paths=[str(saved)])
+    assert gpudiag("report", str(saved)).stdout == drawn(
+        builders.late_loader(), 100, paths=[str(saved)], command="report"
+    )
 
 
 @pytest.mark.parametrize("columns", [40, 72, 120])
 def test_columns_and_width_set_the_width_of_a_pipe(columns: int, saved: Path) -> None:
-    expected = drawn(builders.late_loader(), columns, paths=[str(saved)])
+    expected = drawn(builders.late_loader(), columns, paths=[str(saved)], command="report")
     assert in_this_process("report", str(saved), COLUMNS=str(columns)).stdout == expected
     assert in_this_process("report", str(saved), "--width", str(columns), COLUMNS="61").stdout == expected
 
@@ -105,7 +107,7 @@ def test_force_color_colours_a_pipe_unless_no_color_is_set(saved: Path) -> None:
 def test_terminal_report_uses_its_width_and_colours(columns: int, saved: Path) -> None:
     code, shown = in_terminal("report", str(saved), columns=columns, TERM="xterm-256color")
     assert code == 0
-    assert shown == drawn(builders.late_loader(), columns, colour="256", paths=[str(saved)])
+    assert shown == drawn(builders.late_loader(), columns, colour="256", paths=[str(saved)], command="report")
 
 
 @pytest.mark.parametrize("changes", [{"TERM": "dumb"}, {"TERM": "xterm-256color", "NO_COLOR": "1"}])

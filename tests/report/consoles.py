@@ -52,9 +52,10 @@ def drawn(
     all_ranks: bool = False,
     full: bool = False,
     paths: Sequence[str] = (),
+    command: str = "analyze",
 ) -> str:
     """Return the report as text."""
     target = console(width, colour=colour)
-    render_analysis(analysis, target, all_ranks=all_ranks, full=full, paths=paths)
+    render_analysis(analysis, target, all_ranks=all_ranks, full=full, paths=paths, command=command)
     assert isinstance(target.file, io.StringIO)
     return target.file.getvalue()

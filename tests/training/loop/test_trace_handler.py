@@ -81,7 +81,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_rank_0_prints_the_verdict_of_all_ranks_once(tmp_path: Path) -> None:
     first, *others = lines_of(train(tmp_path, *TORCHRUN))
     assert "ms per step while profiling. " in first
-    assert others[-1] == f"gpudiag: full report: gpudiag analyze {tmp_path / 'run'}"
+    assert others[-1] == f"gpudiag: full report: gpudiag analyze {tmp_path / 'run'} --full"
     assert len(others) <= 2
     files = sorted(str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*"))
     assert files == ["traces", *(f"traces/rank{rank}.pt.trace.json.gz" for rank in (0, 1))]
@@ -111,7 +111,7 @@ def test_missing_ranks_are_named_and_traces_of_an_earlier_job_do_not_count(tmp_p
 def test_later_recordings_have_directories_of_their_own(tmp_path: Path) -> None:
     lines = lines_of(train(tmp_path, repeat=2, world_size=1))
     reports = sorted(line for line in lines if "full report" in line)
-    assert [Path(line.rpartition(" ")[2]).name for line in reports] == ["run", "recording-2"]
+    assert [Path(line.removesuffix(" --full").rpartition(" ")[2]).name for line in reports] == ["run", "recording-2"]
     assert gpudiag.analyze(tmp_path / "run" / "recording-2").ranks_present == (0,)
 
 
