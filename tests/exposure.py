@@ -92,8 +92,10 @@ def public_directory() -> Iterator[Path]:
     """Make a directory that every user may read. pytest's directory is private."""
     place = Path(tempfile.mkdtemp(prefix=_PUBLIC, dir="/tmp"))
     place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
 
 
 def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -30,6 +30,7 @@ from gpudiag.model.facts import Facts, Host
 from gpudiag.model.sanitize import sanitize
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch.interpreter import inspect_interpreter
+from gpudiag.training.own_program import own_program
 
 Value = TypeVar("Value")
 
@@ -125,7 +126,7 @@ def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
     """Return a function that reads the machine in a child process, because a broken GPU can block its caller."""
     if str(options.root) != "/":
         return lambda: gather_inventory(root=options.root)
-    command = [sys.executable, "-m", "gpudiag", "topology", "--json"]
+    command = own_program("gpudiag.__main__", "topology", "--json")
     return lambda: msgspec.json.decode(
         subprocess.run(command, capture_output=True, timeout=options.limit_s, check=True).stdout, type=Facts
     )

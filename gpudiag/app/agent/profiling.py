@@ -6,21 +6,18 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gpudiag
 from gpudiag.errors import UsageError
+from gpudiag.training.own_program import own_program
 
 #: Maximum number of characters of the command's output in the answer.
 _MOST_OUTPUT = 4000
 LONGEST_S = 3600.0
 #: Number of seconds in which the command may end after SIGTERM.
 _GRACE_S = 20.0
-#: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
-_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s: float) -> dict[str, Any]:
@@ -35,10 +32,9 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         raise UsageError("there is no command", 'Give its words, such as ["python", "train.py"].')
     if output.exists():
         raise UsageError(f"{output} exists already", "Choose a new directory for the recording.")
-    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
     options = ("profile", "--stop-after", "--output", str(output))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *options, "--", *command],
+        own_program("gpudiag.__main__", *options, "--", *command),
         cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

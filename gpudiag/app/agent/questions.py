@@ -13,8 +13,8 @@ import msgspec
 from gpudiag.analysis.comparison import compare
 from gpudiag.app.agent.allowed_paths import AllowedPaths
 from gpudiag.app.agent.bounded_answer import bounded_json
-from gpudiag.app.agent.explanation import explanation
 from gpudiag.app.analyze import analysis_with_step
+from gpudiag.app.explain import explain
 from gpudiag.app.report import step_beside
 from gpudiag.errors import UnreadableInputError, UsageError, there_are
 from gpudiag.model.analysis import BUCKETS, FINDING_CODES, Analysis, Finding
@@ -108,8 +108,10 @@ class Questions:
         return self._json(answer)
 
     def explain(self, code: str) -> str:
-        """Return the documentation of a finding."""
-        return self._json(explanation(code))
+        """Return the documentation of a finding or a warning, with its page."""
+        known = _fields(explain(code))
+        page = code if known["kind"] == "finding" else "warnings"
+        return self._json({**known, "page": f"docs/findings/{page}.md"})
 
     def picture(self, paths: Sequence[str], width: int = 100) -> str:
         """Return a step of all ranks as text, `width` characters per rank."""

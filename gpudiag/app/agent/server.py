@@ -48,9 +48,8 @@ def _server(questions: Questions) -> Any:
         from mcp.server.mcpserver import MCPServer  # noqa: PLC0415  # an optional dependency
         from mcp.types import ToolAnnotations  # noqa: PLC0415  # likewise
     except ImportError as error:
-        raise MissingLibraryError(
-            "the MCP SDK (mcp 2) is not installed", "Install it (in a clone: pip install '.[mcp]')."
-        ) from error
+        hint = "Install it (in a clone: pip install '.[mcp]')."
+        raise MissingLibraryError("the MCP SDK (mcp 2) is not installed", hint) from error
     server = MCPServer("gpudiag", instructions=_INSTRUCTIONS, log_level="WARNING")
     reads_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
@@ -83,7 +82,7 @@ def _server(questions: Questions) -> Any:
         return questions.table(paths, table, columns or (), order_by, limit)
 
     def explain(code: str) -> str:
-        """Explain the code of a finding, such as `straggler`: when it is reported, and what its evidence means."""
+        """Explain the code of a finding or a warning, such as `straggler`: meaning, examples and advice."""
         return questions.explain(code)
 
     def step_picture(paths: list[str], width: int = 100) -> str:

@@ -16,15 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-import gpudiag
 from gpudiag.model.analysis import Analysis
+from gpudiag.training.own_program import lower_priority, own_program
 
-#: Niceness of the analysis (at most 19), so that the job has priority if both need the same core.
-_NICE = 15
 #: Maximum size of the analysis in bytes.
 _MOST_BYTES = 64 * 1024 * 1024
-#: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
-_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 class EarlyAnalysis:
@@ -73,8 +69,7 @@ class EarlyAnalysis:
 
 def _start(run_dir: Path, output: int) -> int:
     """Start the process, which writes the analysis to the file descriptor `output`; return its id."""
-    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
-    command = [sys.executable, "-P", "-c", program, "analyze", str(run_dir), "--json"]
+    command = own_program("gpudiag.__main__", "analyze", str(run_dir), "--json")
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         # This process blocks the signals that are forwarded to the command; the analysis must not block them.
@@ -92,6 +87,5 @@ def _start(run_dir: Path, output: int) -> int:
         )
     finally:
         os.close(nothing)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+    lower_priority(pid)
     return pid

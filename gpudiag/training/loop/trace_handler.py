@@ -6,7 +6,6 @@ Until the first trace is ready, only modules of the standard library are importe
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import subprocess
 import sys
@@ -16,10 +15,6 @@ from typing import Any
 
 #: Maximum number of seconds for the analysis, after all ranks are there or the wait is over.
 _ANALYSIS_S = 120.0
-#: Niceness of the analysis (at most 19), so that the training has priority if both need the same core.
-_NICE = 15
-#: Program that imports gpudiag from this process's location. The option `-P` excludes the current directory.
-_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.app.trace_verdict import main; main()"
 
 #: Number of recordings that this process has saved, by run directory.
 _recordings: dict[str, int] = {}
@@ -80,17 +75,11 @@ class TraceHandler:
 
 def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
     """Start the process that waits for the traces and prints the verdict."""
-    import gpudiag
+    from gpudiag.training.own_program import lower_priority, own_program
 
-    program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
-    numbers = (str(ranks), str(wait_s), str(_started_s()))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, str(run_dir), *numbers],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    command = own_program("gpudiag.app.trace_verdict", str(run_dir), str(ranks), str(wait_s), str(_started_s()))
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    lower_priority(process.pid)
     if not _reporters:
         atexit.register(_finish)
     _reporters.append((process, time.monotonic() + wait_s + _ANALYSIS_S))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,13 +14,10 @@ from gpudiag.model.run_directory import read_json
 from gpudiag.training.loop.trackers.mlflow_run import log_to_mlflow, open_mlflow_run
 from gpudiag.training.loop.trackers.tracked_run import TRACKED_FILE, TRACKED_SCHEMA, TRACKERS, TrackedRun
 from gpudiag.training.loop.trackers.wandb_run import log_to_wandb, open_wandb_run
+from gpudiag.training.own_program import lower_priority, own_program
 
 #: Maximum number of seconds that the end of the training waits for the analysis.
 _ANALYSIS_S = 120.0
-#: Niceness of the analysis (at most 19), so that the training has priority if both need the same core.
-_NICE = 15
-#: Program that imports gpudiag from this process's location. The option `-P` excludes the current directory.
-_PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.app.trackers.prepare import main; main()"
 
 
 class LogLater:
@@ -61,18 +57,16 @@ class LogLater:
 
     def begin(self, run_dir: Path) -> None:
         """Start the analysis."""
-        import gpudiag
-
         self.remember()
         self._run_dir = run_dir.absolute()
-        program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
         tensorboard = "tensorboard" if "tensorboard" in self._trackers else ""
-        command = [sys.executable, "-P", "-c", program, str(self._run_dir), tensorboard]
+        command = own_program("gpudiag.app.trackers.prepare", str(self._run_dir), tensorboard)
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
         except OSError as error:
             _say(f"the run is not logged: {error}")
+            return
+        lower_priority(self._process.pid)
 
     def poll(self) -> None:
         """Log the run if its analysis is complete. The method never waits for the analysis."""

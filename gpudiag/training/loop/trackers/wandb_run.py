@@ -30,9 +30,8 @@ def log_to_wandb(
     try:
         import wandb
     except ImportError as error:
-        raise MissingLibraryError(
-            "W&B (wandb) is not installed", "Install it (in a clone: pip install '.[wandb]')."
-        ) from error
+        hint = "Install it (in a clone: pip install '.[wandb]')."
+        raise MissingLibraryError("W&B (wandb) is not installed", hint) from error
     module: Any = wandb
     opened = run is None
     if opened:
