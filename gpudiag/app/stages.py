@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.attribution.representatives import represent
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
     summarise_collectives,
@@ -80,12 +81,21 @@ def analysis_of_traces(
     """
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
+    detailed, detailed_attribution = represent(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
-    work = compute_work(timeline)
+    work = compute_work(detailed)
     logs, rate = _line_logs(paths), _compute_rate(run)
     case = without_outlier_steps(
-        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs, rate=rate)
+        Case(
+            timeline=detailed,
+            attribution=detailed_attribution,
+            run=run,
+            facts=facts,
+            work=work,
+            line_logs=logs,
+            rate=rate,
+        )
     )
     diagnosis = diagnose(case)
     doubts = timeline.validity
@@ -122,15 +132,15 @@ def analysis_of_traces(
         explained=diagnosis.explained,
         validity=(*doubts, *diagnosis.validity, *unread, *_missing_lines(logs), *unused, *recording_doubts(run)),
         collectives=collectives,
-        kernels=summarise_kernels(timeline),
-        operators=summarise_operators(timeline),
-        portions=summarise_portions(timeline, attribution),
-        modules=_modules(timeline, run),
+        kernels=summarise_kernels(detailed),
+        operators=summarise_operators(detailed),
+        portions=summarise_portions(detailed, detailed_attribution),
+        modules=_modules(detailed, run),
         source=_source(paths, run),
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=rate,
-        compute_classes=_compute_classes(timeline, attribution, work),
+        compute_classes=_compute_classes(detailed, detailed_attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),

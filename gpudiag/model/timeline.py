@@ -238,6 +238,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         covered: share of the recorded device work that the analysed steps represent, 0 to 1, on the worst track.
         unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. They
             have no track.
+        left_out: ranks with a trace whose tracks were left out, because the other tracks represent them.
     """
 
     framework: str
@@ -249,6 +250,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     validity: tuple[Validity, ...]
     covered: float = 1.0
     unseen: dict[int, Times] = {}
+    left_out: frozenset[int] = frozenset()
 
     @property
     def unit(self) -> StepUnit:
@@ -269,14 +271,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
 
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
-        """Return bool[m]: whether all participants of each collective of a track have a track."""
-        present = {track.rank for track in self.tracks}
+        """Return bool[m]: whether all participants of each collective of a track have a track or were left out."""
+        present = {track.rank for track in self.tracks} | self.left_out
         groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
-        whole = {
-            group: present.issuperset(group) if group else len(present) >= self.world_size
-            for group in {(), *groups.values()}
-        }
-        return np.array([whole[groups.get(row, ())] for row in track.collectives.row.tolist()], np.bool_)
+        everyone = len(present) >= self.world_size
+        whole = {id(group): present.issuperset(group) if group else everyone for group in groups.values()}
+        return np.array(
+            [whole[id(groups[row])] if row in groups else everyone for row in track.collectives.row.tolist()], np.bool_
+        )
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):

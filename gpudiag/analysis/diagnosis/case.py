@@ -135,6 +135,9 @@ class Case:
         time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
         if not time.sum():
             return 0.0
+        if self.timeline.left_out:
+            whole = np.concatenate([self.timeline.whole_collectives(track) for track in self.tracks])
+            return float(time[(instance == UNKNOWN) | ~whole].sum() / time.sum())
         _, index, present = np.unique(instance, return_inverse=True, return_counts=True)
         incomplete = (instance == UNKNOWN) | (present[index] < expected)
         return float(time[incomplete].sum() / time.sum())

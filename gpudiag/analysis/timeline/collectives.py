@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import msgspec
@@ -155,7 +156,8 @@ def match_collectives(
                 kinds=tuple(kinds),
             )
         )
-    missing = {rank for track in tracks for call in track.calls for rank in call.group_ranks} - ranks_present
+    stated = {id(call.group_ranks): call.group_ranks for track in tracks for call in track.calls}
+    missing = {rank for ranks in stated.values() for rank in ranks} - ranks_present
     return Matching(collectives, offsets, clocks, missing, any(pair.alignment.ambiguous for pair in pairs))
 
 
@@ -169,10 +171,15 @@ class _Pair(msgspec.Struct, frozen=True):
 def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp]]]:
     """Return group → track → indices of the track's collectives in the group, sorted by start."""
     members: dict[GroupKey, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    known: dict[tuple[str, int], dict[int, list[int]]] = {}  # a group of 1,000 ranks takes 10 µs to hash
     for track_index, track in enumerate(tracks):
         for index, call in enumerate(track.calls):
-            if call.operation not in POINT_TO_POINT:
-                members[call.group, call.group_ranks][track_index].append(index)
+            if call.operation in POINT_TO_POINT:
+                continue
+            key = call.group, id(call.group_ranks)
+            if key not in known:
+                known[key] = members[call.group, call.group_ranks]
+            known[key][track_index].append(index)
     return {
         group: {track: np.array(indices, np.intp) for track, indices in by_track.items()}
         for group, by_track in members.items()
@@ -221,38 +228,51 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
         for pair in sorted(pairs, key=lambda pair: (pair.group == _MESSAGES, -len(pair.alignment.a)))
         if len(pair.alignment.a) and tracks[pair.a].trace != tracks[pair.b].trace
     ]
+    links_of: dict[int, list[int]] = defaultdict(list)
+    for number, (a, b, _) in enumerate(links):
+        links_of[a].append(number)
+        links_of[b].append(number)
     rank_of = {track.trace: track.rank for track in tracks}
+    matched = _matched(tracks, pairs)
     offsets: dict[int, int] = {}
     clocks: list[ClockAlignment] = []
     for first in rank_of:
         if first in offsets:
             continue
         offsets[first] = 0
-        while link := next(((a, b, fit) for a, b, fit in links if (a in offsets) != (b in offsets)), None):
-            a, b, alignment = link
+        nearby = list(links_of[first])
+        heapify(nearby)
+        while nearby:
+            a, b, alignment = links[heappop(nearby)]
+            if a in offsets and b in offsets:
+                continue
             measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
+            for number in links_of[new]:
+                heappush(nearby, number)
             clocks.append(
                 ClockAlignment(
                     rank=rank_of[new],
                     offset_ns=offsets[new],
                     # An offset that is too small to be corrected counts as residual.
                     residual_ns=max(alignment.residual_ns, abs(alignment.offset_ns - measured)),
-                    matched=_matched(tracks, pairs, new),
+                    matched=matched[new],
                 )
             )
     return [offsets[track.trace] for track in tracks], clocks
 
 
-def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:
-    """Count the collectives of one process that have a partner."""
-    matched: dict[tuple[GroupKey, int], list[NDArray[np.intp]]] = defaultdict(list)
+def _matched(tracks: list[TrackCalls], pairs: list[_Pair]) -> dict[int, int]:
+    """Return trace → number of its collectives that have a partner."""
+    calls: dict[tuple[int, int], list[NDArray[np.intp]]] = defaultdict(list)
     for pair in pairs:
         for track, indices in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
-            if tracks[track].trace == trace:
-                matched[pair.group, track].append(indices)
-    return sum(len(distinct(np.concatenate(indices))) for indices in matched.values())
+            calls[track, id(pair.group)].append(indices)
+    matched: dict[int, int] = defaultdict(int)
+    for (track, _), indices in calls.items():
+        matched[tracks[track].trace] += len(distinct(np.concatenate(indices)))
+    return matched
 
 
 def _match_messages(
@@ -298,6 +318,9 @@ def _instances(
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     last = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     next_instance = 0
+    pairs_of: dict[GroupKey, list[_Pair]] = defaultdict(list)
+    for pair in pairs:
+        pairs_of[pair.group].append(pair)
     for group, by_track in groups.items():
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         count = len(by_track[reference])
@@ -305,9 +328,8 @@ def _instances(
         start = np.full((count, len(order)), _FAR_PAST, np.int64)
         end = np.full((count, len(order)), _FAR_PAST, np.int64)
         at = {reference: (np.arange(count), by_track[reference])}
-        for pair in pairs:
-            if pair.group == group:
-                at[pair.b] = (pair.alignment.a, by_track[pair.b][pair.alignment.b])
+        for pair in pairs_of[group]:
+            at[pair.b] = (pair.alignment.a, by_track[pair.b][pair.alignment.b])
         for column, track in enumerate(order):
             slots, indices = at[track]
             start[slots, column] = tracks[track].start[indices] + offsets[track]
@@ -315,6 +337,8 @@ def _instances(
         present = start != _FAR_PAST
         alone = group[1] == (tracks[reference].rank,)  # a group of one rank does not wait
         joined = (present.sum(axis=1) > 1) | alone
+        ranks = np.array([tracks[i].rank for i in order])
+        last_of_all = start.argmax(axis=1)
         for column, track in enumerate(order):
             slots, indices = at[track]
             use = joined[slots]
@@ -322,11 +346,13 @@ def _instances(
             if len(slots) == 0:
                 continue
             # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
-            came = np.where(start[slots] <= end[slots, column][:, None], start[slots], _FAR_PAST)
-            latest = came.argmax(axis=1)
+            latest = last_of_all[slots]
+            left = np.flatnonzero(start[slots, latest] > end[slots, column])
+            came = np.where(start[slots[left]] <= end[slots[left], column][:, None], start[slots[left]], _FAR_PAST)
+            latest[left] = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots
-            arrival[track][indices] = came[np.arange(len(slots)), latest]
-            last[track][indices] = np.array([tracks[i].rank for i in order])[latest]
+            arrival[track][indices] = start[slots, latest]
+            last[track][indices] = ranks[latest]
         next_instance += count
     return instance, arrival, last
 

@@ -201,13 +201,13 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
 def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
     """Return the device activity of each trace."""
-    on_devices = {
-        rank
+    groups = {
+        id(call.group_ranks): call.group_ranks
         for trace in traces
         for call in trace.collectives
         if trace.events.device[call.row] != HOST
-        for rank in call.group_ranks
     }
+    on_devices = {rank for ranks in groups.values() for rank in ranks}
     return tuple(_activity(trace, uses_devices=trace.uses_devices or trace.rank in on_devices) for trace in traces)
 
 

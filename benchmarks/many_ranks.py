@@ -1,0 +1,107 @@
+"""Make a job of many ranks from a recording of few: every rank is different, and one keeps the recording's fault.
+
+    python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17]
+
+Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
+The order of a rank's events remains, and collectives end together on all ranks. The rank that `--late` names repeats
+the recording's rank with a fault; the other ranks repeat the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[1]
+_TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
+_COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
+_KNOT_US = 500.0
+_MOST_US = 20.0
+#: Clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
+_MOST_OFFSET_US = 5_000.0
+
+
+def main() -> int:
+    """Write the ranks' traces."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("out", type=Path)
+    options.add_argument("--ranks", type=int, default=1024)
+    options.add_argument("--from", dest="source", type=Path, default=ROOT / "tests" / "traces" / "slow_loader_rank2")
+    options.add_argument("--fault", type=int, default=2, help="the recording's rank with the fault")
+    options.add_argument("--late", type=int, default=17, help="the rank that repeats it")
+    given = options.parse_args()
+    make_ranks(given.source, given.out, given.ranks, fault=given.fault, late=given.late)
+    return 0
+
+
+def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int) -> None:
+    """Write the traces of a job of `ranks` ranks into `out`, in parallel processes."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = sorted(source.glob("*.json.gz"))
+    others = [index for index in range(len(files)) if index != fault] or [fault]
+    recorded = [fault if rank == late else others[rank % len(others)] for rank in range(ranks)]
+    with ProcessPoolExecutor() as pool:
+        made = pool.map(partial(_write_rank, out, ranks), range(ranks), [files[index] for index in recorded])
+        for _ in made:
+            pass
+
+
+def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
+    text = gzip.decompress(source.read_bytes()).decode()
+    head, rest = text.split('"traceEvents"', 1)
+    document = json.loads(head.rstrip().rstrip(",") + "}")
+    document["distributedInfo"] |= {"rank": rank, "world_size": ranks}
+    for group in document["distributedInfo"]["pg_config"]:
+        group |= {"pg_size": ranks, "ranks": list(range(ranks))}
+    body = rest.replace('"Process Group Ranks":"[0, 1, 2, 3]"', '"Process Group Ranks":"[0, 1, ..., N]"')
+    body = re.sub(r'"Group size":\d+', f'"Group size":{ranks}', body)
+    head = json.dumps(document, separators=(",", ":"))[:-1]
+    path = out / f"rank{rank}.pt.trace.json.gz"
+    path.write_bytes(gzip.compress(f'{head},"traceEvents"{_moved(body, rank)}'.encode(), 1))
+
+
+def _moved(body: str, rank: int) -> str:
+    """Return the events with moved times: a clock offset, and up to 20 µs that vary over time."""
+    chance = random.Random(rank)
+    found = [match.groups() for match in _TIMES.finditer(body)]
+    start = np.array([float(begun) for begun, _ in found])
+    end = start + np.array([float(lasted or 0) for _, lasted in found])
+    first = start.min()
+    knots, moves = _moves(body, first, end.max(), chance)
+    offset = chance.uniform(0, _MOST_OFFSET_US)
+    moved_start, moved_end = (times + np.interp(times - first, knots, moves) for times in (start, end))
+    lasted = np.maximum(moved_end - moved_start, 0.0)
+    rows = iter(zip((moved_start + offset).tolist(), lasted.tolist(), strict=True))
+
+    def replaced(match: re.Match[str]) -> str:
+        begun, duration = next(rows)
+        return f'"ts":{begun:.3f}' + ("" if match.group(2) is None else f',"dur":{duration:.3f}')
+
+    return _TIMES.sub(replaced, body)
+
+
+def _moves(body: str, first: float, last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
+    """Return (times since the first event, µs that events at this time move). Ends of collectives do not move."""
+    ends = np.unique([float(start) + float(lasted) - first for start, lasted in _COLLECTIVE.findall(body)])
+    knots = np.arange(0, last - first + 2 * _KNOT_US, _KNOT_US)
+    moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
+    if not len(ends):
+        return knots, moves
+    nearest = np.abs(knots[:, None] - ends[None, :]).min(axis=1)
+    moves = np.clip(moves, -nearest / 3, nearest / 3)  # a third keeps the order of events
+    at, index = np.unique(np.concatenate([knots, ends]), return_index=True)
+    return at, np.concatenate([moves, np.zeros(len(ends))])[index]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

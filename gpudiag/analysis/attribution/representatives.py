@@ -1,0 +1,125 @@
+"""Choose the ranks of a large job that are simulated: those that differ most, and a sample of the others.
+
+Ranks of one job run the same program, so a simulation of all of them repeats the same work. Times of all ranks are
+attributed before, so that the ranks that others wait for are known. Ranks that depend on each other (the stages of a
+pipeline, the shards of a layer) are chosen together, as units.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.model.timeline import Attribution, Timeline
+
+#: Jobs of at most this many ranks are simulated as a whole. Judgement: 64 ranks take 5 s and 300 MB.
+MOST_WHOLE = 64
+#: About as many ranks of a larger job are simulated.
+_CHOSEN = 48
+#: At most this many ranks are chosen because they differ; the others show what is usual.
+_DIFFERENT = 16
+#: Ranks differ from this share of a step on. Judgement: half of what a warning needs.
+_DIFFERENT_SHARE = 0.025
+#: Ranks per unit. Groups that would make larger units (data parallelism) connect units instead.
+_MOST_PER_UNIT = 32
+
+
+def represent(timeline: Timeline, attribution: Attribution) -> tuple[Timeline, Attribution]:
+    """Return the timeline and attribution of the chosen ranks; both unchanged if the job is small."""
+    ranks = sorted({track.rank for track in timeline.tracks})
+    if len(ranks) <= MOST_WHOLE:
+        return timeline, attribution
+    chosen = _chosen(_units(timeline, ranks), _features(timeline, attribution))
+    kept = [index for index, track in enumerate(timeline.tracks) if track.rank in chosen]
+    traces = sorted({timeline.tracks[index].trace for index in kept})
+    place = {trace: position for position, trace in enumerate(traces)}
+    tracks = tuple(
+        msgspec.structs.replace(timeline.tracks[index], trace=place[timeline.tracks[index].trace]) for index in kept
+    )
+    left_out = frozenset(ranks) - chosen
+    few = msgspec.structs.replace(
+        timeline, tracks=tracks, traces=tuple(timeline.traces[trace] for trace in traces), left_out=left_out
+    )
+    return few, Attribution(tracks=tuple(attribution.tracks[index] for index in kept))
+
+
+def _features(timeline: Timeline, attribution: Attribution) -> dict[int, NDArray[np.float64]]:
+    """Return rank → ns per step in each bucket, and in which other ranks waited for this rank (their mean)."""
+    awaited: dict[int, float] = defaultdict(float)
+    for track in attribution.tracks:
+        for rank, waits in track.waits_ns.items():
+            awaited[rank] += float(waits.mean()) if len(waits) else 0.0
+    others = max(len(attribution.tracks) - 1, 1)
+    features = {}
+    for track in attribution.tracks:
+        buckets = track.buckets_ns.mean(axis=0) if len(track.buckets_ns) else np.zeros(track.buckets_ns.shape[1])
+        features[track.rank] = np.append(buckets, awaited[track.rank] / others)
+    return features
+
+
+def _units(timeline: Timeline, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the ranks by unit: connected by messages and small groups, up to the largest unit that is allowed."""
+    unit = {rank: (rank,) for rank in ranks}
+    for group in _groups(timeline):
+        members = {unit[rank] for rank in group if rank in unit}
+        joined = tuple(sorted(rank for part in members for rank in part))
+        if len(members) > 1 and len(joined) <= _MOST_PER_UNIT:
+            unit.update(dict.fromkeys(joined, joined))
+    return sorted(set(unit.values()))
+
+
+def _groups(timeline: Timeline) -> list[tuple[int, ...]]:
+    """Return the ranks of each group that communicates, and of each pair that exchanges messages; small ones first."""
+    found: dict[int, tuple[int, ...]] = {}
+    pairs: set[tuple[int, ...]] = set()
+    for trace in timeline.traces:
+        for call in trace.collectives:
+            if call.peer is not None and trace.rank is not None:
+                pairs.add((min(trace.rank, call.peer), max(trace.rank, call.peer)))
+            elif 1 < len(call.group_ranks) <= _MOST_PER_UNIT:
+                found[id(call.group_ranks)] = call.group_ranks
+    return sorted(pairs | set(found.values()), key=lambda group: (len(group), group))
+
+
+def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> frozenset[int]:
+    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units."""
+    usual = _usual(units, features)
+    step = float(np.median([values[:-1].sum() for values in features.values()]))
+    differs = {
+        unit: max(float(np.abs(features[rank] - usual[place]).max()) for place, rank in enumerate(unit))
+        for unit in units
+    }
+    by_difference = sorted(units, key=lambda unit: (-differs[unit], unit))
+    different = list(
+        _up_to(_DIFFERENT, (unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step))
+    )
+    others = by_difference[len(different) :]
+    size = max(len(unit) for unit in units)
+    wanted = max(1, (_CHOSEN - sum(map(len, different))) // size)
+    sample = [others[int(index)] for index in np.linspace(0, len(others) - 1, min(wanted, len(others)))]
+    return frozenset(rank for unit in (*different, *sample) for rank in unit)
+
+
+def _usual(
+    units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]
+) -> list[NDArray[np.float64]]:
+    """Return the median features of the ranks at each place within a unit."""
+    places: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+    for unit in units:
+        for place, rank in enumerate(unit):
+            places[place].append(features[rank])
+    return [np.median(places[place], axis=0) for place in range(len(places))]
+
+
+def _up_to(most: int, units: Iterable[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
+    """Yield units until they have `most` ranks; at least one unit."""
+    taken = 0
+    for unit in units:
+        if taken and taken + len(unit) > most:
+            return
+        taken += len(unit)
+        yield unit
