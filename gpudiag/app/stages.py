@@ -45,6 +45,7 @@ from gpudiag.model.run_directory import (
 )
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
+from gpudiag.trace.parallel import each_rank
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.source_lines import CaseLines
@@ -79,8 +80,8 @@ def analysis_of_traces(
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
     """
-    timeline = build_timeline(traces, world_size)
-    attribution = attribute(timeline)
+    timeline = build_timeline(traces, world_size, each=each_rank)
+    attribution = attribute(timeline, each=each_rank)
     detailed, detailed_attribution = represent(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
-from gpudiag.model.event import Trace
+from gpudiag.model.event import ProcessGroup, Trace
+from gpudiag.model.packed_events import with_packed_events
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import with_escapes
+from gpudiag.trace.parallel import MOST_IN_MEMORY, can_fork, usable_cpus
 from gpudiag.trace.ranks import ReadFile, check_rank_limits, check_unique_ranks
 from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
@@ -62,6 +63,8 @@ def read_traces(
         else:
             raise outcome
     traces = assign_ranks(read, world_size)
+    if len(traces) > MOST_IN_MEMORY:
+        traces = _sharing_groups(traces)
     if not traces:
         raise NotATraceError(f"no traces in {with_escapes(str(files[0].path.parent))}: {refused[0]}", refused[0].hint)
     _check_frameworks(traces)
@@ -87,13 +90,14 @@ def _read_all(
     files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None]
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Return the traces of each file, or the error if the file is not a trace."""
+    many = len(files) > MOST_IN_MEMORY
     memory = [memory_bytes(file.path, file.size) for file in files]
     workers = min(limits.workers or usable_cpus(), len(files))
     if (free := free_memory_bytes()) is not None:
         workers = min(workers, max(1, free // (max(memory) or 1)))
-    if workers > 1 and sum(memory) > _MIN_PARALLEL_BYTES and _can_fork():
+    if workers > 1 and sum(memory) > _MIN_PARALLEL_BYTES and can_fork():
         return _read_in_processes(files, limits, workers, meanwhile)
-    return [_read_file(file, limits) for file in files]
+    return [_read_file(file, limits, many=many) for file in files]
 
 
 def _read_in_processes(
@@ -108,7 +112,9 @@ def _read_in_processes(
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 
     try:
-        with ForkedReaders(workers, lambda number: _read_file(files[number], limits)) as readers:
+        with ForkedReaders(
+            workers, lambda number: _read_file(files[number], limits, many=len(files) > MOST_IN_MEMORY)
+        ) as readers:
             readers.start(len(files))
             meanwhile()
             return readers.results()
@@ -120,18 +126,32 @@ def _read_in_processes(
         ) from error
 
 
-def _read_file(file: TraceFile, limits: ReadLimits) -> tuple[Trace, ...] | NotATraceError:
+def _read_file(file: TraceFile, limits: ReadLimits, *, many: bool) -> tuple[Trace, ...] | NotATraceError:
+    """Return the traces of a file; their events are packed if the job has many files."""
     try:
-        return reader_of(file.path).read(file.path, file.shown, limits)
+        traces = reader_of(file.path).read(file.path, file.shown, limits)
     except NotATraceError as error:  # the caller ignores this error for files found in a directory
         return error
+    return tuple(with_packed_events(trace) for trace in traces) if many else traces
 
 
-def _can_fork() -> bool:
-    """Return whether forking is safe: on Linux, in a process whose only Python thread is this one."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _sharing_groups(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the traces with one tuple for each distinct group, because a group may have thousands of ranks."""
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    sharing = []
+    for trace in traces:
+        groups = {id(call.group_ranks): call.group_ranks for call in trace.collectives}
+        known = {number: shared.setdefault(ranks, ranks) for number, ranks in groups.items()}
+        sharing.append(
+            msgspec.structs.replace(
+                trace,
+                collectives=tuple(
+                    msgspec.structs.replace(call, group_ranks=known[id(call.group_ranks)]) for call in trace.collectives
+                ),
+                groups={
+                    name: ProcessGroup(shared.setdefault(group.ranks, group.ranks), group.description)
+                    for name, group in trace.groups.items()
+                },
+            )
+        )
+    return sharing

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def always_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "_MIN_PARALLEL_BYTES", 0)
-    if not read._can_fork():
+    if not read.can_fork():
         pytest.skip("forking needs Linux and a single thread")
 
 
@@ -129,7 +129,7 @@ def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeyp
         except UnreadableInputError as error:
             outcome.append(error)
 
-    monkeypatch.setattr(read, "_can_fork", lambda: True)
+    monkeypatch.setattr(read, "can_fork", lambda: True)
     reading = threading.Thread(target=attempt, daemon=True)
     reading.start()
     reading.join(20)
@@ -143,7 +143,7 @@ def test_processes_with_other_threads_do_not_fork() -> None:
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        assert not read._can_fork()
+        assert not read.can_fork()
     finally:
         stop.set()
         other.join()

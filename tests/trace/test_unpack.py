@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.trace import ReadLimits, unpack
-from gpudiag.trace.read import usable_cpus
+from gpudiag.trace.parallel import usable_cpus
 from gpudiag.trace.unpack import free_memory_bytes
 from tests.examples import examples
 

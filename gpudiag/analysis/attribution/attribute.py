@@ -53,6 +53,7 @@ from gpudiag.intervals import (
     union,
 )
 from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.each import Each
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
@@ -223,9 +224,12 @@ def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
     )
 
 
-def attribute(timeline: Timeline) -> Attribution:
-    """Attribute all windows of all device tracks, and check that the buckets add up to the windows."""
-    attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
+def attribute(timeline: Timeline, *, each: Each = map) -> Attribution:
+    """Attribute all windows of all device tracks, and check that the buckets add up to the windows.
+
+    `each` is like `map`, and may call the function for several tracks at once.
+    """
+    attribution = Attribution(tracks=tuple(each(attribute_track, timeline.tracks)))
     attribution.check()
     return attribution
 

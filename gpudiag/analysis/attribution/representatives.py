@@ -33,7 +33,7 @@ def represent(timeline: Timeline, attribution: Attribution) -> tuple[Timeline, A
     ranks = sorted({track.rank for track in timeline.tracks})
     if len(ranks) <= MOST_WHOLE:
         return timeline, attribution
-    chosen = _chosen(_units(timeline, ranks), _features(timeline, attribution))
+    chosen = _chosen(_units(timeline, ranks), _features(attribution))
     kept = [index for index, track in enumerate(timeline.tracks) if track.rank in chosen]
     traces = sorted({timeline.tracks[index].trace for index in kept})
     place = {trace: position for position, trace in enumerate(traces)}
@@ -47,7 +47,7 @@ def represent(timeline: Timeline, attribution: Attribution) -> tuple[Timeline, A
     return few, Attribution(tracks=tuple(attribution.tracks[index] for index in kept))
 
 
-def _features(timeline: Timeline, attribution: Attribution) -> dict[int, NDArray[np.float64]]:
+def _features(attribution: Attribution) -> dict[int, NDArray[np.float64]]:
     """Return rank → ns per step in each bucket, and in which other ranks waited for this rank (their mean)."""
     awaited: dict[int, float] = defaultdict(float)
     for track in attribution.tracks:
@@ -94,9 +94,7 @@ def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.flo
         for unit in units
     }
     by_difference = sorted(units, key=lambda unit: (-differs[unit], unit))
-    different = list(
-        _up_to(_DIFFERENT, (unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step))
-    )
+    different = list(_up_to(_DIFFERENT, (unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step)))
     others = by_difference[len(different) :]
     size = max(len(unit) for unit in units)
     wanted = max(1, (_CHOSEN - sum(map(len, different))) // size)
@@ -104,9 +102,7 @@ def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.flo
     return frozenset(rank for unit in (*different, *sample) for rank in unit)
 
 
-def _usual(
-    units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]
-) -> list[NDArray[np.float64]]:
+def _usual(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """Return the median features of the ranks at each place within a unit."""
     places: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
     for unit in units:

@@ -29,6 +29,7 @@ from gpudiag.model.event import (
     Trace,
     any_of,
 )
+from gpudiag.model.packed_events import plain
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
@@ -87,30 +88,35 @@ class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CollectiveCall, ...]
 
 
+def calls_by_start(events: EventTable, rows: NDArray[np.int64], devices: tuple[int, ...]) -> NDArray[np.intp]:
+    """Return the indices, by start, of the communication events `rows` on the devices (UNKNOWN is the host)."""
+    chosen = np.flatnonzero(any_of(events.device[rows], *devices))
+    return chosen[np.argsort(events.start_ns[rows[chosen]], kind="stable")]
+
+
 def track_calls(
-    events: EventTable,
-    calls: tuple[CollectiveCall, ...],
+    calls: Sequence[CollectiveCall],
+    chosen: NDArray[np.intp],
+    start: Times,
+    end: Times,
     *,
     rank: int,
     trace: int,
-    devices: tuple[int, ...],
+    on_host: bool,
     origin_ns: int,
     clock_known: bool,
 ) -> TrackCalls:
-    """Return the communication of the given devices (UNKNOWN is the host), sorted by start."""
-    chosen = [call for call in calls if int(events.device[call.row]) in devices]
-    rows = np.array([call.row for call in chosen], np.int64)
-    order = np.argsort(events.start_ns[rows], kind="stable")
-    rows = rows[order]
+    """Return the chosen communication of a trace; `start` and `end` are those of all its communication."""
+    own = tuple(calls[index] for index in chosen.tolist())
     return TrackCalls(
         rank=rank,
         trace=trace,
         clock_known=clock_known,
-        on_host=set(devices) == {UNKNOWN},
-        start=events.start_ns[rows] + origin_ns,
-        end=events.end_ns[rows] + origin_ns,
-        row=rows,
-        calls=tuple(chosen[i] for i in order),
+        on_host=on_host,
+        start=start[chosen] + origin_ns,
+        end=end[chosen] + origin_ns,
+        row=np.array([call.row for call in own], np.int64),
+        calls=own,
     )
 
 
@@ -368,10 +374,9 @@ def without_lone_communication(traces: Sequence[Trace], world_size: int | None =
 def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
     """Return whether the job is one process with one device, and nothing in its trace indicates other ranks."""
     stated = trace.world_size or world_size
-    events = trace.events
-    devices = _devices(trace)
-    others = len(traces) > 1 or len(devices) > 1 or bool((events.direction == Direction.PEER).any())
-    if others or (stated or 1) > 1 or (trace.rank or 0) > 0:
+    if len(traces) > 1 or (stated or 1) > 1 or (trace.rank or 0) > 0:
+        return False
+    if len(_devices(trace)) > 1 or bool((trace.events.direction == Direction.PEER).any()):
         return False
     if stated == 1:
         return True
@@ -386,19 +391,22 @@ def _devices(trace: Trace) -> NDArray[np.int16]:
 
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
     """Give ordinary roles to collectives in groups of one rank, or if `alone` to all communication of the trace."""
+    lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
+    if not lone and not alone:
+        return trace
     if len(_devices(trace)) > 1:
         return trace  # its devices communicate with each other, although they belong to one rank
-    lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
-    role = trace.events.role
+    events = plain(trace.events)
+    role = events.role
     rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)
     if alone:
         rows = np.flatnonzero(any_of(role, *_OF_COMMUNICATION))
     if len(rows) == 0 and not lone:
         return trace
     changed = role.copy()
-    changed[rows] = _ORDINARY_ROLE[trace.events.kind[rows]]
+    changed[rows] = _ORDINARY_ROLE[events.kind[rows]]
     return msgspec.structs.replace(
         trace,
-        events=msgspec.structs.replace(trace.events, role=changed),
+        events=msgspec.structs.replace(events, role=changed),
         collectives=() if alone else tuple(call for call in trace.collectives if len(call.group_ranks) != 1),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 from gpudiag.analysis.timeline.calibration import COVERED_SHARE, FEWEST_LOST, LOST_SHARE, THIN_SHARE
 from gpudiag.intervals import Intervals, among, length, lengths_between, union
 from gpudiag.model.analysis import Validity
-from gpudiag.model.event import DEVICE_WORK, HOST, NO_CORRELATION, EventKind, Role, Trace, any_of, framework_of
+from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Role, Trace, any_of, framework_of
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.rank_view import RankView
 
 _MOST_SHOWN = 8
 _RECORD = {
@@ -144,9 +148,9 @@ def _short_window(track: DeviceTrack) -> list[Validity]:
     return [Validity(code="partial-coverage", message=message)]
 
 
-def thin_recording(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Validity]:
+def thin_recording(traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack]) -> list[Validity]:
     """Warn if recorded events cover little of a track's windows."""
-    shares = {track.rank: _recorded_share(traces[track.trace], track) for track in tracks if len(track.bounds) > 1}
+    shares = {track.rank: _recorded_share(views[track.trace], track) for track in tracks if len(track.bounds) > 1}
     thin = {rank: share for rank, share in shares.items() if share < THIN_SHARE}
     if not thin:
         return []
@@ -157,15 +161,16 @@ def thin_recording(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> li
     return [Validity(code="thin-recording", message=message)]
 
 
-def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
+def _recorded_share(view: RankView, track: DeviceTrack) -> float:
     """Return the share (0 to 1) of the track's windows covered by events other than marks of steps and modules."""
-    events, ends = trace.events, track.bounds[[0, -1]] - track.shift_ns
-    begun = slice(0, int(np.searchsorted(events.start_ns, ends[1])))
-    kind, role, end = events.kind[begun], events.role[begun], events.end_ns[begun]
-    around = any_of(kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE) | any_of(role, Role.STEP_MARK)
-    rows = np.flatnonzero(~around & (end > ends[0]))
-    recorded = union(Intervals(events.start_ns[rows], end[rows]))
-    return float(lengths_between(recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))
+    ends = track.bounds[[0, -1]] - track.shift_ns
+    return float(lengths_between(view.recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))
+
+
+def recorded_spans(events: EventTable) -> Intervals:
+    """Return the times with any event but marks of steps and modules."""
+    around = any_of(events.kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE) | any_of(events.role, Role.STEP_MARK)
+    return union(Intervals(events.start_ns[~around], events.end_ns[~around]))
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
@@ -199,19 +204,20 @@ class DeviceActivity(msgspec.Struct, frozen=True):
         return not self.missing and self.lost >= max(FEWEST_LOST, LOST_SHARE * self.launches)
 
 
-def device_activities(traces: Sequence[Trace]) -> tuple[DeviceActivity, ...]:
+def device_activities(traces: Sequence[Trace], views: Sequence[RankView]) -> tuple[DeviceActivity, ...]:
     """Return the device activity of each trace."""
-    groups = {
-        id(call.group_ranks): call.group_ranks
-        for trace in traces
-        for call in trace.collectives
-        if trace.events.device[call.row] != HOST
-    }
+    stated = [
+        trace.collectives[index].group_ranks for trace, view in zip(traces, views, strict=True) for index in view.groups
+    ]
+    groups = {id(ranks): ranks for ranks in stated}
     on_devices = {rank for ranks in groups.values() for rank in ranks}
-    return tuple(_activity(trace, uses_devices=trace.uses_devices or trace.rank in on_devices) for trace in traces)
+    return tuple(
+        view.activity_with_device if trace.rank in on_devices else view.activity
+        for trace, view in zip(traces, views, strict=True)
+    )
 
 
-def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
+def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     """Return the device activity of one trace; `uses_devices` says whether its process uses a device."""
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)

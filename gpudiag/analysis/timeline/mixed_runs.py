@@ -15,7 +15,8 @@ CPUs. If two runs or two models are mixed, no collectives match. Recordings of t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -35,6 +36,9 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_S, milliseconds
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.rank_view import RankView
 
 
 class Deduplicated(msgspec.Struct, frozen=True):
@@ -116,7 +120,9 @@ class _Member(msgspec.Struct, frozen=True):
     instances: NDArray[np.int64]
 
 
-def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]) -> list[Validity]:
+def mixed_runs(
+    traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]
+) -> list[Validity]:
     """Warn if the job's traces cannot be of one run.
 
     `lossy` has the ranks whose traces lack device work, so that few of their collectives match.
@@ -124,7 +130,7 @@ def mixed_runs(traces: Sequence[Trace], tracks: Sequence[DeviceTrack], lossy: It
     groups = _groups(traces, tracks)
     reasons = [
         *_world_sizes(traces),
-        *_recorded_apart(traces, tracks),
+        *_recorded_apart(traces, views, tracks),
         *_step_lengths(groups),
         *_unmatched_collectives(groups, set(lossy)),
     ]
@@ -141,16 +147,22 @@ def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list
     """Return the members of each known process group that spans several traces."""
     groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
     for track in tracks:
+        # By the identity of the ranks, because a group of 1,000 ranks takes 10 µs to hash.
         group_of = {
-            call.row: (call.group, call.group_ranks)
+            call.row: (call.group, id(call.group_ranks))
             for call in traces[track.trace].collectives
-            if call.operation in SYMMETRIC
+            if call.operation in SYMMETRIC and (call.group or call.group_ranks)
         }
+        ranks_of = {id(call.group_ranks): call.group_ranks for call in traces[track.trace].collectives}
         rows_of = defaultdict(list)
         for index, row in enumerate(track.collectives.row.tolist()):
-            if group_of.get(row, ("", ())) != ("", ()):
+            if row in group_of:
                 rows_of[group_of[row]].append(index)
-        for group, rows in rows_of.items():
+        members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+        for (name, ranks), rows in rows_of.items():
+            members[name, ranks_of[ranks]].extend(rows)
+        for group, rows in members.items():
+            rows.sort()
             groups[group].append(_Member(track, track.collectives.end[rows], track.collectives.instance[rows]))
     return [members for members in groups.values() if len({member.track.trace for member in members}) > 1]
 
@@ -160,7 +172,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
     return [f"they say that the job has {' and '.join(map(str, sizes))} ranks"] if len(sizes) > 1 else []
 
 
-def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
+def _recorded_apart(traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack]) -> list[str]:
     """Describe the longest pause between recordings, if the recordings before and after it cannot be of one run.
 
     Recordings whose collectives match are of one run, regardless of their clocks.
@@ -172,15 +184,15 @@ def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> l
         origin = traces[index].origin_ns
         if ended is not None and origin - ended > pause:
             longest, pause = position, origin - ended
-        end = origin + int(traces[index].events.end_ns.max())
+        end = origin + views[index].end_ns
         ended = end if ended is None else max(ended, end)
-    if pause < RUNS_APART_NS or _instances(tracks, timed[:longest]) & _instances(tracks, timed[longest:]):
+    if pause < RUNS_APART_NS or _instances(tracks, set(timed[:longest])) & _instances(tracks, set(timed[longest:])):
         return []
     first, second = traces[timed[longest - 1]].source, traces[timed[longest]].source
     return [f"{second} begins {pause / NS_PER_S:.0f} s after {first} has ended"]
 
 
-def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
+def _instances(tracks: Sequence[DeviceTrack], chosen: Set[int]) -> set[int]:
     """Return the instance numbers of the matched collectives of the chosen traces."""
     instances: set[int] = set()
     for track in tracks:

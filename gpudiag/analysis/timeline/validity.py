@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
@@ -18,6 +19,9 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace, framework_of
 from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.rank_view import RankView
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",
@@ -38,6 +42,7 @@ _UNMARKED = {
 
 def examine(
     traces: Sequence[Trace],
+    views: Sequence[RankView],
     tracks: Sequence[DeviceTrack],
     matching: Matching,
     *,
@@ -49,6 +54,7 @@ def examine(
 
     Args:
         traces: traces of the job, one per rank.
+        views: work of each trace.
         tracks: all tracks.
         matching: the collectives matched across ranks.
         world_size: number of ranks.
@@ -57,9 +63,9 @@ def examine(
     """
     lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
     return (
-        *mixed_runs(traces, tracks, lossy),
+        *mixed_runs(traces, views, tracks, lossy),
         *incomplete_activity(traces, activities),
-        *thin_recording(traces, tracks),
+        *thin_recording(traces, views, tracks),
         *partial_coverage(tracks),
         *_missing_ranks(traces, world_size, matching, repeated_ranks),
         *_steps(traces, tracks),

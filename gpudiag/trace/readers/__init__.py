@@ -16,8 +16,9 @@ from gpudiag.model.event import Trace
 from gpudiag.trace.ranks import ReadFile, rank_per_file
 from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
-#: Readers in this folder, by preference: XSpace files first, because TensorFlow derives its JSON traces from them.
-_BUILT_IN = ("xspace", "kineto")
+#: Readers in this folder, by preference: digests before the traces that they repeat, and XSpace files before the JSON
+#: traces that TensorFlow derives from them.
+_BUILT_IN = ("digest", "xspace", "kineto")
 #: Reader of named files that no reader recognises.
 _DEFAULT = "kineto"
 

@@ -120,21 +120,21 @@ def pause_between_recordings(at: float) -> object:
     events = TraceBuilder().operator(0, 5).build().events
     starts = (10**18, 10**18 + int(events.end_ns.max()) + int(at))
     traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in starts]
-    return bool(mixed_runs._recorded_apart(traces, []))
+    return bool(mixed_runs._recorded_apart(traces, [Of(end_ns=int(events.end_ns.max()))] * 2, []))  # type: ignore[list-item]
 
 
 @CASES.of("LEAST_UNIX_NS")
 def clock_since_1970(at: float) -> object:
     events = TraceBuilder().operator(0, 5).build().events
     traces: Any = [Of(source=f"{start}.json", origin_ns=start, events=events) for start in (int(at), 2 * 10**17)]
-    return bool(mixed_runs._recorded_apart(traces, []))
+    return bool(mixed_runs._recorded_apart(traces, [Of(end_ns=int(events.end_ns.max()))] * 2, []))  # type: ignore[list-item]
 
 
 @CASES.of("THIN_SHARE")
 def recorded_share(at: float) -> object:
     track: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
     with mock.patch.object(completeness, "_recorded_share", return_value=at):
-        return bool(completeness.thin_recording([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
+        return bool(completeness.thin_recording([Of(framework="pytorch")], [Of()], [track]))  # type: ignore[list-item]
 
 
 @CASES.of("COVERED_SHARE")

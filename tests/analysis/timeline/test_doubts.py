@@ -15,6 +15,7 @@ from gpudiag.analysis.timeline.completeness import (
     incomplete_activity,
     ranks_in_words,
 )
+from gpudiag.analysis.timeline.rank_view import view_of_rank
 from gpudiag.analysis.timeline.validity import _clocks, _missing_ranks
 from gpudiag.model.timeline import ClockAlignment
 from tests.timeline_builder import TraceBuilder
@@ -36,8 +37,12 @@ def test_kernels_count_as_lost_above_ten_and_two_percent(launches: int, lost: in
     assert not DeviceActivity(launches, lost, missing=True).lossy
 
 
+def activities(*traces: Trace) -> tuple[DeviceActivity, ...]:
+    return device_activities(traces, [view_of_rank(trace) for trace in traces])
+
+
 def activity(trace: TraceBuilder) -> tuple[int, int, bool]:
-    (found,) = device_activities([trace.build()])
+    (found,) = activities(trace.build())
     return found.launches, found.lost, found.missing
 
 
@@ -55,13 +60,13 @@ def test_device_work_is_missing_if_most_launches_have_no_work() -> None:
     assert activity(TraceBuilder().copy(5, 6, launch=1)) == (1, 0, False)
     assert activity(TraceBuilder().operator(0, 5)) == (0, 0, False)
     used = replace(TraceBuilder().operator(0, 5).build(), uses_devices=True)
-    assert device_activities([used])[0].missing
+    assert activities(used)[0].missing
     # Device work is missing too if another rank's trace shows communication with this rank on devices.
     other = TraceBuilder(1).collective(5, 9, ranks=(0, 1)).build()
     silent = TraceBuilder(0).operator(0, 5).build()
-    assert [activity.missing for activity in device_activities([silent, other])] == [True, False]
+    assert [activity.missing for activity in activities(silent, other)] == [True, False]
     on_hosts = TraceBuilder(1).operator(0, 5).gloo(5, 9, ranks=(0, 1)).build()
-    assert [activity.missing for activity in device_activities([silent, on_hosts])] == [False, False]
+    assert [activity.missing for activity in activities(silent, on_hosts)] == [False, False]
 
 
 def test_lost_launches_are_summed_over_lossy_ranks() -> None:

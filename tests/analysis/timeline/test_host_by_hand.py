@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.build import _top_level, _without
 from gpudiag.analysis.timeline.host import runtime_call_of
+from gpudiag.analysis.timeline.rank_view import _top_level, _without
 from gpudiag.intervals import as_set
 from gpudiag.model.event import HOST, EventKind, Role
 from gpudiag.model.timeline import UNKNOWN, OpClass

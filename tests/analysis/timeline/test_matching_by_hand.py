@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from gpudiag.analysis.timeline.collectives import Matching, TrackCalls, match_collectives, track_calls
+from gpudiag.analysis.timeline.collectives import Matching, TrackCalls, calls_by_start, match_collectives, track_calls
 from gpudiag.analysis.timeline.process_groups import with_groups_and_peers
 from gpudiag.model.event import HOST, CollectiveCall, ProcessGroup
 from gpudiag.model.timeline import UNKNOWN
@@ -16,11 +16,27 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpudiag.model.event import Trace
     from gpudiag.model.timeline import ClockAlignment
 
 Call = tuple[float, float]
 #: Ends of collectives; their distances differ, so that only one clock offset fits.
 ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
+
+
+def calls_on(trace: Trace, devices: tuple[int, ...], *, rank: int = 0, origin_ns: int = 0) -> TrackCalls:
+    rows = np.array([call.row for call in trace.collectives], np.int64)
+    return track_calls(
+        trace.collectives,
+        calls_by_start(trace.events, rows, devices),
+        trace.events.start_ns[rows],
+        trace.events.end_ns[rows],
+        rank=rank,
+        trace=rank,
+        on_host=devices == (HOST,),
+        origin_ns=origin_ns,
+        clock_known=True,
+    )
 
 
 def track(
@@ -126,11 +142,7 @@ def test_kernel_launched_before_the_capture_belongs_to_its_streams_group() -> No
         builder.collective(300, 400, stream=20, group="all", ranks=(0, 1, 2))
         trace = replace(builder.build(), groups=groups)
         traces.append(trace)
-        calls.append(
-            track_calls(
-                trace.events, trace.collectives, rank=rank, trace=rank, devices=(0,), origin_ns=0, clock_known=True
-            )
-        )
+        calls.append(calls_on(trace, (0,), rank=rank))
     completed = with_groups_and_peers(calls, traces)
     assert [[(call.group, call.group_ranks) for call in each.calls] for each in completed] == [
         [("all", (0, 1, 2))] * (2 if rank < 2 else 1) for rank in range(3)
@@ -253,9 +265,7 @@ def test_calls_of_a_track_are_sorted_by_start() -> None:
     )
 
     def of(*devices: int) -> list[tuple[float, float]]:
-        calls = track_calls(
-            trace.events, trace.collectives[::-1], rank=0, trace=0, devices=devices, origin_ns=1000, clock_known=True
-        )
+        calls = calls_on(replace(trace, collectives=trace.collectives[::-1]), devices, origin_ns=1000)
         assert [call.row for call in calls.calls] == calls.row.tolist()
         return [(a / 1000, b / 1000) for a, b in zip(calls.start.tolist(), calls.end.tolist(), strict=True)]
 

@@ -72,7 +72,8 @@ class Rank:
 
 
 def warning(*ranks: Rank, lossy: Sequence[int] = ()) -> str:
-    warnings = mixed_runs([rank.trace for rank in ranks], [rank.track for rank in ranks], lossy)
+    views: Any = [SimpleNamespace(end_ns=0)] * len(ranks)
+    warnings = mixed_runs([rank.trace for rank in ranks], views, [rank.track for rank in ranks], lossy)
     assert [warning.code for warning in warnings] in ([], ["mixed-runs"])
     return warnings[0].message if warnings else ""
 

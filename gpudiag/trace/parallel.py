@@ -1,0 +1,46 @@
+"""Work on the ranks of large jobs in several processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+#: Jobs of at most this many ranks are analysed in this process with all events in memory. Judgement: 64 ranks take
+#: 100 MB, and starting processes costs more than it saves.
+MOST_IN_MEMORY = 64
+
+
+def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
+    """Call `task` for the items of all ranks, in forks of this process if there are many; return outcomes in order."""
+    ranks = list(items)
+    workers = min(usable_cpus(), len(ranks))
+    if len(ranks) <= MOST_IN_MEMORY or workers < 2 or not can_fork():
+        return [task(rank) for rank in ranks]
+    from gpudiag.errors import GpudiagError
+    from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
+
+    try:
+        with ForkedReaders(workers, lambda number: task(ranks[number])) as forks:
+            forks.start(len(ranks))
+            return forks.results()
+    except ReaderKilledError as error:
+        raise GpudiagError(
+            "a process that analysed ranks was killed, probably for lack of memory",
+            "Close other programs, or analyse fewer ranks at once.",
+        ) from error
+
+
+def can_fork() -> bool:
+    """Return whether forking is safe: on Linux, in a process whose only Python thread is this one."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

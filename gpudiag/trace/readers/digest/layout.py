@@ -1,0 +1,110 @@
+"""Define the layout of digests, schema `gpudiag/digest/1`.
+
+A digest is one line with its schema, then a MessagePack array: (size of the header, the header compressed, the columns
+compressed). The header is a MessagePack map, `Header`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.model.analysis import WorkloadKind
+from gpudiag.model.event import CollectiveCall, Module
+from gpudiag.model.packed_events import PackedColumn
+
+DIGEST_SCHEMA = "gpudiag/digest/1"
+DIGEST_ENDING = ".gpudiag-digest"
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """A process group; `ranks` is an index into `Header.ranks`."""
+
+    ranks: int
+    description: str
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """The details that several communication events share; `ranks` is an index into `Header.ranks`."""
+
+    operation: str
+    group: str
+    ranks: int
+    size_bytes: int | None
+    peer: int | None
+    processor_share: float | None
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """Columns of a part of a trace, and the names or modules that they index."""
+
+    columns: dict[str, PackedColumn]
+    source: str = ""
+    modules: tuple[Module, ...] = ()
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a trace but the values of its columns; see `gpudiag.model.event.Trace` for the fields of the same name.
+
+    Attributes:
+        trace: name of the file that was read.
+        size: number of bytes of all columns.
+        events, names: the event table's columns and names.
+        ranks: distinct tuples of ranks in groups.
+        calls: distinct details of communication events.
+        collectives: columns `row`, `call` (index into `calls`), `sequence` (-1 if none).
+    """
+
+    trace: str
+    size: int
+    events: dict[str, PackedColumn]
+    names: tuple[str, ...]
+    events_size: int
+    ranks: tuple[tuple[int, ...], ...]
+    calls: tuple[Call, ...]
+    collectives: Columns
+    step_marks: tuple[Columns, ...]
+    event_waits: Columns
+    modules: Columns | None
+    operator_work: Columns | None
+    groups: dict[str, Group]
+    framework: str
+    origin_ns: int
+    rank: int | None
+    world_size: int | None
+    host: str
+    device_names: dict[int, str]
+    waits_in_collectives: bool
+    operators_merged: bool
+    uses_devices: bool
+    workload: WorkloadKind
+    unread_devices: tuple[str, ...]
+    unrecorded_graphs: int
+    dropped_events: int
+    notes: tuple[str, ...]
+
+
+#: Fields that a header has in common with `Trace`, with the same values.
+SAME = (
+    "framework",
+    "origin_ns",
+    "rank",
+    "world_size",
+    "host",
+    "device_names",
+    "waits_in_collectives",
+    "operators_merged",
+    "uses_devices",
+    "workload",
+    "unread_devices",
+    "unrecorded_graphs",
+    "dropped_events",
+    "notes",
+)
+
+File = tuple[int, bytes, bytes, bytes]
+"""(Size of the header, the header compressed, the event table's columns compressed, the other columns compressed)."""
+
+
+def call_of(call: CollectiveCall, ranks: int) -> Call:
+    """Return the details of a communication event; `ranks` is the index of its group's ranks."""
+    return Call(call.operation, call.group, ranks, call.size_bytes, call.peer, call.processor_share)
