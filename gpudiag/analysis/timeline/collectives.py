@@ -140,8 +140,8 @@ def match_collectives(
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
     by_messages = [_Pair(_MESSAGES, a, b, alignment) for a, b, alignment in matched.alignments]
-    offsets, clocks = _clock_offsets(tracks, [*pairs, *by_messages])
-    instance, arrival, last = _instances(tracks, groups, pairs, offsets)
+    offsets, clocks, uncorrected = _clock_offsets(tracks, [*pairs, *by_messages])
+    instance, arrival, last = _instances(tracks, groups, pairs, offsets, uncorrected)
     ends = _match_messages(tracks, matched.messages, offsets, (instance, arrival, last))
     collectives = []
     for index, track in enumerate(tracks):
@@ -223,8 +223,12 @@ def _signature(call: CollectiveCall) -> tuple[str, int | None]:
     return call.operation, None if call.operation == "all_to_all" else call.size_bytes
 
 
-def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset of each track to add to its times, in ns, and the alignments, by the pairs with most matches.
+def _clock_offsets(
+    tracks: list[TrackCalls], pairs: list[_Pair]
+) -> tuple[list[int], list[ClockAlignment], dict[int, int]]:
+    """Return (offset of each track to add to its times, alignments, trace → offset too small to be corrected), in ns.
+
+    The pairs with most matches count.
 
     Processes that no chain of pairs connects (for example pipeline stages) are aligned among themselves: the first
     process of each connected component keeps its clock.
@@ -241,6 +245,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     rank_of = {track.trace: track.rank for track in tracks}
     matched = _matched(tracks, pairs)
     offsets: dict[int, int] = {}
+    uncorrected = dict.fromkeys(rank_of, 0)
     clocks: list[ClockAlignment] = []
     for first in rank_of:
         if first in offsets:
@@ -255,6 +260,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
             measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
+            uncorrected[new] = abs(alignment.offset_ns - measured)
             for number in links_of[new]:
                 heappush(nearby, number)
             clocks.append(
@@ -266,7 +272,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
                     matched=matched[new],
                 )
             )
-    return [offsets[track.trace] for track in tracks], clocks
+    return [offsets[track.trace] for track in tracks], clocks, uncorrected
 
 
 def _matched(tracks: list[TrackCalls], pairs: list[_Pair]) -> dict[int, int]:
@@ -318,8 +324,12 @@ def _instances(
     groups: dict[GroupKey, dict[int, NDArray[np.intp]]],
     pairs: list[_Pair],
     offsets: list[int],
+    uncorrected: dict[int, int],
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
-    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`."""
+    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
+
+    `uncorrected` has the offset (ns, trace → at least 0) by which each clock is known to differ and is not corrected.
+    """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     last = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
@@ -345,6 +355,7 @@ def _instances(
         joined = (present.sum(axis=1) > 1) | alone
         ranks = np.array([tracks[i].rank for i in order])
         last_of_all = start.argmax(axis=1)
+        apart = np.array([uncorrected[tracks[i].trace] for i in order], np.int64)
         for column, track in enumerate(order):
             slots, indices = at[track]
             use = joined[slots]
@@ -353,11 +364,14 @@ def _instances(
                 continue
             # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
             latest = last_of_all[slots]
-            left = np.flatnonzero(start[slots, latest] > end[slots, column])
-            came = np.where(start[slots[left]] <= end[slots[left], column][:, None], start[slots[left]], _FAR_PAST)
+            ends = end[slots, column]
+            # Within the clocks' uncorrected offsets, it is unknown who left first.
+            until = ends + apart[column]
+            left = np.flatnonzero(start[slots, latest] > until + apart[latest])
+            came = np.where(start[slots[left]] <= until[left, None] + apart, start[slots[left]], _FAR_PAST)
             latest[left] = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots
-            arrival[track][indices] = start[slots, latest]
+            arrival[track][indices] = np.minimum(start[slots, latest], ends)
             last[track][indices] = ranks[latest]
         next_instance += count
     return instance, arrival, last
