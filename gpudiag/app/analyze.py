@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -20,6 +21,7 @@ from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.sources import find_operation_table
 
 if TYPE_CHECKING:
+    from gpudiag.app.digest import Engine
     from gpudiag.app.stages import AnalysedTraces
     from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
@@ -31,7 +33,11 @@ _HEAD_BYTES = 4096
 
 
 def analyze(
-    paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
+    paths: Sequence[Path | str],
+    *,
+    world_size: int | None = None,
+    limits: ReadLimits | None = None,
+    engine: Engine | None = None,
 ) -> Analysis:
     """Analyse the traces of one job.
 
@@ -39,8 +45,18 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
+        engine: where the traces are read; this machine by default.
     """
-    return _analyse(paths, world_size, limits).analysis
+    if engine is None:
+        return _analyse(paths, world_size, limits).analysis
+    from gpudiag.app.digest import digest  # noqa: PLC0415  # only with a cluster
+    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # imported while other processes read
+
+    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
+        written = digest(paths, output=Path(directory), limits=limits, engine=engine)
+        traces = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
+    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.unreadable)
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=left_out).analysis
 
 
 def analyze_with_step(

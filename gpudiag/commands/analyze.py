@@ -10,6 +10,7 @@ from gpudiag.commands.command_line.options import (
     Full,
     Json,
     MaxTraceGb,
+    Scheduler,
     Traces,
     Width,
     WorldSize,
@@ -28,6 +29,7 @@ EXAMPLES = (
     ("gpudiag analyze traces/ --full", "with evidence, kernels and modules"),
     ("gpudiag analyze gpudiag-runs/20260301-120000-resnet50-nccl", "a run that `gpudiag profile` recorded"),
     ("gpudiag analyze 'traces/rank*.pt.trace.json.gz' --json > analysis.json", "for scripts"),
+    ("gpudiag analyze traces/digests", "from digests of ranks; see gpudiag digest"),
     ("gpudiag analyze operations.parquet", "a table of the operations of a pipeline-parallel job"),
     ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
 )
@@ -55,6 +57,7 @@ def analyze(
     full: Full = False,
     width: Width = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
+    scheduler: Scheduler = None,
 ) -> None:
     """Say where each step's time went, from existing traces.
 
@@ -72,7 +75,12 @@ def analyze(
         analysis = pipeline
         show_pipeline(pipeline, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
     else:
-        analysis = run(paths, world_size=world_size, limits=limits)
+        engine = None
+        if scheduler is not None:
+            from gpudiag.app.cluster import on_cluster
+
+            engine = on_cluster(scheduler)
+        analysis = run(paths, world_size=world_size, limits=limits, engine=engine)
         show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:

@@ -21,6 +21,7 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
+DIGESTS_DIR = "digests"
 LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
 #: Environment variable. With the value 0, no text of source lines is saved.

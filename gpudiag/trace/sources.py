@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
-from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR
+from gpudiag.model.run_directory import DIGESTS_DIR, KERNEL_ONLY_TRACES, TRACES_DIR
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
 #: Directories of traces in a run directory and in torchtitan's output, in order of preference. Kernel-only traces are
 #: read only if the run ended before the full traces were written.
-_TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
+_TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", DIGESTS_DIR, KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 #: Ending of the names of tables of operations, in lower case.
 _TABLE_ENDING = ".parquet"

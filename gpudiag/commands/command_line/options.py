@@ -49,6 +49,15 @@ AllRanks = Annotated[
 Full = Annotated[
     bool, typer.Option("--full", help="Also show evidence, all findings, advice, collectives, kernels and modules.")
 ]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Read the traces on the workers of a Dask cluster: its scheduler's address, or local. "
+        "Needs gpudiag[cluster].",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
 Devices = Annotated[

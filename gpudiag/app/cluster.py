@@ -1,0 +1,82 @@
+"""Read the traces of a job on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gpudiag.app.digest import Engine
+from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.trace import ReadLimits
+from gpudiag.trace.digest_files import Digested, digest_file
+from gpudiag.trace.sources import TraceFile
+
+#: Word for a cluster of processes on this machine instead of a scheduler's address.
+LOCAL = "local"
+_CONNECT_S = 20
+#: A file is read again this often if its worker is lost or fails.
+_RETRIES = 3
+
+
+def on_cluster(address: str) -> Engine:
+    """Return an engine that reads files on the workers of a Dask cluster; they must see the same file system.
+
+    Args:
+        address: the scheduler's address (`tcp://host:8786`), or `local` for processes of this machine.
+
+    Raises:
+        UsageError: Dask is not installed.
+        GpudiagError: the scheduler cannot be reached, or has no workers.
+    """
+    try:
+        import distributed  # noqa: PLC0415  # the extra `cluster`
+    except ImportError as error:
+        raise UsageError(
+            "--scheduler needs Dask, which is not installed", "Install it: pip install 'gpudiag[cluster]'"
+        ) from error
+
+    def read(files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(_client(distributed, address, stack))
+            futures = client.map(_digest, files, limits=limits, retries=_RETRIES, pure=False)
+            of_file = {future.key: file for future, file in zip(futures, files, strict=True)}
+            for future in distributed.as_completed(futures):
+                yield _outcome(future, of_file[future.key])
+                future.release()
+
+    return read
+
+
+def _digest(file: TraceFile, *, limits: ReadLimits) -> Digested:
+    return digest_file(file, limits)
+
+
+def _outcome(future: Any, file: TraceFile) -> Digested:
+    """Return the digests, or the failure of the worker as an unreadable file."""
+    if future.status == "finished":
+        return msgspec.convert(future.result(), Digested)
+    error = future.exception()
+    return Digested({}, f"{file.shown}: its worker failed: {type(error).__name__}: {error}")
+
+
+def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
+    if address == LOCAL:
+        cluster = stack.enter_context(
+            distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=40)
+        )
+        return distributed.Client(cluster)
+    try:
+        client = distributed.Client(address, timeout=_CONNECT_S)
+    except (OSError, ValueError) as error:
+        raise GpudiagError(
+            f"no Dask scheduler answers at {address}: {error}", "Start one: dask scheduler; dask worker ADDRESS"
+        ) from error
+    if not client.scheduler_info()["workers"]:
+        client.close()
+        raise GpudiagError(
+            f"the Dask scheduler at {address} has no workers", f"Start some on the nodes: dask worker {address}"
+        )
+    return client

@@ -1,0 +1,46 @@
+"""Make digests of traces, one file at a time, in any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import GpudiagError
+from gpudiag.model.event import Trace
+from gpudiag.trace.ranks import rank_per_file
+from gpudiag.trace.readers import assign_ranks, reader_of
+from gpudiag.trace.readers.digest.encode import encode
+from gpudiag.trace.sources import TraceFile
+from gpudiag.trace.unpack import ReadLimits
+
+
+class Digested(msgspec.Struct, frozen=True):
+    """The digests of a file: file name → content; or the message and hint of the error if the file cannot be read."""
+
+    digests: dict[str, bytes]
+    error: str = ""
+    hint: str = ""
+
+
+def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
+    """Return the digests of the traces in a file. Errors are returned, because one bad file is one missing rank."""
+    try:
+        traces = reader_of(file.path).read(file.path, file.shown, limits)
+        ranked = assign_ranks([(file, traces)], None)
+        return Digested({digest_name(trace, file.path): encode(trace) for trace in ranked})
+    except GpudiagError as error:
+        return Digested({}, str(error), error.hint or "")
+
+
+def digest_name(trace: Trace, path: Path) -> str:
+    """Return the file name of a digest: by its rank if that is known, else by the trace's file."""
+    from gpudiag.trace.readers.digest.layout import DIGEST_ENDING
+
+    stem = path.name.partition(".")[0] if trace.rank is None else f"rank{trace.rank}"
+    return f"{stem}{DIGEST_ENDING}"
+
+
+def ranks_by_file(file: TraceFile) -> bool:
+    """Return whether each file of this format is one rank, so that it can be digested without the others."""
+    return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file
