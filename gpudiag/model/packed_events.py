@@ -153,20 +153,23 @@ def unpack(table: PackedTable) -> EventTable:
     """
     reader = ColumnReader(table.size, table.data)
     parts = {name: reader.column(column) for name, column in table.columns.items()}
-    duration = parts["duration"]
-    start = np.cumsum(parts["gap"] + np.concatenate([np.zeros(1, np.int64), duration[:-1]])[: len(duration)])
-    end = start + duration
-    correlation = np.full(len(start), NO_CORRELATION, np.int64)
-    correlation[parts["correlated"].astype(np.bool_)] = np.cumsum(parts["correlation"])
-    order = np.empty(len(start), np.intp)
-    order[_within(parts["moved"] + np.arange(len(start)), len(start))] = _by_time(start)
+    duration = parts["duration"].astype(np.int64)
+    count = len(duration)
+    start = np.cumsum(parts["gap"] + np.concatenate([np.zeros(1, np.int64), duration[:-1]])[:count])
+    correlation = np.full(count, NO_CORRELATION, np.int64)
+    correlation[parts["correlated"].astype(np.bool_)] = np.cumsum(parts["correlation"], dtype=np.int64)
+    order = np.empty(count, np.intp)
+    order[_within(parts["moved"] + np.arange(count), count)] = _by_time(start)
     whole = parts | {
         "start_ns": start,
-        "end_ns": end,
-        "thread": np.cumsum(parts["thread"]),
+        "end_ns": start + duration,
+        "thread": np.cumsum(parts["thread"], dtype=np.int64),
         "correlation": correlation,
     }
-    columns = {name: whole[name][order].astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
+    columns = {}
+    for name, dtype in _DTYPES.items():
+        constant = name in table.columns and table.columns[name].width == 0 and name not in {"thread", "correlation"}
+        columns[name] = (whole[name] if constant else whole[name][order]).astype(dtype)
     return EventTable(**columns, names=table.names)
 
 
@@ -227,14 +230,17 @@ class ColumnReader:
         if len(self._data) != size:
             raise ValueError(f"{len(self._data)} bytes instead of {size}")
 
-    def column(self, column: PackedColumn) -> NDArray[np.int64]:
-        """Return a column, int64."""
+    def column(self, column: PackedColumn) -> NDArray[Any]:
+        """Return a column, of integers with as many bytes as it needs."""
         if column.width == 0 and 0 <= column.length <= _MOST_VALUES:
-            return np.full(column.length, column.begin, np.int64)
+            return np.broadcast_to(np.int64(column.begin), column.length)
         end = column.begin + column.length * column.width
         if column.width not in (1, 2, 4, 8) or column.length < 0 or not 0 <= column.begin <= end <= len(self._data):
             raise ValueError("a column outside of the packed bytes")
         planes = np.frombuffer(self._data, np.uint8, column.length * column.width, column.begin)
-        values = np.ascontiguousarray(planes.reshape(column.width, column.length).T).view(f"<u{column.width}")
-        unsigned = values.reshape(-1).astype(np.uint64)
-        return (unsigned >> np.uint64(1)).astype(np.int64) ^ -(unsigned & np.uint64(1)).astype(np.int64)
+        unsigned = (
+            np.ascontiguousarray(planes.reshape(column.width, column.length).T).view(f"<u{column.width}").reshape(-1)
+        )
+        one = unsigned.dtype.type(1)
+        # Of the type with as many bytes, because conversions of every step to int64 take most of the time.
+        return ((unsigned >> one) ^ (np.zeros_like(unsigned) - (unsigned & one))).view(f"<i{column.width}")

@@ -19,9 +19,9 @@ from gpudiag.model.timeline import Attribution, Timeline
 #: Jobs of at most this many ranks are simulated as a whole. Judgement: 64 ranks take 5 s and 300 MB.
 MOST_WHOLE = 64
 #: About as many ranks of a larger job are simulated.
-_CHOSEN = 48
+_CHOSEN = 40
 #: At most this many ranks are chosen because they differ; the others show what is usual.
-_DIFFERENT = 16
+_DIFFERENT = 12
 #: Ranks differ from this share of a step on. Judgement: half of what a warning needs.
 _DIFFERENT_SHARE = 0.025
 #: Ranks per unit. Groups that would make larger units (data parallelism) connect units instead.

@@ -28,7 +28,7 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.model.packed_events import ColumnReader, PackedTable, unpack
+from gpudiag.model.packed_events import ColumnReader, PackedTable, stand_in, unpack
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Columns, File, Header
 from gpudiag.trace.unpack import ReadLimits
@@ -72,7 +72,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
         if needed > limits.max_bytes:
             raise _too_large(shown, needed, limits)
         table = PackedTable(columns=header.events, names=header.names, size=header.events_size, data=events)
-        return _trace(header, checked(unpack(table)), ColumnReader(header.size, others), shown)
+        return _trace(header, table, checked(unpack(table)), ColumnReader(header.size, others), shown)
     except (msgspec.MsgspecError, ValueError, KeyError, IndexError, OverflowError) as error:
         raise UnreadableInputError(f"{shown} is damaged: {error}", _AGAIN) from error
 
@@ -119,11 +119,11 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
     return values
 
 
-def _trace(header: Header, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
+def _trace(header: Header, table: PackedTable, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
     count = len(events)
 
     def columns(part: Columns, *, least: dict[str, int] | None = None) -> dict[str, NDArray[np.int64]]:
-        read = {name: reader.column(column) for name, column in part.columns.items()}
+        read = {name: reader.column(column).astype(np.int64) for name, column in part.columns.items()}
         if len({len(values) for values in read.values()}) > 1:
             raise ValueError("columns of different lengths")
         for name in ("row", "call", "record"):
@@ -136,7 +136,7 @@ def _trace(header: Header, events: EventTable, reader: ColumnReader, shown: str)
     waits = columns(header.event_waits, least={"record": NO_NUMBER})
     return Trace(
         source=shown,
-        events=events,
+        events=stand_in(table),
         collectives=_collectives(header, columns(header.collectives)),
         groups={
             name: ProcessGroup(header.ranks[group.ranks], group.description) for name, group in header.groups.items()
