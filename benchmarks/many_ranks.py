@@ -1,6 +1,6 @@
 """Make a job of many ranks from a recording of few: every rank is different, and one keeps the recording's fault.
 
-    python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17]
+    python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
 Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
 The order of a rank's events remains, and collectives end together on all ranks. The rank that `--late` names repeats
@@ -16,11 +16,17 @@ import random
 import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
+
+from gpudiag.model.event import ProcessGroup, Trace
+from gpudiag.trace import read_traces
+from gpudiag.trace.readers.digest.encode import encode
+from gpudiag.trace.readers.digest.layout import DIGEST_ENDING
 
 ROOT = Path(__file__).parents[1]
 _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
@@ -39,19 +45,21 @@ def main() -> int:
     options.add_argument("--from", dest="source", type=Path, default=ROOT / "tests" / "traces" / "slow_loader_rank2")
     options.add_argument("--fault", type=int, default=2, help="the recording's rank with the fault")
     options.add_argument("--late", type=int, default=17, help="the rank that repeats it")
+    options.add_argument("--digests", action="store_true", help="write digests, which takes less time than traces")
     given = options.parse_args()
-    make_ranks(given.source, given.out, given.ranks, fault=given.fault, late=given.late)
+    make_ranks(given.source, given.out, given.ranks, fault=given.fault, late=given.late, digests=given.digests)
     return 0
 
 
-def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int) -> None:
-    """Write the traces of a job of `ranks` ranks into `out`, in parallel processes."""
+def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int, digests: bool = False) -> None:
+    """Write the traces or digests of a job of `ranks` ranks into `out`, in parallel processes."""
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(source.glob("*.json.gz"))
     others = [index for index in range(len(files)) if index != fault] or [fault]
     recorded = [fault if rank == late else others[rank % len(others)] for rank in range(ranks)]
     with ProcessPoolExecutor() as pool:
-        made = pool.map(partial(_write_rank, out, ranks), range(ranks), [files[index] for index in recorded])
+        write = partial(_write_digest if digests else _write_rank, out, ranks)
+        made = pool.map(write, range(ranks), [files[index] for index in recorded], chunksize=4)
         for _ in made:
             pass
 
@@ -70,14 +78,44 @@ def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
     path.write_bytes(gzip.compress(f'{head},"traceEvents"{_moved(body, rank)}'.encode(), 1))
 
 
+@cache
+def _recorded(source: Path) -> Trace:
+    (trace,) = read_traces([source])
+    return trace
+
+
+def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
+    trace = _recorded(source)
+    events = trace.events
+    rows = [call.row for call in trace.collectives]
+    chance = random.Random(rank)  # noqa: S311  # the same job again, not a secret
+    knots, moves = _moves(events.end_ns[rows] / 1000, events.end_ns.max() / 1000, chance)
+    start, end = (
+        times + np.rint(1000 * np.interp(times / 1000, knots, moves)).astype(np.int64)
+        for times in (events.start_ns, events.end_ns)
+    )
+    everyone = tuple(range(ranks))
+    made = replace(
+        trace,
+        rank=rank,
+        world_size=ranks,
+        origin_ns=trace.origin_ns + round(1000 * chance.uniform(0, _MOST_OFFSET_US)),
+        events=replace(events, start_ns=start, end_ns=np.maximum(end, start)),
+        collectives=tuple(replace(call, group_ranks=everyone) for call in trace.collectives),
+        groups={name: ProcessGroup(everyone, group.description) for name, group in trace.groups.items()},
+    )
+    (out / f"rank{rank}{DIGEST_ENDING}").write_bytes(encode(made))
+
+
 def _moved(body: str, rank: int) -> str:
     """Return the events with moved times: a clock offset, and up to 20 µs that vary over time."""
-    chance = random.Random(rank)
+    chance = random.Random(rank)  # noqa: S311  # the same job again, not a secret
     found = [match.groups() for match in _TIMES.finditer(body)]
     start = np.array([float(begun) for begun, _ in found])
     end = start + np.array([float(lasted or 0) for _, lasted in found])
     first = start.min()
-    knots, moves = _moves(body, first, end.max(), chance)
+    ends = np.array([float(begun) + float(lasted) - first for begun, lasted in _COLLECTIVE.findall(body)])
+    knots, moves = _moves(ends, end.max() - first, chance)
     offset = chance.uniform(0, _MOST_OFFSET_US)
     moved_start, moved_end = (times + np.interp(times - first, knots, moves) for times in (start, end))
     lasted = np.maximum(moved_end - moved_start, 0.0)
@@ -90,10 +128,9 @@ def _moved(body: str, rank: int) -> str:
     return _TIMES.sub(replaced, body)
 
 
-def _moves(body: str, first: float, last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
-    """Return (times since the first event, µs that events at this time move). Ends of collectives do not move."""
-    ends = np.unique([float(start) + float(lasted) - first for start, lasted in _COLLECTIVE.findall(body)])
-    knots = np.arange(0, last - first + 2 * _KNOT_US, _KNOT_US)
+def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
+    """Return (times in µs, µs that events at this time move). The ends of collectives do not move."""
+    knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)
     moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
     if not len(ends):
         return knots, moves

@@ -22,6 +22,8 @@ MOST_WHOLE = 64
 _CHOSEN = 40
 #: At most this many ranks are chosen because they differ; the others show what is usual.
 _DIFFERENT = 12
+#: At most this many, if more than that differ.
+_OF_MANY_DIFFERENT = 4
 #: Ranks differ from this share of a step on. Judgement: half of what a warning needs.
 _DIFFERENT_SHARE = 0.025
 #: Ranks per unit. Groups that would make larger units (data parallelism) connect units instead.
@@ -94,7 +96,10 @@ def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.flo
         for unit in units
     }
     by_difference = sorted(units, key=lambda unit: (-differs[unit], unit))
-    different = list(_up_to(_DIFFERENT, (unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step)))
+    differing = [unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step]
+    # Many ranks that differ are a kind of ranks, which the even sample has in proportion: usual values stay usual.
+    most = _DIFFERENT if sum(map(len, differing)) <= _DIFFERENT else _OF_MANY_DIFFERENT
+    different = list(_up_to(most, differing))
     others = by_difference[len(different) :]
     size = max(len(unit) for unit in units)
     wanted = max(1, (_CHOSEN - sum(map(len, different))) // size)
