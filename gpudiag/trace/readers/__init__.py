@@ -17,7 +17,7 @@ from gpudiag.trace.ranks import ReadFile, rank_per_file
 from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
 #: Readers in this folder, by preference: XSpace files first, because TensorFlow derives its JSON traces from them.
-_BUILT_IN = ("xspace", "kineto")
+_BUILT_IN = ("xspace", "kineto", "nsys")
 #: Reader of named files that no reader recognises.
 _DEFAULT = "kineto"
 
