@@ -50,7 +50,7 @@ def assign_ranks(files: Sequence[ReadFile], world_size: int | None) -> list[Trac
     """Return the traces with ranks: MPI's, or for files with one process those in their names.
 
     If no rank is known and a file has several processes, all ranks are consecutive, in the order of the files and of
-    the GPUs within a file.
+    the GPUs within a file. The only process of a job has rank 0 if it does not communicate.
     """
     ranked = rank_per_file(files, world_size)
     ranks = [
@@ -58,7 +58,8 @@ def assign_ranks(files: Sequence[ReadFile], world_size: int | None) -> list[Trac
         for file, traces in files
         for trace in traces
     ]
-    if len(ranks) > len(files) and all(rank is None for rank in ranks):
+    alone = len(ranked) == 1 and not ranked[0].collectives
+    if (alone or len(ranks) > len(files)) and all(rank is None for rank in ranks):
         ranks = list(range(len(ranks)))
     return [msgspec.structs.replace(trace, rank=rank) for trace, rank in zip(ranked, ranks, strict=True)]
 
