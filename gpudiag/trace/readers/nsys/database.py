@@ -38,7 +38,7 @@ _INSTRUCTIONS_PER_BYTE = 30
 #: Fewest bytes of a row with a start and an end.
 _ROW_BYTES = 8
 _LONGEST_NAME = 4096
-_STRINGS_AT_ONCE = 500
+_STRINGS_AT_ONCE = 5000
 _COPY = "Copy the file again, or export it again: nsys export --type sqlite REPORT.nsys-rep"
 
 Window = tuple[int, int]

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -17,6 +18,8 @@ from gpudiag.trace.readers.kineto.kinds_and_times import kind_of_operator
 
 #: Properties that emit_nvtx appends to a name.
 _PROPERTIES = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+#: Number of texts without properties whose meaning is cached.
+_MOST_CACHED = 1 << 16
 #: Operators with a namespace (`aten::mm`), and functors of TorchScript's and C++'s libraries.
 _NAMESPACED = re.compile(r"[A-Za-z_]\w*::\S")
 #: Domain of NCCL's ranges, which are named like its functions (`ncclAllReduce`).
@@ -70,18 +73,22 @@ def interpret(text: str, domain: str) -> NvtxRange:
     >>> interpret("step 3", "")
     NvtxRange(name='step 3', kind=<EventKind.ANNOTATION: 1>)
     """
+    found = _PROPERTIES.search(text) if ", " in text else None
+    return _interpret(text[: found.start()] if found else text, domain, has_properties=found is not None)
+
+
+@lru_cache(_MOST_CACHED)
+def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)
     if domain == _GPUDIAG:
         return NvtxRange(f"gpudiag.{text}", EventKind.ANNOTATION)
     if _LIBRARIES.match(domain.lower()):
         return NvtxRange(text, EventKind.OPERATOR)
-    found = _PROPERTIES.search(text)
-    name = text[: found.start()] if found else text
-    kind = kind_of_operator(name)
-    if found is None and kind == EventKind.OPERATOR and not _NAMESPACED.match(name):
+    kind = kind_of_operator(text)
+    if not has_properties and kind == EventKind.OPERATOR and not _NAMESPACED.match(text):
         kind = EventKind.ANNOTATION
-    return NvtxRange(name, kind)
+    return NvtxRange(text, kind)
 
 
 def is_enqueue(name: str) -> bool:
