@@ -107,18 +107,16 @@ def user_role(name: str) -> Role:
     return Role.OPTIMIZER if _OPTIMIZER.match(name) else Role.OTHER
 
 
-def step_number(name: str) -> int | None:
-    """Return the number of the step that a range's name states; None if it states none.
+def numbered_step(name: str) -> tuple[str, int] | None:
+    """Return (name before the number, number of the step) of a range; None if the name states no step.
 
-    >>> step_number("step 3"), step_number("Iteration: 12"), step_number("train_step#5 of 10")
-    (3, 12, 5)
-    >>> step_number("microbatch 3"), step_number("step"), step_number("layer 3"), step_number("stepper 3")
+    >>> numbered_step("step 3"), numbered_step("Iteration: 12"), numbered_step("train_step#5 of 10")
+    (('step ', 3), ('Iteration: ', 12), ('train_step#', 5))
+    >>> numbered_step("microbatch 3"), numbered_step("step"), numbered_step("layer 3"), numbered_step("stepper 3")
     (None, None, None, None)
     """
-    if _PART.search(name):
-        return None
-    match = _STEP.match(name)
-    return int(match[1]) if match else None
+    match = None if _PART.search(name) else _STEP.match(name)
+    return (name[: match.start(1)], int(match[1])) if match else None
 
 
 def framework_of(names: tuple[str, ...]) -> str:

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, union, within
+from gpudiag.intervals import Intervals, outermost, union, within
 from gpudiag.model.event import NO_CORRELATION, NO_NUMBER, EventKind, EventTable, Role, StepMarks
 from gpudiag.trace.readers.kineto.roles import step_marks_of
-from gpudiag.trace.readers.nsys.nvtx_names import step_number
+from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
 
 SOURCE = "NVTX"
 #: Fewest repetitions of a range that has no number.
@@ -54,15 +54,17 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 
     Numbers of a series increase and its ranges do not overlap, unlike those of parts that begin anew in each step.
     """
-    numbers = {name: step_number(events.names[name]) for name in set(events.name[ranges].tolist())}
+    steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
+    numbers = {name: step[1] for name, step in steps.items() if step is not None}
     series: dict[str, list[int]] = defaultdict(list)
     for row in ranges.tolist():
-        number = numbers[int(events.name[row])]
-        if number is not None:
-            series[events.name_of(row).replace(str(number), "#", 1)].append(row)
+        step = steps[int(events.name[row])]
+        if step is not None:
+            series[step[0]].append(row)
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for members in series.values():
         rows = np.array(members, np.intp)
+        rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
         increasing = (np.diff(np.array([numbers[name] for name in events.name[rows].tolist()], np.int64)) > 0).all()
         apart = (events.start_ns[rows[1:]] >= events.end_ns[rows[:-1]]).all()
         if len(rows) > 1 and apart and increasing and _contain(events, rows, launched):
