@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
+from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.unpack import ReadLimits, opened_file
 
 MAGIC = b"SQLite format 3\0"
@@ -123,12 +124,12 @@ class Database:
         Args:
             table: the table; without it, nothing is yielded.
             columns: names of integer columns → value where a column is missing or NULL.
-            window: [begin, end) of the rows' `start`; None for all rows.
+            window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in it.
             where: a condition on columns that the table has.
             text: a text column, of which at most 4,096 characters are read; "" for none. NULL is "".
         """
         known = self.tables.get(table)
-        if known is None:
+        if known is None or (window is not None and "start" not in known):
             return
         chosen = [
             f"ifnull(CAST({_quoted(column)} AS INTEGER), {default})" if column in known else str(default)
@@ -193,19 +194,18 @@ class Database:
         none = np.empty(0, np.int64)
         if "start" not in self.tables.get(table, frozenset()):
             return none, 0
-        try:
-            ((last,),) = self._fetch(f"SELECT ifnull(max(rowid), 0) FROM {_quoted(table)}")  # noqa: S608
-            if not isinstance(last, int) or not 0 < last < 2**62:
+        with self._errors():
+            try:
+                ((last,),) = self._fetch(f"SELECT ifnull(max(rowid), 0) FROM {_quoted(table)}")  # noqa: S608
+                if not isinstance(last, int) or not 0 < last < 2**62:
+                    return none, 0
+                wanted = sorted({1 + last * index // samples for index in range(samples)})
+                listed = ", ".join(map(str, wanted))
+                rows = self._fetch(
+                    f'SELECT CAST("start" AS INTEGER) FROM {_quoted(table)} WHERE rowid IN ({listed})'  # noqa: S608
+                )
+            except sqlite3.OperationalError:  # a table without row ids
                 return none, 0
-            wanted = sorted({1 + last * index // samples for index in range(samples)})
-            listed = ", ".join(map(str, wanted))
-            rows = self._fetch(
-                f'SELECT CAST("start" AS INTEGER) FROM {_quoted(table)} WHERE rowid IN ({listed})'  # noqa: S608
-            )
-        except sqlite3.OperationalError:  # a table without row ids
-            return none, 0
-        except sqlite3.Error as error:
-            raise self._damaged(error) from error
         starts = np.array([start for (start,) in rows if isinstance(start, int)], np.int64)
         return starts, min(last, self.size // _ROW_BYTES)
 
@@ -230,7 +230,8 @@ class Database:
             raise self._damaged("more text than its size allows")
 
     def _damaged(self, reason: object) -> UnreadableInputError:
-        return UnreadableInputError(f"{self._shown} is a damaged SQLite database: {reason}", _COPY)
+        words = with_escapes(str(reason)[:200])
+        return UnreadableInputError(f"{self._shown} is a damaged SQLite database: {words}", _COPY)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -239,7 +240,7 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        except (OverflowError, RecursionError) as error:
+        except (OverflowError, UnicodeDecodeError) as error:  # SQLite quotes damaged names in its messages
             raise self._damaged(error) from error
 
 

@@ -6,7 +6,7 @@ Tables and columns are those that NVIDIA documents. Older and newer exports lack
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,7 +176,7 @@ class TableReader:
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
         first = len(columns) - len(more)
         total = 0
-        for rows, _ in self._database.integers(table, columns, window=self._window):
+        for rows, _ in self._rows(table, columns):
             total += len(rows)
             start, end, process, device, stream, correlation, bytes_moved = rows[:, :first].T
             self._add(
@@ -196,7 +196,7 @@ class TableReader:
 
     def _calls(self, table: str, kind: EventKind) -> None:
         columns = {**_HOST_COLUMNS, "correlationId": MISSING, "nameId": MISSING}
-        for rows, _ in self._database.integers(table, columns, window=self._window):
+        for rows, _ in self._rows(table, columns):
             start, end, thread, correlation, name = rows.T
             self._add(
                 _events(
@@ -219,7 +219,7 @@ class TableReader:
         where = f'"eventType" IN ({codes})' if "eventType" in known else ""
         domains = self._domains()
         columns = {**_HOST_COLUMNS, "domainId": 0, "textId": MISSING}
-        rows_and_texts = self._database.integers(RANGES, columns, window=self._window, where=where, text="text")
+        rows_and_texts = self._rows(RANGES, columns, where=where, text="text")
         for rows, explicit in rows_and_texts:
             start, end, thread, domain, text_id = rows.T
             strings = self._database.strings(distinct(text_id[text_id >= 0]).tolist())
@@ -249,6 +249,13 @@ class TableReader:
                 name = text or strings.get(string, "")
                 domains[thread >> _THREAD_BITS, domain] = name[:_DOMAIN_LENGTH]
         return domains
+
+    def _rows(
+        self, table: str, columns: Mapping[str, int], where: str = "", text: str = ""
+    ) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
+        """Yield the rows in the window of a table with starts and ends, as `Database.integers` does."""
+        if {"start", "end"} <= self._database.tables.get(table, frozenset()):
+            yield from self._database.integers(table, columns, window=self._window, where=where, text=text)
 
     def _by_id(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the index of the name of each string id."""
