@@ -38,7 +38,10 @@ def _sign(*patterns: bytes, name: str, hint: str = _EITHER) -> _Sign:
 
 #: Formats other than JSON, by their first bytes.
 _BINARY = (
-    _sign(rb"\ASQLite format 3\0", name="an SQLite database (ROCm's rocpd, or an export of Nsight Systems whose name does not end in .sqlite)"),
+    _sign(
+        rb"\ASQLite format 3\0",
+        name="an SQLite database (ROCm's rocpd, or an export of Nsight Systems whose name does not end in .sqlite)",
+    ),
     _sign(rb"\A\x80[\x02-\x05]", b"device_traces", name="a snapshot of PyTorch's memory (pickle)", hint=_TORCH),
     _sign(rb"\A\x80[\x02-\x05]", name="a Python pickle, which is never opened"),
     _sign(

@@ -118,6 +118,7 @@ class Database:
         window: Window | None = None,
         where: str = "",
         text: str = "",
+        as_hex: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
         """Yield rows of a table in parts: (int64[n, k], the text column of each row or []).
 
@@ -127,6 +128,7 @@ class Database:
             window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in it.
             where: a condition on columns that the table has.
             text: a text column, of which at most 4,096 characters are read; "" for none. NULL is "".
+            as_hex: whether the text column is binary data, of which the first 256 bytes are yielded in hexadecimal.
         """
         known = self.tables.get(table)
         if known is None or (window is not None and "start" not in known):
@@ -137,7 +139,8 @@ class Database:
         ]
         has_text = text in known
         if has_text:
-            chosen.append(f"substr(ifnull(CAST({_quoted(text)} AS TEXT), ''), 1, {_LONGEST_NAME})")
+            whole = f"substr(ifnull(CAST({_quoted(text)} AS TEXT), ''), 1, {_LONGEST_NAME})"
+            chosen.append(f"hex(substr(CAST({_quoted(text)} AS BLOB), 1, 256))" if as_hex else whole)
         conditions = [where] if where else []
         if window is not None:
             conditions.append(f'"start" >= {window[0]} AND "start" < {window[1]}')

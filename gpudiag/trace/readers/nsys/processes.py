@@ -17,11 +17,12 @@ from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks, workl
 from gpudiag.trace.readers.names import count_unrecorded_graphs, events_named, roles_without_idle_launches
 from gpudiag.trace.readers.nsys.capture import CaptureFacts, read_capture
 from gpudiag.trace.readers.nsys.database import Database
+from gpudiag.trace.readers.nsys.nccl_payloads import Payloads, collective_facts, read_payloads
 from gpudiag.trace.readers.nsys.nvtx_names import framework_of, is_enqueue, user_role
 from gpudiag.trace.readers.nsys.steps import with_step_marks
 from gpudiag.trace.readers.nsys.tables import (
     UNKNOWN_PROCESS,
-    Events,
+    EventColumns,
     TableReader,
     TooManyEventsError,
     processes_of,
@@ -67,13 +68,14 @@ def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = M
         except TooManyEventsError:
             raise TooLargeError(f"{shown} has more than {most_events} events in one place", _TOO_MANY) from None
         capture = read_capture(database)
+        payloads = read_payloads(database, window.window if window else None, most_events)
         synchronizations = read_synchronizations(database, window.window if window else None, most_events)
     notes = list(_notes(shown, window, events, reader.graph_launches, capture))
     events = _possible(events, notes)
     if not len(events.kind):
         raise _nothing_recorded(shown)
     processes = _training_processes(_with_process(events, shown), notes)
-    export = _Export(shown, tuple(reader.names), capture, synchronizations)
+    export = _Export(shown, tuple(reader.names), capture, synchronizations, payloads)
     traces = [_trace(process, rows, export) for process, rows in processes]
     traces.sort(key=lambda pair: pair[0])
     first, *others = (trace for _, trace in traces)
@@ -90,7 +92,7 @@ def _nothing_recorded(shown: str) -> UnreadableInputError:
 
 
 def _notes(
-    shown: str, window: ChosenWindow | None, events: Events, graph_launches: int, capture: CaptureFacts
+    shown: str, window: ChosenWindow | None, events: EventColumns, graph_launches: int, capture: CaptureFacts
 ) -> list[str]:
     notes = []
     if window is not None:
@@ -107,7 +109,7 @@ def _notes(
     return [*notes, *capture.problems]
 
 
-def _possible(events: Events, notes: list[str]) -> Events:
+def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
     """Return the events with possible times: no end before the start, and within a day of the others."""
     length = events.end - events.start
     possible = (events.end >= events.start) & (length >= 0) & (length <= _DAY_NS) & (np.abs(events.start) < 2**61)
@@ -120,7 +122,7 @@ def _possible(events: Events, notes: list[str]) -> Events:
     return events.chosen(possible)
 
 
-def _with_process(events: Events, shown: str) -> Events:
+def _with_process(events: EventColumns, shown: str) -> EventColumns:
     """Return the events with the process of device work, which old exports do not state.
 
     Raises:
@@ -141,7 +143,7 @@ def _with_process(events: Events, shown: str) -> Events:
     return events._replace(process=np.where(unknown, process, events.process))
 
 
-def _training_processes(events: Events, notes: list[str]) -> list[tuple[int, Events]]:
+def _training_processes(events: EventColumns, notes: list[str]) -> list[tuple[int, EventColumns]]:
     """Return the processes with most of the device work (without any: with host events), and their events."""
     working = processes_of(events, DEVICE_WORK) or processes_of(events, EventKind)
     least = max(working.values()) * _LEAST_SHARE
@@ -163,13 +165,15 @@ class _Export(NamedTuple):
     names: tuple[str, ...]
     capture: CaptureFacts
     synchronizations: Synchronizations
+    payloads: Payloads
 
 
-def _trace(process: int, events: Events, export: _Export) -> tuple[tuple[int, int], Trace]:
+def _trace(process: int, events: EventColumns, export: _Export) -> tuple[tuple[int, int], Trace]:
     """Return ((the machine's GPU that the process uses most, process), trace)."""
     capture = export.capture
     table, first_ns = _table(events, export.names)
     table, step_marks = with_step_marks(table)
+    facts = collective_facts(table, process, first_ns, export.payloads)
     ordinals = distinct(table.device[table.device != HOST]).tolist()
     busiest = int(np.argmax(np.bincount(table.device[table.device != HOST]))) if ordinals else 0
     trace = Trace(
@@ -180,7 +184,7 @@ def _trace(process: int, events: Events, export: _Export) -> tuple[tuple[int, in
         rank=capture.mpi_ranks.get(process),
         host=capture.host,
         device_names={device: name for device in ordinals if (name := capture.gpu_name(process, device))},
-        collectives=collective_calls(table, {}, {}),
+        collectives=collective_calls(table, facts, {}),
         step_marks=step_marks,
         event_waits=event_waits(table, process, export.synchronizations),
         uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
@@ -190,7 +194,7 @@ def _trace(process: int, events: Events, export: _Export) -> tuple[tuple[int, in
     return (capture.gpu(process, busiest), process), trace
 
 
-def _table(events: Events, names: tuple[str, ...]) -> tuple[EventTable, int]:
+def _table(events: EventColumns, names: tuple[str, ...]) -> tuple[EventTable, int]:
     """Return (sorted table with roles and only the names in use, first start in ns)."""
     used = distinct(events.name)
     name = np.searchsorted(used, events.name).astype(np.int32)

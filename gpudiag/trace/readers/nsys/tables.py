@@ -49,7 +49,7 @@ _VERSION = re.compile(r"_v\d{4,6}$")
 _DOMAIN_LENGTH = 100
 
 
-class Events(NamedTuple):
+class EventColumns(NamedTuple):
     """Unsorted events of all processes, as columns of equal length; see `gpudiag.model.event.EventTable`.
 
     `process` has the global process id without thread bits. The device and the thread of an event are those within the
@@ -66,10 +66,10 @@ class Events(NamedTuple):
     correlation: NDArray[np.int64]
     size: NDArray[np.int64]
 
-    def chosen(self, rows: NDArray[np.bool_]) -> Events:
+    def chosen(self, rows: NDArray[np.bool_]) -> EventColumns:
         """Return the events for which `rows` is true."""
         columns: list[Any] = [column[rows] for column in self]
-        return Events._make(columns)
+        return EventColumns._make(columns)
 
 
 class Names(dict[str, int]):
@@ -97,12 +97,12 @@ class TableReader:
         self._database = database
         self._window = window
         self._left = most_events
-        self._parts: list[Events] = []
+        self._parts: list[EventColumns] = []
         self.names = Names()
         #: Number of graph launches that are recorded as one device op each.
         self.graph_launches = 0
 
-    def read(self) -> Events:
+    def read(self) -> EventColumns:
         """Return all events of the window.
 
         Raises:
@@ -122,7 +122,7 @@ class TableReader:
         if not self._parts:
             none = np.empty(0, np.int64)
             return _events(EventKind.KERNEL, none, start=none, end=none, process=none, thread=none)
-        events = Events(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
+        events = EventColumns(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
         self._parts.clear()
         return events
 
@@ -270,7 +270,7 @@ class TableReader:
         index = [self.names[name(row)] for row in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 
-    def _add(self, events: Events, *, unended: bool = False) -> None:
+    def _add(self, events: EventColumns, *, unended: bool = False) -> None:
         """Keep the events that end after they start, and count them.
 
         `unended` ranges had no end when the recording ended; they are left out.
@@ -315,11 +315,11 @@ def _events(
     device: NDArray[np.int64] | None = None,
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
-) -> Events:
+) -> EventColumns:
     """Return events with codes for missing values. Arrays are copied, so that they keep no rows alive."""
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
-    return Events(
+    return EventColumns(
         kind=np.full(count, kind, np.uint8) if isinstance(kind, EventKind) else kind,
         name=name.astype(np.int32),
         start=start.copy(),
@@ -333,7 +333,7 @@ def _events(
     )
 
 
-def processes_of(events: Events, kinds: Iterable[EventKind]) -> dict[int, int]:
+def processes_of(events: EventColumns, kinds: Iterable[EventKind]) -> dict[int, int]:
     """Return process → number of its events of these kinds."""
     chosen = np.isin(events.kind, [int(kind) for kind in kinds])
     processes, counts = np.unique(events.process[chosen], return_counts=True)

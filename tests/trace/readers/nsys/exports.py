@@ -89,6 +89,7 @@ SCHEMA_2024 = Schema(
         "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_DEVICE_2024}, syncType, eventId",
         "CUPTI_ACTIVITY_KIND_CUDA_EVENT": "deviceId, contextId, streamId, correlationId, globalPid, eventId",
         "NVTX_EVENTS": f"{_NVTX}, binaryData TEXT",
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES": "domainId, schemaId, idx, flags, type, name TEXT, arrayOrUnionDetail, offset",
     },
 )
 _ENUMS = {
@@ -169,10 +170,19 @@ class ExportWriter:
         self._database.executemany(insert, ([row.get(column) for column in columns] for row in rows))
 
     def nvtx(
-        self, start: int, end: int | None, text: str, thread: int, *, domain: int = 0, kind: int = _PUSH_POP
+        self,
+        start: int,
+        end: int | None,
+        text: str,
+        thread: int,
+        *,
+        domain: int = 0,
+        kind: int = _PUSH_POP,
+        payload: bytes | None = None,
     ) -> None:
-        """Write a range of a thread, which is a global thread id."""
-        own = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
+        """Write a range of a thread, which is a global thread id; `payload` is binary data with its header."""
+        own: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
+        own["binaryData"] = payload
         self.rows(
             "NVTX_EVENTS",
             [{"start": start, "end": end, "eventType": kind, "globalTid": thread, "domainId": domain, **own}],

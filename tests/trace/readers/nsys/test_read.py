@@ -212,6 +212,51 @@ def test_ranges_have_kinds_and_roles_of_their_domains(path: Path, schema: Schema
     assert (trace.framework, trace.workload) == ("pytorch", "training")
 
 
+def payload(schema: int, *fields: tuple[int, int]) -> bytes:
+    """Return a payload of domain 1 with its header; fields are (value, bytes)."""
+    data = b"".join(value.to_bytes(length, "little") for value, length in fields)
+    header = (1, schema, len(data), 32 + len(data))
+    return b"".join(number.to_bytes(8, "little") for number in header) + data
+
+
+def test_payloads_of_nccl_give_sizes_and_communicators(path: Path) -> None:
+    labels = {
+        (1 << 24): ("Communicator ID", "No. of ranks", "Rank"),
+        (1 << 24) + 3: ("Communicator ID", "Message size [bytes]", "Reduction operation"),
+        (1 << 24) + 4: ("Communicator ID", "Message size [bytes]"),
+    }
+    offsets = {"Communicator ID": 0, "Message size [bytes]": 8, "No. of ranks": 8, "Rank": 12}
+    entries = [
+        {"domainId": 1, "schemaId": schema, "idx": index, "name": label, "offset": offsets.get(label, 16)}
+        for schema, names in labels.items()
+        for index, label in enumerate(names)
+    ]
+    communicator = 0xFEDC_BA98_7654_3210
+    with ExportWriter(path) as writer:
+        job = Job(writer)
+        writer.domain("NCCL", thread(100), 1)
+        writer.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", entries)
+        init = payload(1 << 24, (communicator, 8), (4, 4), (0, 4))
+        writer.nvtx(0, 900, "ncclCommInitRank", thread(100), domain=1, payload=init)
+        for begin, name, schema, kernel in (
+            (10_000, "ncclAllReduce", (1 << 24) + 3, NCCL_KERNEL),
+            (510_000, "ncclAllGather", (1 << 24) + 4, NCCL_KERNEL.replace("AllReduce", "AllGather")),
+            (810_000, "ncclReduceScatter", (1 << 24) + 3, NCCL_KERNEL.replace("AllReduce", "ReduceScatter")),
+        ):
+            data = payload(schema, (communicator, 8), (4096, 8), (0, 4))
+            writer.nvtx(begin, begin + 50_000, name, thread(100), domain=1, payload=data)
+            job.launch(100, begin + 1_000, kernel)
+        job.launch(100, 950_000, NCCL_KERNEL)
+    calls = [(call.operation, call.size_bytes, call.group) for call in only(path).collectives]
+    group = "0xfedcba9876543210"
+    assert calls == [
+        ("all_reduce", 4096, group),
+        ("all_gather", 16_384, group),  # nccl-tests count the whole output, NCCL one rank's part
+        ("reduce_scatter", 16_384, group),
+        ("all_reduce", None, ""),
+    ]
+
+
 def graph_job(path: Path, *, as_a_whole: bool) -> Trace:
     """Write 6 launches of a graph of three kernels, recorded one by one or as a whole."""
     with ExportWriter(path) as writer:
