@@ -39,7 +39,7 @@ _INPUT = re.compile(
     re.IGNORECASE,
 )
 #: Users' names of optimizer updates.
-_OPTIMIZER = re.compile(r"(?:opt|optim|optimizer)(?:[._ -]?step)?$", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(?:opt|optim|optimizer)(?:[._ -]?step)?(?:\(\))?$", re.IGNORECASE)
 #: Names of steps with a number, such as `step 3`, `Iteration: 12`, `train_step_5`, `[step=7]`, `ProfilerStep#5`.
 _STEP = re.compile(
     r"(?:.*[^a-z0-9])?(?:train(?:ing)?|global)?[ _-]?(?:step|iter|iteration|batch)[ _:=#-]{0,3}"

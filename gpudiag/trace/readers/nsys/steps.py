@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, outermost, union, within
+from gpudiag.intervals import Intervals, distinct, outermost, union, within
 from gpudiag.model.event import NO_CORRELATION, NO_NUMBER, EventKind, EventTable, Role, StepMarks
 from gpudiag.trace.readers.kineto.roles import step_marks_of
 from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
@@ -16,8 +16,8 @@ from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
 SOURCE = "NVTX"
 #: Fewest repetitions of a range that has no number.
 _FEWEST = 3
-#: Share of launches that step marks must contain.
-_LAUNCHES = 0.5
+#: Share of launches that numbered ranges and other ranges must contain.
+_NUMBERED, _REPEATED = 0.5, 0.8
 
 Rows = NDArray[np.intp]
 
@@ -26,21 +26,23 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     """Return the table with the role `STEP_MARK` for marks of steps, and the marks, the preferred kind first.
 
     Marks of PyTorch's profiler and of gpudiag are preferred. The optimizer's updates are preferred over ranges without
-    numbers. A range that repeats and is not inside another range is left to the analysis, as in all recordings.
+    numbers. A repeating range that the analysis finds in all recordings is left to it.
     """
     known = step_marks_of(events)
     ranges = np.flatnonzero(
         (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER) & (events.end_ns > events.start_ns)
     )
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION))
+    launching, counts = np.unique(events.thread[launches], return_counts=True)
+    if len(launching):  # PyTorch's backward pass launches in a thread of its own, which has no ranges
+        ranges = ranges[np.isin(events.thread[ranges], launching)]
     if known or not len(ranges):
         return events, known
-    thread = _busiest_thread(events, launches if len(launches) else ranges)
-    ranges = ranges[events.thread[ranges] == thread]
-    launched = events.start_ns[launches[events.thread[launches] == thread]]
+    launched = events.start_ns[launches]
     rows, numbers = _numbered(events, ranges, launched)
     if not len(rows) and np.count_nonzero(events.role == Role.OPTIMIZER) < _FEWEST:
-        rows = _nested(events, ranges, launched)
+        busiest = int(launching[np.argmax(counts)]) if len(launching) else None
+        rows = _repeating(events, ranges, launched, busiest)
         numbers = np.full(len(rows), NO_NUMBER, np.int64)
     if not len(rows):
         return events, ()
@@ -56,52 +58,50 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}
-    series: dict[str, list[int]] = defaultdict(list)
-    for row in ranges.tolist():
+    series: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row, thread in zip(ranges.tolist(), events.thread[ranges].tolist(), strict=True):
         step = steps[int(events.name[row])]
         if step is not None:
-            series[step[0]].append(row)
+            series[thread, step[0]].append(row)
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for members in series.values():
         rows = np.array(members, np.intp)
         rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
         increasing = (np.diff(np.array([numbers[name] for name in events.name[rows].tolist()], np.int64)) > 0).all()
-        apart = (events.start_ns[rows[1:]] >= events.end_ns[rows[:-1]]).all()
-        if len(rows) > 1 and apart and increasing and _contain(events, rows, launched):
+        if len(rows) > 1 and increasing and _contain(events, rows, launched, _NUMBERED):
             best = max(best, (_total(events, rows), rows), key=lambda pair: pair[0])
     rows = best[1]
     return rows, np.array([numbers[name] for name in events.name[rows].tolist()], np.int64)
 
 
-def _nested(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> Rows:
-    """Return the outermost repeating range, if ranges that occur once (`train`, `epoch 0`) contain it; else nothing."""
-    names, position, counts = np.unique(events.name[ranges], return_inverse=True, return_counts=True)
-    once = ranges[(counts == 1)[position.reshape(-1)]]
+def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
+    """Return the outermost repeating range, if the analysis would not find it; else nothing.
+
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It does not find ranges
+    within ranges that occur once (`train`, `epoch 0`), nor those of the main thread if the backward pass launches more.
+    """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
-    for index in np.flatnonzero(counts >= _FEWEST).tolist():
-        rows = ranges[position.reshape(-1) == index]
-        if _contain(events, rows, launched):
-            best = max(best, (_total(events, rows), rows), key=lambda pair: pair[0])
-    rows = best[1]
-    if not len(rows) or not len(once) or len(names) < 2:
-        return rows[:0]
-    outer = union(Intervals(events.start_ns[once], events.end_ns[once]))
-    return rows if within(outer, events.start_ns[rows]).all() else rows[:0]
+    for thread in distinct(events.thread[ranges]).tolist():
+        on_thread = ranges[events.thread[ranges] == thread]
+        _, position, counts = np.unique(events.name[on_thread], return_inverse=True, return_counts=True)
+        once = on_thread[(counts == 1)[position.reshape(-1)]]
+        outer = union(Intervals(events.start_ns[once], events.end_ns[once]))
+        for index in np.flatnonzero(counts >= _FEWEST).tolist():
+            rows = on_thread[position.reshape(-1) == index]
+            hidden = thread != busiest or bool(within(outer, events.start_ns[rows]).all())
+            if hidden and _contain(events, rows, launched, _REPEATED):
+                best = max(best, (_total(events, rows), rows), key=lambda pair: pair[0])
+    return best[1]
 
 
-def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64]) -> bool:
-    """Return whether ranges contain most launches between the first range and the last one."""
-    inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows[-1]])]
+def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
+    """Return whether ranges contain this share of the launches between the first range and the last one."""
+    inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows].max())]
     if not len(launched):
         return True
     held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), inside)
-    return bool(np.count_nonzero(held) > _LAUNCHES * len(inside) and len(inside) > _LAUNCHES * len(launched))
+    return bool(np.count_nonzero(held) > share * len(inside) and len(inside) > _NUMBERED * len(launched))
 
 
 def _total(events: EventTable, rows: Rows) -> int:
     return int((events.end_ns[rows] - events.start_ns[rows]).sum())
-
-
-def _busiest_thread(events: EventTable, rows: Rows) -> int:
-    threads, counts = np.unique(events.thread[rows], return_counts=True)
-    return int(threads[np.argmax(counts)])

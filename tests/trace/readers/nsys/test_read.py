@@ -37,11 +37,13 @@ class Job:
         self.writer = writer
         self._correlation = 0
 
-    def launch(self, pid: int, start: int, kernel: str, *, device: int = 0, length: int = 100_000) -> int:
-        """Write a call that launches a kernel, and the kernel 20 µs later; return the correlation."""
+    def launch(
+        self, pid: int, start: int, kernel: str, *, device: int = 0, length: int = 100_000, number: int = 0
+    ) -> int:
+        """Write a call of the process's thread `number` that launches a kernel, and the kernel 20 µs later."""
         self._correlation += 1
         name = self.writer.string(kernel)
-        self.call(pid, start, "cudaLaunchKernel_v7000", correlation=self._correlation)
+        self.call(pid, start, "cudaLaunchKernel_v7000", correlation=self._correlation, number=number)
         self.writer.rows(
             "CUPTI_ACTIVITY_KIND_KERNEL",
             [
@@ -52,9 +54,12 @@ class Job:
         )
         return self._correlation
 
-    def call(self, pid: int, start: int, name: str, *, correlation: int = 0, length: int = 5_000) -> None:
-        """Write a runtime call of the process's first thread."""
-        values = {"start": start, "end": start + length, "eventClass": 0, "globalTid": thread(pid), "returnValue": 0}
+    def call(
+        self, pid: int, start: int, name: str, *, correlation: int = 0, length: int = 5_000, number: int = 0
+    ) -> None:
+        """Write a runtime call of the process's thread `number`."""
+        caller = thread(pid, number)
+        values = {"start": start, "end": start + length, "eventClass": 0, "globalTid": caller, "returnValue": 0}
         named = {"correlationId": correlation, "nameId": self.writer.string(name)}
         self.writer.rows("CUPTI_ACTIVITY_KIND_RUNTIME", [values | named])
 
@@ -161,6 +166,20 @@ def test_repeating_range_within_an_outer_range_is_a_step(path: Path) -> None:
     (marks,) = only(path).step_marks
     assert len(marks.row) == 8
     assert analyze([path]).steps.analysed == 6
+
+
+@pytest.mark.parametrize("name", ["step {}", "train_step"])
+def test_steps_are_those_of_the_main_thread_if_the_backward_pass_launches_more(path: Path, name: str) -> None:
+    with ExportWriter(path) as writer:
+        job = Job(writer)
+        job.steps(100, 8, kernels=("forward",))
+        for step in range(8):
+            writer.nvtx(step * STEP_NS, (step + 1) * STEP_NS - 9, name.format(step), thread(100))
+            for kernel in range(3):
+                job.launch(100, step * STEP_NS + 300_000 + kernel * 110_000, "backward", number=1)
+    (marks,) = only(path).step_marks
+    assert len(marks.row) == 8
+    assert analyze([path]).steps.mean_ms == pytest.approx(1.0)
 
 
 def test_steps_without_ranges_are_found_by_their_kernels(path: Path) -> None:

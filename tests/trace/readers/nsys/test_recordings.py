@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
 from gpudiag.app.analyze import analyze
-from gpudiag.model.event import NO_SIZE, EventKind, Trace
+from gpudiag.model.event import NO_SIZE, EventKind, EventTable, Trace, any_of
 from gpudiag.trace import read_traces
 from tests.trace.documents import TRACES
 from tests.trace.readers.nsys.exports import SCHEMA_2022, SCHEMA_2024, Schema, write_export
@@ -153,6 +154,34 @@ def test_verdict_does_not_need_operators(export_of: Exporter, job: str) -> None:
     ours, theirs = analyze([export_of(job, operators=False)]).findings[0], analyze([TRACES / job]).findings[0]
     assert (ours.code, ours.cause, ours.ranks) == (theirs.code, theirs.cause, theirs.ranks)
     assert ours.recoverable_ms_per_step == pytest.approx(theirs.recoverable_ms_per_step, rel=0.15)
+
+
+def with_user_ranges(trace: Trace, name: str) -> Trace:
+    """Return a trace without operators and ranges, except for its steps, which get this name with their number."""
+    events = trace.events
+    steps = np.zeros(len(events), np.bool_)
+    steps[trace.step_marks[0].row] = True
+    kept = steps | any_of(events.kind, EventKind.RUNTIME, EventKind.KERNEL, EventKind.COPY, EventKind.MEMSET)
+    names = tuple(name.format(text.rpartition("#")[2]) if "ProfilerStep" in text else text for text in events.names)
+    columns = {field: column[kept] for field, column in events.columns().items()}
+    return msgspec.structs.replace(trace, events=EventTable(**columns, names=names), collectives=(), step_marks=())
+
+
+@pytest.mark.parametrize("name", ["step {}", "train_step"])
+@pytest.mark.parametrize(
+    ("job", "within"),
+    # Without the ranges of DDP's reducer, its copies of gradients count as compute.
+    [("slow_loader_rank2", 0.1), ("tiny", 0.15), ("vgg_p2poff", 0.35)],
+)
+def test_verdict_needs_only_ranges_of_steps(tmp_path: Path, job: str, within: float, name: str) -> None:
+    traces = [with_user_ranges(trace, name) for trace in read_traces([TRACES / job])]
+    ours, theirs = analyze([write_export(tmp_path / "report.sqlite", traces)]), analyze([TRACES / job])
+    first, expected = ours.findings[0], theirs.findings[0]
+    assert (first.code, first.ranks) == (expected.code, expected.ranks)
+    assert first.recoverable_ms_per_step == pytest.approx(expected.recoverable_ms_per_step, rel=within)
+    assert ours.steps.mean_ms == pytest.approx(theirs.steps.mean_ms, rel=0.001)
+    if "{}" in name:
+        assert "no-step-marks" not in {warning.code for warning in ours.validity}
 
 
 @pytest.mark.parametrize(
