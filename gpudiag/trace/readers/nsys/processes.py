@@ -17,6 +17,7 @@ from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks, workl
 from gpudiag.trace.readers.names import count_unrecorded_graphs, events_named, roles_without_idle_launches
 from gpudiag.trace.readers.nsys.capture import CaptureFacts, read_capture
 from gpudiag.trace.readers.nsys.database import Database
+from gpudiag.trace.readers.nsys.devices import trace_per_device
 from gpudiag.trace.readers.nsys.nccl_payloads import Payloads, collective_facts, read_payloads
 from gpudiag.trace.readers.nsys.nvtx_names import framework_of, is_enqueue, user_role
 from gpudiag.trace.readers.nsys.steps import with_step_marks
@@ -47,10 +48,11 @@ _TOO_MANY = "Record fewer steps: nsys profile --capture-range=cudaProfilerApi, o
 
 
 def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = MOST_EVENTS) -> tuple[Trace, ...]:
-    """Return one trace per process with device work; without any, one per process with host events.
+    """Return one trace per process with device work, or per device if a process's devices communicate.
 
-    Traces are in order of the GPU that they use most. Of an export with more than `most_events`, only the middle is
-    read. The other arguments are those of `Reader.read`, and so are the errors.
+    Without device work, return one trace per process with host events. Traces are in order of their GPU. Of an export
+    with more than `most_events`, only the middle is read. The other arguments are those of `Reader.read`, and so are
+    the errors.
     """
     free = free_memory_bytes()
     if free is not None:
@@ -76,9 +78,13 @@ def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = M
         raise _nothing_recorded(shown)
     processes = _training_processes(_with_process(events, shown), notes)
     export = _Export(shown, tuple(reader.names), capture, synchronizations, payloads)
-    traces = [_trace(process, rows, export) for process, rows in processes]
-    traces.sort(key=lambda pair: pair[0])
-    first, *others = (trace for _, trace in traces)
+    traces = [
+        (capture.gpu(process, device), process, trace)
+        for process, rows in processes
+        for device, trace in trace_per_device(_trace(process, rows, export))
+    ]
+    traces.sort(key=lambda entry: entry[:2])
+    first, *others = (trace for _, _, trace in traces)
     return (msgspec.structs.replace(first, notes=(*notes, *first.notes)), *others)
 
 
@@ -168,15 +174,14 @@ class _Export(NamedTuple):
     payloads: Payloads
 
 
-def _trace(process: int, events: EventColumns, export: _Export) -> tuple[tuple[int, int], Trace]:
-    """Return ((the machine's GPU that the process uses most, process), trace)."""
+def _trace(process: int, events: EventColumns, export: _Export) -> Trace:
+    """Return the trace of a process, with all of its devices."""
     capture = export.capture
     table, first_ns = _table(events, export.names)
     table, step_marks = with_step_marks(table)
     facts = collective_facts(table, process, first_ns, export.payloads)
     ordinals = distinct(table.device[table.device != HOST]).tolist()
-    busiest = int(np.argmax(np.bincount(table.device[table.device != HOST]))) if ordinals else 0
-    trace = Trace(
+    return Trace(
         source=export.shown,
         framework=framework_of(table.names),
         events=table,
@@ -191,7 +196,6 @@ def _trace(process: int, events: EventColumns, export: _Export) -> tuple[tuple[i
         workload=workload_of(table),
         unrecorded_graphs=count_unrecorded_graphs(table),
     )
-    return (capture.gpu(process, busiest), process), trace
 
 
 def _table(events: EventColumns, names: tuple[str, ...]) -> tuple[EventTable, int]:

@@ -79,6 +79,7 @@ KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
         ("UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = 1e30",),
         ("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN streamId",),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = rowid << 24",),
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = rowid % 3, correlationId = rowid % 5",),
         ("INSERT INTO NVTX_EVENTS (start, end, eventType, text) SELECT 5, 6, 59, hex(zeroblob(3000000))",),
     ],
 )

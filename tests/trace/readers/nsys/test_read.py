@@ -129,6 +129,33 @@ def test_devices_of_one_process_stay_in_one_trace(path: Path) -> None:
     assert len(analyze([path]).devices) == 2
 
 
+def test_devices_that_communicate_are_ranks_without_pytorch(path: Path) -> None:
+    with ExportWriter(path) as writer:
+        job = Job(writer)
+        for device in range(2):  # one thread launches for each device
+            for step in range(8):
+                for index, kernel in enumerate(("loop_fusion", NCCL_KERNEL)):
+                    start = step * STEP_NS + 10_000 + index * (200_000 + 300_000 * device)
+                    job.launch(100, start, kernel, device=device, number=1 + device)
+                job.call(100, step * STEP_NS + 800_000, "cudaStreamSynchronize_v3020", number=1 + device)
+        for step in range(8):
+            writer.nvtx(step * STEP_NS, (step + 1) * STEP_NS - 9, f"step {step}", thread(100))
+            job.call(100, step * STEP_NS + 900_000, "cudaEventQuery_v3020")
+        job.launch(100, 8 * STEP_NS, "last")
+    traces = read_traces([path])
+    assert [trace.rank for trace in traces] == [0, 1]
+    for device, trace in enumerate(traces):
+        assert set(trace.events.device.tolist()) == {-1, device}
+        names = [trace.events.name_of(row) for row in trace.events.rows_of(EventKind.RUNTIME).tolist()]
+        assert names.count("cudaLaunchKernel") == 16 + (device == 0)
+        assert names.count("cudaStreamSynchronize") == 8
+        assert {trace.events.name_of(call.row) for call in trace.collectives} == {NCCL_KERNEL}
+        assert len(trace.step_marks[0].row) == 8
+    analysis = analyze([path])
+    assert analysis.world_size == 2
+    assert analysis.steps.mean_ms == pytest.approx(1.0)
+
+
 def test_processes_with_little_device_work_are_left_out(path: Path) -> None:
     with ExportWriter(path) as writer:
         job = Job(writer)
