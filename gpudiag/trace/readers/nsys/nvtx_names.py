@@ -32,9 +32,9 @@ _LIBRARIES = re.compile(
     r"cublas|cudnn|cusolver|cusparse|cufft|cutensor|cudss|nvshmem|ucx|ucc|cub$|thrust|cccl|libcudf|libkvikio|rmm|dali|nvjpeg"
     r"|tsl$|openmpi|mpi$|nvcomp"
 )
-#: Users' names of waits for data. Names of whole loaders are left out, because workers use them too.
+#: Users' names of waits for data.
 _INPUT = re.compile(
-    r"(?:.*[^a-z])?(?:(?:load|get|next|fetch|wait_for)[ _-]?(?:data|batch|inputs?)|data[ _-]?(?:load|loading|wait)"
+    r"(?:.*[^a-z])?(?:(?:load|get|next|fetch|wait_for)[ _-]?(?:data|batch|inputs?)|data[ _-]?(?:load|loader|loading|fetch|fetching|wait)"
     r"|batch[ _-]?generator|input[ _-]?wait|waiting[ _-]for[ _-]data)$",
     re.IGNORECASE,
 )
@@ -99,8 +99,8 @@ def is_enqueue(name: str) -> bool:
 def user_role(name: str) -> Role:
     """Return the role of a user's range, judged by usual names.
 
-    >>> user_role("load_batch"), user_role("optimizer_step"), user_role("forward")
-    (<Role.INPUT: 8>, <Role.OPTIMIZER: 10>, <Role.OTHER: 0>)
+    >>> user_role("load_batch"), user_role("data loading"), user_role("optimizer_step"), user_role("forward")
+    (<Role.INPUT: 8>, <Role.INPUT: 8>, <Role.OPTIMIZER: 10>, <Role.OTHER: 0>)
     """
     if _INPUT.match(name):
         return Role.INPUT
