@@ -34,7 +34,8 @@ _LIBRARIES = re.compile(
 )
 #: Users' names of waits for data.
 _INPUT = re.compile(
-    r"(?:.*[^a-z])?(?:(?:load|get|next|fetch|wait_for)[ _-]?(?:data|batch|inputs?)|data[ _-]?(?:load|loader|loading|fetch|fetching|wait)"
+    r"(?:.*[^a-z])?(?:(?:load|get|next|fetch|wait_for)[ _-]?(?:data|batch|inputs?)"
+    r"|data[ _-]?(?:load(?:er|ing)?|fetch(?:ing)?|wait)"
     r"|batch[ _-]?generator|input[ _-]?wait|waiting[ _-]for[ _-]data)$",
     re.IGNORECASE,
 )
