@@ -49,8 +49,10 @@ def test_documents_of_other_programs_are_named(tmp_path: Path, name: str, conten
     with pytest.raises(NotATraceError, match=called) as caught:
         read_traces([path])
     assert str(path) in str(caught.value)
-    assert "torch.profiler.profile(activities=[" in caught.value.hint or ".xplane.pb" in caught.value.hint or (
-        "nsys export --type sqlite" in caught.value.hint
+    assert (
+        "torch.profiler.profile(activities=[" in caught.value.hint
+        or ".xplane.pb" in caught.value.hint
+        or ("nsys export --type sqlite" in caught.value.hint)
     )
 
 
