@@ -29,7 +29,7 @@ BUDGET = {
     "model": 5_820,
     "prediction": 820,
     "report": 9_090,
-    "trace": 6_560,
+    "trace": 8_250,
     "training": 21_210,
     "": 650,
 }

@@ -30,6 +30,7 @@ EXAMPLES = (
     ("gpudiag analyze gpudiag-runs/20260301-120000-resnet50-nccl", "a run that `gpudiag profile` recorded"),
     ("gpudiag analyze 'traces/rank*.pt.trace.json.gz' --json > analysis.json", "for scripts"),
     ("gpudiag analyze traces/digests", "from digests of ranks; see gpudiag digest"),
+    ("gpudiag analyze report.sqlite", "an export of Nsight Systems"),
     ("gpudiag analyze operations.parquet", "a table of the operations of a pipeline-parallel job"),
     ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
 )

@@ -11,6 +11,7 @@ _TORCH = (
     "schedule=torch.profiler.schedule(wait=1, warmup=2, active=5)) and prof.step() in the loop."
 )
 _EITHER = f"{_TORCH[:-1]}, or give the profiler's .xplane.pb of TensorFlow or JAX."
+_NSYS = "Export the report with `nsys export --type sqlite REPORT`, and give the .sqlite."
 _XSPACE = "Give the .xplane.pb that the same profiler wrote beside it."
 
 
@@ -37,7 +38,10 @@ def _sign(*patterns: bytes, name: str, hint: str = _EITHER) -> _Sign:
 
 #: Formats other than JSON, by their first bytes.
 _BINARY = (
-    _sign(rb"\ASQLite format 3\0", name="an SQLite database (Nsight Systems' export, or ROCm's rocpd)"),
+    _sign(
+        rb"\ASQLite format 3\0",
+        name="an SQLite database (ROCm's rocpd, or an export of Nsight Systems whose name does not end in .sqlite)",
+    ),
     _sign(rb"\A\x80[\x02-\x05]", b"device_traces", name="a snapshot of PyTorch's memory (pickle)", hint=_TORCH),
     _sign(rb"\A\x80[\x02-\x05]", name="a Python pickle, which is never opened"),
     _sign(
@@ -54,7 +58,6 @@ _BINARY = (
 )
 #: Formats by the endings of file names, in lower case.
 _ENDINGS = {
-    ".nsys-rep": "a report of Nsight Systems",
     ".qdrep": "a report of Nsight Systems",
     ".ncu-rep": "a report of Nsight Compute",
     ".pftrace": "a protobuf of Perfetto",
@@ -72,7 +75,7 @@ _JSON = (
     _sign(b"speedscope", name="a profile of speedscope or py-spy"),
     _sign(rb'"schema" ?: ?"[\d.]{1,20}-chakra', name="an execution trace of PyTorch (Chakra)", hint=_TORCH),
     _sign(b'"device_traces"', name="a snapshot of PyTorch's memory", hint=_TORCH),
-    _sign(b'"(?:CudaEvent|NvtxEvent|TraceProcessEvent)"', name="an export of Nsight Systems (JSON)"),
+    _sign(b'"(?:CudaEvent|NvtxEvent|TraceProcessEvent)"', name="an export of Nsight Systems (JSON)", hint=_NSYS),
     _sign(
         b'"highres-ticks"',
         rb'"name" ?: ?"/(?:device|host):',
@@ -98,7 +101,7 @@ def other_format(head: bytes, name: str) -> OtherFormat | None:
     lowered = name.lower().removesuffix(".gz")
     for ending, format_name in _ENDINGS.items():
         if lowered.endswith(ending):
-            return OtherFormat(format_name, _EITHER)
+            return OtherFormat(format_name, _NSYS if ending == ".qdrep" else _EITHER)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in {b"{", b"["}
     signs = _JSON if is_json else _BINARY
     return next((sign.format for sign in signs if all(pattern.search(head) for pattern in sign.patterns)), None)

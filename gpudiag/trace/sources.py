@@ -34,7 +34,8 @@ _MAX_NAMED = 4
 _MAX_SEARCHED = 200
 _MAX_SEARCH_S = 3.0
 NO_TRACES_HINT = (
-    "Give a directory with .json or .json.gz files that torch.profiler wrote, or TensorFlow's .xplane.pb files."
+    "Give a directory with .json or .json.gz files that torch.profiler wrote, TensorFlow's .xplane.pb files, or "
+    "Nsight Systems' .sqlite exports."
 )
 
 

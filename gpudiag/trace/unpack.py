@@ -105,7 +105,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
         NotATraceError: the file is neither gzip nor JSON.
         TooLargeError: the file unpacks to more than the limits allow.
     """
-    with _opened(path, shown) as (file, size):
+    with opened_file(path, shown) as (file, size):
         head = file.read(_PACKED_PIECE)
         bound = _SizeBound(shown, limits)
         if head.startswith(_GZIP):
@@ -138,7 +138,7 @@ def read_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
+def opened_file(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
     """Open a regular file that is not empty, yield (file, size in bytes), and convert operating system errors."""
     try:
         # Opening is non-blocking, so that a pipe cannot hang this process before its type is checked.

@@ -6,14 +6,22 @@ import copy
 import gzip
 import json
 import random
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpudiag.app.analyze import analyze
+from gpudiag.model.event import EventTable, EventWaits
 from gpudiag.model.protobuf import message_type
 from gpudiag.model.run_directory import encode_json
+from gpudiag.trace import read_traces
 from tests.fuzzing import structured
+from tests.trace.readers.nsys.exports import SCHEMA_2022, SCHEMA_2024, write_export
 
 _TESTS = Path(__file__).parents[1]
 _TRACES = _TESTS / "traces"
@@ -25,6 +33,7 @@ _JSON_SEEDS = (
     "public/benchmark_result_alexnet.json.gz",
 )
 _XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
+_NSYS_SCHEMAS = (SCHEMA_2022, SCHEMA_2024)
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
 #: Maximum number of events of a seed, the trace that is changed. A seed needs one or two steps, but only its structure
 #: matters.
@@ -77,7 +86,7 @@ def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     """Write the mutant of this number into an empty directory; return the commands to run on it."""
     chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
     kinds = (
-        *(_json_trace, _json_trace, _xspace, _run_directory, _facts),
+        *(_json_trace, _json_trace, _xspace, _nsys, _run_directory, _facts),
         *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads),
     )
     return kinds[number % len(kinds)](chance, directory)
@@ -107,6 +116,20 @@ def _xspace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     (directory / "host.xplane.pb").write_bytes(_cut(chance, space.SerializeToString()))
     return (
         chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("export", "{}", "--to", "csv", "-o", "-"))),
+    )
+
+
+def _nsys(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a mutant of an export of Nsight Systems: changed rows or columns, or damaged pages."""
+    path = directory / "report.sqlite"
+    path.write_bytes(_nsys_seed(chance.randrange(len(_NSYS_SCHEMAS))))
+    with closing(sqlite3.connect(path)) as database:
+        for _ in range(chance.choice((0, 1, 2, 4, 30))):
+            _mutate_table(chance, database)
+        database.commit()
+    path.write_bytes(_cut(chance, path.read_bytes()))
+    return (
+        chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("export", "{}", "--to", "chrome", "-o", "-"))),
     )
 
 
@@ -215,6 +238,27 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
         message.ClearField(field.name)
 
 
+def _mutate_table(chance: random.Random, database: sqlite3.Connection) -> None:
+    """Change values of a column, or remove rows, a column or a table."""
+    tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+    if not tables:
+        return
+    table = chance.choice(tables)
+    columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+    column, share = chance.choice(columns), chance.choice((1, 2, 50))
+    what = chance.random()
+    with suppress(sqlite3.Error):  # some columns cannot be removed, and some values not be stored
+        if what < 0.7:
+            value = chance.choice((*_NUMBERS, 1e300, "", "\x1b[31m", "ProfilerStep#3", b"\xff\x00", None))
+            database.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid % {share} = 0', (value,))  # noqa: S608
+        elif what < 0.8:
+            database.execute(f"DELETE FROM {table} WHERE rowid % {share} = 0")  # noqa: S608
+        elif what < 0.9:
+            database.execute(f'ALTER TABLE {table} DROP COLUMN "{column}"')
+        else:
+            database.execute(f"DROP TABLE {table}")
+
+
 def _cut(chance: random.Random, data: bytes) -> bytes:
     """Return the data, in most cases unchanged, otherwise truncated or with some bytes changed, inserted or removed."""
     what = chance.random()
@@ -241,6 +285,21 @@ def _json_seed(name: str) -> bytes:
 @cache
 def _xspace_seed(name: str) -> bytes:
     return gzip.decompress((_TRACES / "tensorflow_exchange" / f"{name}.xplane.pb.gz").read_bytes())
+
+
+@cache
+def _nsys_seed(version: int) -> bytes:
+    """Return an export of the first 1,500 events of two ranks."""
+    traces = [
+        msgspec.structs.replace(trace, events=_first_events(trace.events), event_waits=EventWaits())
+        for trace in read_traces([_TRACES / "vgg_p2poff"])[:2]
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        return write_export(Path(directory) / "report.sqlite", traces, _NSYS_SCHEMAS[version]).read_bytes()
+
+
+def _first_events(events: EventTable) -> EventTable:
+    return EventTable(**{name: column[:_MOST_EVENTS] for name, column in events.columns().items()}, names=events.names)
 
 
 @cache

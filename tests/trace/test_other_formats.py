@@ -49,7 +49,11 @@ def test_documents_of_other_programs_are_named(tmp_path: Path, name: str, conten
     with pytest.raises(NotATraceError, match=called) as caught:
         read_traces([path])
     assert str(path) in str(caught.value)
-    assert "torch.profiler.profile(activities=[" in caught.value.hint or ".xplane.pb" in caught.value.hint
+    assert (
+        "torch.profiler.profile(activities=[" in caught.value.hint
+        or ".xplane.pb" in caught.value.hint
+        or ("nsys export --type sqlite" in caught.value.hint)
+    )
 
 
 def _database(path: Path) -> Path:
@@ -68,7 +72,7 @@ def test_binary_formats_are_named(tmp_path: Path) -> None:
         (write(tmp_path / "numbers.pkl", pickle.dumps([1, 2])), "a Python pickle, which is never opened"),
         (write(tmp_path / "a.pftrace", b"\x0a\x10\x52\x05abcde"), "a protobuf of Perfetto"),
         (write(tmp_path / "a.pb", b"\x0a\x10\x52\x05abcde"), "an XSpace whose name does not end in .xplane.pb"),
-        (write(tmp_path / "a.nsys-rep", b"\x01\x02"), "a report of Nsight Systems"),
+        (write(tmp_path / "a.qdrep", b"\x01\x02"), "a report of Nsight Systems"),
         (write(tmp_path / "page.json", b"<!DOCTYPE html><html></html>"), "an HTML page"),
     ):
         with pytest.raises(NotATraceError, match=called):

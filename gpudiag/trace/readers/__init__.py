@@ -18,7 +18,7 @@ from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
 #: Readers in this folder, by preference: digests before the traces that they repeat, and XSpace files before the JSON
 #: traces that TensorFlow derives from them.
-_BUILT_IN = ("digest", "xspace", "kineto")
+_BUILT_IN = ("digest", "xspace", "kineto", "nsys")
 #: Reader of named files that no reader recognises.
 _DEFAULT = "kineto"
 
