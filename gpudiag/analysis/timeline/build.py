@@ -122,6 +122,7 @@ def _calls(traces: Sequence[Trace], slots: Sequence[Slot]) -> list[TrackCalls]:
             traces[index].collectives,
             rank=_rank(traces[index]),
             trace=index,
+            source=traces[index].source,
             devices=(device, HOST) if first[index] == device else (device,),
             origin_ns=traces[index].origin_ns - base,
             clock_known=traces[index].origin_ns > 0,

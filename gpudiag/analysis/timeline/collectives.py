@@ -73,11 +73,13 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    Tracks of one process (`trace`) share a clock. `on_host` is true for the track of a process without devices.
+    Tracks of one trace share a clock, as do the traces of one file (`source`), which has a trace for each device of a
+    process. `on_host` is true for the track of a process without devices.
     """
 
     rank: int
     trace: int
+    source: str = ""
     clock_known: bool
     on_host: bool = False
     start: Times
@@ -92,6 +94,7 @@ def track_calls(
     *,
     rank: int,
     trace: int,
+    source: str,
     devices: tuple[int, ...],
     origin_ns: int,
     clock_known: bool,
@@ -104,6 +107,7 @@ def track_calls(
     return TrackCalls(
         rank=rank,
         trace=trace,
+        source=source,
         clock_known=clock_known,
         on_host=set(devices) == {UNKNOWN},
         start=events.start_ns[rows] + origin_ns,
@@ -217,7 +221,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     process of each connected component keeps its clock.
     """
     links = [
-        (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
+        (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
         for pair in sorted(pairs, key=lambda pair: (pair.group == _MESSAGES, -len(pair.alignment.a)))
         if len(pair.alignment.a) and tracks[pair.a].trace != tracks[pair.b].trace
     ]
@@ -243,6 +247,14 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
                 )
             )
     return [offsets[track.trace] for track in tracks], clocks
+
+
+def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
+    """Return a pair's alignment, with the offset 0 for CPU devices of one process, whose threads may be delayed."""
+    a, b = tracks[pair.a], tracks[pair.b]
+    if a.on_host and b.on_host and a.source and a.source == b.source:
+        return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)
+    return pair.alignment
 
 
 def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:

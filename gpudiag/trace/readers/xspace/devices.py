@@ -29,6 +29,7 @@ from gpudiag.model.event import (
     in_order,
 )
 from gpudiag.trace.readers.names import count_unrecorded_graphs
+from gpudiag.trace.readers.xspace.jax_devices import trace_per_cpu_device
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, executor_waits
@@ -42,8 +43,10 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     launched = distinct(process.launches_on[launches])
     if not len(work):
         # Keep one trace if device work was launched but not recorded, because such a process does not train on CPUs.
-        whole = (launched != HOST).any() or process.trace.unread_devices
-        return (process.trace,) if whole else trace_per_logical_device(process)
+        if (launched != HOST).any() or process.trace.unread_devices:
+            return (process.trace,)
+        of_jax = process.trace.framework == "jax"
+        return trace_per_cpu_device(process) if of_jax else trace_per_logical_device(process)
     # A device without recorded work gets a trace too if work was launched on it.
     devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
@@ -93,6 +96,8 @@ def _device_trace(
         training = np.flatnonzero((events.thread == process.training_thread) & (events.device == HOST))
         lasting = events.end_ns[training] > events.start_ns[training]
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
+        if trace.framework == "jax":
+            kept[training[lasting & (events.role[training] == Role.SYNCHRONIZATION)]] = True
     rows = np.flatnonzero(kept)
     waits, roles = executor_waits(process, device, calls)
     table, position = _with_waits(events, rows, waits, roles, _waiting_thread(process, calls))

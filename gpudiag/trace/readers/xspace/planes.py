@@ -24,8 +24,10 @@ COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 KEY, FROM, TO = "key", "from", "to"
 #: Stats with the op of a kernel or copy, and with the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
-_TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
-_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
+#: Stats of work that XLA compiled: operation, module, number of the module's run, and number of the CPU device.
+HLO_OP, HLO_MODULE, RUN, ORDINAL = "hlo_op", "hlo_module", "run_id", "device_ordinal"
+_TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE, HLO_OP, HLO_MODULE)
+_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, RUN, ORDINAL, *_TEXTS)}
 #: Stats that are read only on device events, because on host calls they repeat the op of the launched work.
 _DEVICE_STATS = frozenset({OP})
 
@@ -82,6 +84,17 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
             events, values = self.stats[stat]
             column[events] = values
         return column
+
+    def text(self, stat: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """Return (int64[n], index into the texts; the distinct texts) of a stat; the text is "" without the stat."""
+        column = self.whole(stat, -1)
+        refs, index = np.unique(column, return_inverse=True)
+        return index.astype(np.int64), tuple(self.texts.get(ref, "") for ref in refs.tolist())
+
+    def with_text(self, stat: str, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return bool[n]: whether the text of each event's stat satisfies the predicate `matches`."""
+        index, texts = self.text(stat)
+        return np.array([matches(text) for text in texts], np.bool_)[index]
 
     def named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
         """Return bool[n]: whether each event's name satisfies the predicate `matches`."""
