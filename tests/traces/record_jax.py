@@ -44,7 +44,7 @@ def record(name: str, directory: Path) -> None:
     for number in range(WARM_UP):
         jax.block_until_ready(train(*next(batches), number))
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = int(name == "python_tracer")
+    options.python_tracer_level = int(name in {"slow_input", "python_tracer"})
     with tempfile.TemporaryDirectory() as written:
         with jax.profiler.trace(written, profiler_options=options):
             for number in range(WARM_UP, WARM_UP + STEPS):

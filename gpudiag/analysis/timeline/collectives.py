@@ -94,10 +94,10 @@ def track_calls(
     *,
     rank: int,
     trace: int,
-    source: str,
     devices: tuple[int, ...],
     origin_ns: int,
     clock_known: bool,
+    source: str = "",
 ) -> TrackCalls:
     """Return the communication of the given devices (UNKNOWN is the host), sorted by start."""
     chosen = [call for call in calls if int(events.device[call.row]) in devices]

@@ -33,6 +33,19 @@ _COMPILES = re.compile(
 #: Calls in which the host waits for a value from a device. The Python tracer adds `block_until_ready`, which JAX's
 #: runtime does not mark.
 _WAITS = re.compile(r"np\.asarray\(jax\.Array\)$|\$api\.py:\d+ block_until_ready$|\$array\.py:\d+ block_until_ready$")
+#: Modules of libraries, whose functions the Python tracer records too. It records files without directories.
+_LIBRARY_MODULES = (
+    "__init__ _dtypes _methods abc abstract_arrays ad ad_checkpoint api api_util array array_constructors "
+    "array_methods basearray batching codecs compilation_cache compiler config config_ext contextlib "
+    "contextmanagers copy core custom_derivatives dataclasses dispatch dtypes earray einsum enum fromnumeric "
+    "func_wrapper functools indexing inspect layout lax lax_numpy linear_util literals logging math mesh mlir "
+    "monitoring multiprocessing named_sharding numeric op_shardings partial_eval partition_spec path pickle pjit "
+    "prng profiler pxla queue random re reductions selectors sharding sharding_impls shape_poly slicing "
+    "source_info_util stages subprocess tensor_contractions test_util threading traceback_util tree tree_util "
+    "types typing ufuncs util utils warnings weakref xla xla_bridge xla_client"
+)
+_LIBRARY_FILES = frozenset(f"{module}.py" for module in _LIBRARY_MODULES.split())
+_FRAME = re.compile(r"\$(?P<file>[\w.-]+\.py):(?P<line>\d+) (?P<function>.+)$")
 #: Fewest calls of a function that count as steps.
 _FEWEST_CALLS = 3
 #: Maximum deviation of the distance between calls of a function, counted in calls of all functions.
@@ -51,6 +64,20 @@ def dispatches(name: str) -> bool:
 def compiles(name: str) -> bool:
     """Return whether a host event of this name traces, lowers or compiles a function."""
     return _COMPILES.match(name) is not None
+
+
+def user_function(name: str) -> str | None:
+    """Return a function of the user's program as PyTorch's profiler names it; None for other events.
+
+    >>> user_function("$train.py:42 log_metrics"), user_function("$array.py:298 __float__")
+    ('train.py(42): log_metrics', None)
+    >>> user_function("$time sleep") is None
+    True
+    """
+    frame = _FRAME.match(name)
+    if frame is None or frame["file"] in _LIBRARY_FILES:
+        return None
+    return f"{frame['file']}({frame['line']}): {frame['function']}"
 
 
 def called_function(name: str) -> str | None:
@@ -152,7 +179,11 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
 
 
 def set_jax_roles(plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], role: NDArray[np.uint8]) -> None:
-    """Set the roles of waits and of calls that begin steps. `kind` is from `jax_kinds`; `role` is changed in place."""
+    """Set the roles of waits, of the user's functions, and of calls that begin steps; `role` is changed in place.
+
+    `kind` is from `jax_kinds`.
+    """
     role[jax_waits(plane)] = Role.SYNCHRONIZATION
+    role[(kind == EventKind.PYTHON) & plane.named(user_function)] = Role.USER_FUNCTION
     if not (step >= 0).any():
         role[(kind == EventKind.ANNOTATION) & plane.named(_CALL.match)] = Role.STEP_MARK

@@ -45,6 +45,8 @@ _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
+#: Limit on plausible numbers of compute units, above that of any GPU.
+_MAX_UNITS = 10_000
 #: Beginning of the names of lines with CUPTI's overhead, one line per thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
 
@@ -134,6 +136,19 @@ def device_of(plane: Any) -> int | None:
     """Return the ordinal of the GPU of a plane; None if the plane is not a GPU's."""
     match = _DEVICE_PLANE.search(plane.name)
     return int(match[1]) if match else None
+
+
+def device_model(plane: Plane) -> str:
+    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
+    for field in ("gpu_device_name", "device_type_string"):
+        model: Any = plane.about.get(field, "")
+        if model and isinstance(model, str):
+            return model
+    vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
+    if not vendor or not isinstance(vendor, str):
+        return ""
+    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MAX_UNITS else ""
+    return f"{vendor} GPU{count}"
 
 
 def read_plane(plane: Any) -> Plane:

@@ -40,6 +40,7 @@ from gpudiag.trace.readers.xspace.host import (
     host_roles,
     workload_of,
 )
+from gpudiag.trace.readers.xspace.jax_host import user_function
 from gpudiag.trace.readers.xspace.launches import LaunchColumns, LaunchedWork, launched_work, name_calls
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import (
@@ -53,6 +54,7 @@ from gpudiag.trace.readers.xspace.planes import (
     RUN,
     SET_DETAILS,
     Plane,
+    device_model,
     parse_copy,
     parse_memset_bytes,
 )
@@ -61,8 +63,6 @@ _DAY_NS = 86_400 * 10**9
 #: Lines whose timestamps are below this count time from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
 _NUMBERED = re.compile(r"#step_num=(\d+)#$")
-#: Limit on plausible numbers of compute units, above that of any GPU.
-_MAX_UNITS = 10_000
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ def assemble(
         events=table,
         origin_ns=max(origin, 1),  # positive marks the clock as known; all events share it
         host=host,
-        device_names={plane.device: _model(plane) for plane in devices if plane.device is not None},
+        device_names={plane.device: device_model(plane) for plane in devices if plane.device is not None},
         collectives=_collectives(table, further["buffer_bytes"], further["hlo_op"]),
         step_marks=step_marks_of(table),
         waits_in_collectives=True,
@@ -205,19 +205,6 @@ def _columns_of(
 def _joined(by_plane: Sequence[_Columns]) -> dict[str, NDArray[Any]]:
     fields = _Columns.__struct_fields__
     return {field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields}
-
-
-def _model(plane: Plane) -> str:
-    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
-    for field in ("gpu_device_name", "device_type_string"):
-        model: Any = plane.about.get(field, "")
-        if model and isinstance(model, str):
-            return model
-    vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
-    if not vendor or not isinstance(vendor, str):
-        return ""
-    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MAX_UNITS else ""
-    return f"{vendor} GPU{count}"
 
 
 def _device_columns(plane: Plane, names: _SharedNames, base: int, communication: CommunicationNames) -> _Columns:
@@ -308,7 +295,7 @@ def _host_columns(
     """Return the columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, framework, has_devices=has_devices)
     count = len(kind)
-    name = np.array([names(name) for name in plane.names], np.int32)[plane.name]
+    name = np.array([names(user_function(text) or text) for text in plane.names], np.int32)[plane.name]
     correlation = _correlation(plane)
     role = host_roles(plane, kind, step, communication, framework, has_devices=has_devices)
     hlo_op, module = _hlo_names(plane, names)
