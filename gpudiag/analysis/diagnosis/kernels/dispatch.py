@@ -11,19 +11,18 @@ from gpudiag.analysis.diagnosis.kernels.recompilation import compiling_share
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import EMPTY, Intervals, distinct, lengths_inside, subtract, union
+from gpudiag.model.event import Role
 from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import NS_PER_MS
 
 
 def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
-    """Return float64[n]: share of the work before each host node that dispatches; None if no device is JAX's CPU.
+    """Return float64[n]: share of the work before each host node that dispatches; None if no thread dispatches to CPUs.
 
     Compiling does not count.
     """
-    if case.timeline.framework != "jax" or not all(track.is_cpu for track in case.tracks):
-        return None
     graph = what_if.graph
-    spans = {track.trace: _dispatching(track) for track in case.tracks}
+    spans = {track.trace: _dispatching(track) for track in case.tracks if _dispatches(case, track)}
     share = np.zeros(len(graph.host.time))
     for first, after in graph.chains:
         trace = int(graph.host.process[first]) if after > first else -1
@@ -52,6 +51,12 @@ def dispatches_per_step(case: Case) -> tuple[float, float]:
     ran = distinct(track.ops.row[(track.ops.start >= track.bounds[0]) & (track.ops.start < track.bounds[-1])])
     inside = lengths_inside(_dispatching(track), track.bounds[:1], track.bounds[-1:])
     return len(ran) / steps, float(inside[0]) / steps / NS_PER_MS
+
+
+def _dispatches(case: Case, track: DeviceTrack) -> bool:
+    """Return whether a CPU track's main thread launches work that other threads run."""
+    events = case.timeline.traces[track.trace].events
+    return track.is_cpu and bool(((events.role == Role.LAUNCH) & (events.thread == track.steps.thread)).any())
 
 
 def _dispatching(track: DeviceTrack) -> Intervals:

@@ -125,7 +125,7 @@ class LaunchBound:
             recoverable_percent=percent,
             confidence="medium",
             title=f"devices idle while Python dispatches functions, which costs {gain:.1f} ms per step",
-            place=f"{functions:.0f} functions per step",
+            place=f"{functions:.0f} function{'' if round(functions) == 1 else 's'} per step",
             evidence={
                 "dispatches_per_step": functions,
                 "dispatch_ms_per_step": dispatch_ms,

@@ -69,12 +69,18 @@ def _main_thread(process: Process, thread: int) -> EventTable:
     kind = main.kind.copy()
     kind[operator & within(spans, main.start_ns)] = EventKind.RUNTIME
     kind[(operator & compiling) | (main.role == Role.SYNCHRONIZATION)] = EventKind.ANNOTATION
-    role = np.where(operator & (kind != EventKind.OPERATOR), np.uint8(Role.OTHER), main.role)
+    role = np.where(operator & (kind == EventKind.ANNOTATION), np.uint8(Role.OTHER), main.role)
+    role[kind == EventKind.RUNTIME] = Role.LAUNCH
     main = replace(main, kind=kind, role=role)
     calls = _outermost_calls(main)
     calls_as_ranges = taken(main, calls[main.kind[calls] == EventKind.RUNTIME])
-    kind = np.full(len(calls_as_ranges), EventKind.ANNOTATION, np.uint8)
-    return _joined(main, replace(calls_as_ranges, kind=kind))[0]
+    count = len(calls_as_ranges)
+    ranges = replace(
+        calls_as_ranges,
+        kind=np.full(count, EventKind.ANNOTATION, np.uint8),
+        role=np.full(count, Role.OTHER, np.uint8),
+    )
+    return _joined(main, ranges)[0]
 
 
 def _outermost_calls(main: EventTable) -> Rows:
