@@ -1,13 +1,16 @@
 """Record the profiles in `jax/` with JAX 0.10 on CPUs: a small network, trained with one known cost per profile.
 
 python tests/traces/record_jax.py OUT_DIRECTORY [NAME …]
+python tests/traces/minify_xspace.py OUT_DIRECTORY/NAME.xplane.pb.gz tests/traces/jax/NAME.xplane.pb.gz
+with `--python` for `slow_input`, and with `--steps 6` for `many_operations`
 
 Each profile is recorded in a fresh process, because the number of CPU devices is fixed when JAX starts. The Python
-tracer is off, as `ProfileOptions.python_tracer_level = 0` sets it, except in `python_tracer`.
+tracer, which is on by default, is off except in `slow_input`.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -25,41 +28,43 @@ PROFILES = {
     "data_parallel": 4,
     "recompiled": 1,
     "unmarked": 1,
-    "python_tracer": 1,
+    "runs_ahead": 1,
 }
 STEPS = 8
 WARM_UP = 3
-BATCH, WIDTH = 256, 256
-LOAD_SECONDS = 0.03
+BATCH, WIDTH = 1024, 256
+LOAD_SECONDS = 0.06
 
 
 def record(name: str, directory: Path) -> None:
-    """Train under the profiler, and save the profile as `NAME.xplane.pb`."""
+    """Train under the profiler, and save the profile as `NAME.xplane.pb.gz`."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={PROFILES[name]}"
     import jax
 
     train = {"many_operations": _many_operations, "data_parallel": _data_parallel}.get(name, _one_function)()
+    read: Callable[[Any], Any] = (lambda loss: loss) if name == "runs_ahead" else float
     batches = _batches(name)
-    for number in range(WARM_UP):
-        jax.block_until_ready(train(*next(batches), number))
+    for _ in range(WARM_UP):
+        jax.block_until_ready(train(*next(batches)))
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = int(name in {"slow_input", "python_tracer"})
+    options.python_tracer_level = int(name == "slow_input")
     with tempfile.TemporaryDirectory() as written:
         with jax.profiler.trace(written, profiler_options=options):
             for number in range(WARM_UP, WARM_UP + STEPS):
                 if name == "unmarked":
-                    loss = train(*next(batches), number)
+                    loss = read(train(*next(batches)))
                     continue
                 with jax.profiler.StepTraceAnnotation("train", step_num=number):
-                    loss = train(*next(batches), number)
+                    loss = read(train(*next(batches)))
             jax.block_until_ready(loss)
         (profile,) = Path(written).rglob("*.xplane.pb")
-        profile.rename(directory / f"{name}.xplane.pb")
+        packed = gzip.compress(profile.read_bytes(), 9, mtime=0)
+    (directory / f"{name}.xplane.pb.gz").write_bytes(packed)
 
 
 def _batches(name: str) -> Iterator[tuple[Any, Any]]:
-    """Yield NumPy batches. With `slow_input`, preparing a batch takes longer; with `recompiled`, shapes change."""
+    """Yield NumPy batches, late in the profile `slow_input`, and each of another shape in `recompiled`."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -104,10 +109,10 @@ def _one_function() -> Callable[..., Any]:
 
     weights = _weights()
 
-    def train(x: Any, y: Any, _number: int) -> Any:
+    def train(x: Any, y: Any) -> Any:
         nonlocal weights
         weights, loss = train_step(weights, x, y)
-        return float(loss)
+        return loss
 
     return train
 
@@ -118,13 +123,13 @@ def _many_operations() -> Callable[..., Any]:
     import jax.numpy as jnp
 
     gradient = jax.jit(jax.value_and_grad(lambda values, x: sum((value * x.mean()).sum() for value in values)))
-    values = [jnp.ones(64) for _ in range(150)]
+    values = [jnp.ones(64) for _ in range(30)]
 
-    def train(x: Any, _y: Any, _number: int) -> Any:
+    def train(x: Any, _y: Any) -> Any:
         nonlocal values
         loss, gradients = gradient(values, x)
         values = [value - 0.01 * step for value, step in zip(values, gradients, strict=True)]
-        return float(loss)
+        return loss
 
     return train
 
@@ -138,19 +143,23 @@ def _data_parallel() -> Callable[..., Any]:
     everywhere, by_rows = PartitionSpec(), PartitionSpec("data")
 
     @jax.jit
-    @jax.shard_map(mesh=mesh, in_specs=(everywhere, by_rows, by_rows), out_specs=(everywhere, everywhere), check_vma=False)
+    @jax.shard_map(
+        mesh=mesh, in_specs=(everywhere, by_rows, by_rows), out_specs=(everywhere, everywhere), check_vma=False
+    )
     def train_step(weights: list[Any], x: Any, y: Any) -> tuple[list[Any], Any]:
         loss, gradients = jax.value_and_grad(_loss)(weights, x, y)
         gradients = jax.lax.pmean(gradients, "data")
-        return [weight - 0.01 * gradient for weight, gradient in zip(weights, gradients, strict=True)], jax.lax.pmean(loss, "data")
+        return [weight - 0.01 * gradient for weight, gradient in zip(weights, gradients, strict=True)], jax.lax.pmean(
+            loss, "data"
+        )
 
     weights = _weights()
 
-    def train(x: Any, y: Any, _number: int) -> Any:
+    def train(x: Any, y: Any) -> Any:
         nonlocal weights
         x, y = jax.device_put((x, y), NamedSharding(mesh, by_rows))
         weights, loss = train_step(weights, x, y)
-        return float(loss)
+        return loss
 
     return train
 

@@ -53,6 +53,7 @@ _ADVICE = (
     pytorch("Use fewer, larger kernels: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True)."),
     jax("Put the whole step (loss, gradients, update) into one jax.jit: operations outside of it run one by one."),
     jax("Put several steps into one jax.lax.scan, or unroll less Python: fewer dispatches per step."),
+    jax("Read values (float(loss)) every N steps: then the next step is dispatched while the device computes."),
     others("Use fewer, larger kernels: a larger batch, fused operations."),
     "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
 )

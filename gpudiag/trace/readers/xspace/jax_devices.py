@@ -34,8 +34,9 @@ class _ModuleRuns(msgspec.Struct, frozen=True):
 
     Attributes:
         row: an operation of each run.
-        start, end: begin of the first and end of the last operation, in ns.
-        dispatched: begin of the call that dispatched the run; `start` if the call is unknown.
+        start, end: in ns. A run lasts from its first to its last operation, and begins earlier, at the end of its call
+            or of the previous run, while the device's threads take it up.
+        dispatched: begin of the call that dispatched the run; begin of the first operation if the call is unknown.
     """
 
     row: Rows
@@ -138,46 +139,41 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
     earlier_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]
     start = np.maximum(events.start_ns[row], earlier_end)
     kept = start < end
-    row, start, end = row[kept], start[kept], end[kept]
-    return _ModuleRuns(row, start, end, _dispatched(process, row, start, main))
+    row, start, end, earlier_end = row[kept], start[kept], end[kept], earlier_end[kept]
+    dispatched, returned = _dispatched(process, row, main)
+    return _ModuleRuns(row, np.minimum(start, np.maximum(earlier_end, returned)), end, dispatched)
 
 
-def _dispatched(process: Process, row: Rows, start: Times, main: EventTable) -> Times:
-    """Return when the main thread dispatched each run: the n-th run of a module belongs to the n-th call.
+def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, Times]:
+    """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
 
     If the numbers differ, the recording began with queued runs or ended before the last runs.
     """
-    dispatched = start.copy()
+    begin = process.trace.events.start_ns[row]
+    end = begin.copy()
     calls = _outermost_calls(main)
     functions = np.array([called_function(main.name_of(call)) or "" for call in calls.tolist()])
     names = process.trace.events.names
     for module in distinct(process.module[row]).tolist():
         runs = np.flatnonzero(process.module[row] == module)
-        called = main.start_ns[calls[functions == module_function(names[module])]]
+        called = calls[functions == module_function(names[module])]
         if len(called) < len(runs):
             runs = runs[len(runs) - len(called) :]
-        dispatched[runs] = np.minimum(called[: len(runs)], start[runs])
-    return dispatched
+        called = called[: len(runs)]
+        end[runs] = np.where(main.start_ns[called] <= begin[runs], main.end_ns[called], begin[runs])
+        begin[runs] = np.minimum(main.start_ns[called], begin[runs])
+    return begin, end
 
 
 def _until_read(runs: _ModuleRuns, main: EventTable) -> _ModuleRuns:
-    """Return the runs of a single device, extended over waits for their results.
-
-    While the main thread waits, the device's threads take up the run before its first operation, and report its end
-    after the last one.
-    """
+    """Return the runs of a single device, of which those whose end the main thread waits for last until it knows."""
     waits = np.flatnonzero(main.role == Role.SYNCHRONIZATION)
     wait_start, wait_end = main.start_ns[waits], main.end_ns[waits]
-    start, end = runs.start.copy(), runs.end.copy()
-    last = np.searchsorted(start, wait_end) - 1
+    end = runs.end.copy()
+    last = np.searchsorted(runs.start, wait_end) - 1
     ended = np.flatnonzero((last >= 0) & (end[np.maximum(last, 0)] > wait_start))
     end[last[ended]] = np.maximum(end[last[ended]], wait_end[ended])
-    first = np.searchsorted(start, wait_start, side="right")
-    free = first < len(start)
-    free[free] = (start[first[free]] < wait_end[free]) & (runs.dispatched[first[free]] <= wait_start[free])
-    earlier_end = np.append(np.iinfo(np.int64).min, end)[first[free]]
-    start[first[free]] = np.maximum(wait_start[free], earlier_end)
-    return _ModuleRuns(runs.row, start, end, runs.dispatched)
+    return _ModuleRuns(runs.row, runs.start, end, runs.dispatched)
 
 
 def _with_marks_when_free(main: EventTable, runs: _ModuleRuns) -> EventTable:

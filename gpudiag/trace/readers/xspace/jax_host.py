@@ -80,6 +80,17 @@ def user_function(name: str) -> str | None:
     return f"{frame['file']}({frame['line']}): {frame['function']}"
 
 
+def shown_name(name: str) -> str:
+    """Return a host event's name for reports: without the Python tracer's sign, if it is a function.
+
+    >>> shown_name("$api.py:3154 block_until_ready"), shown_name("PjitFunction(train_step)")
+    ('block_until_ready', 'PjitFunction(train_step)')
+    """
+    if name.startswith("$") and _WAITS.match(name):
+        return name.rpartition(" ")[2]
+    return user_function(name) or name
+
+
 def called_function(name: str) -> str | None:
     """Return the function that an event calls, as a part of its XLA module's name; None if the event is no call.
 

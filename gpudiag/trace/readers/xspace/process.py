@@ -40,7 +40,7 @@ from gpudiag.trace.readers.xspace.host import (
     host_roles,
     workload_of,
 )
-from gpudiag.trace.readers.xspace.jax_host import user_function
+from gpudiag.trace.readers.xspace.jax_host import shown_name
 from gpudiag.trace.readers.xspace.launches import LaunchColumns, LaunchedWork, launched_work, name_calls
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import (
@@ -295,7 +295,7 @@ def _host_columns(
     """Return the columns of a host plane, and the index of the line with the step marks."""
     kind, step, training = host_kinds(plane, framework, has_devices=has_devices)
     count = len(kind)
-    name = np.array([names(user_function(text) or text) for text in plane.names], np.int32)[plane.name]
+    name = np.array([names(shown_name(text)) for text in plane.names], np.int32)[plane.name]
     correlation = _correlation(plane)
     role = host_roles(plane, kind, step, communication, framework, has_devices=has_devices)
     hlo_op, module = _hlo_names(plane, names)
