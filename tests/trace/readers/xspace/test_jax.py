@@ -1,4 +1,4 @@
-"""Test reading JAX's traces: CPU devices, collectives by HLO name, steps with and without marks, waits, and functions."""
+"""Test reading traces of JAX: CPU devices, collectives by HLO name, steps, waits, and functions of the program."""
 
 from __future__ import annotations
 
