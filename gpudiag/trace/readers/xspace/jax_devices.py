@@ -29,6 +29,10 @@ Rows = NDArray[np.intp]
 Times = NDArray[np.int64]
 
 
+#: Maximum number of CPU devices of a process, because the main thread's events are copied for each.
+_MOST_DEVICES = 1024
+
+
 class _ModuleRuns(msgspec.Struct, frozen=True):
     """Runs of XLA modules on one device, as columns of length k, sorted by start.
 
@@ -46,10 +50,13 @@ class _ModuleRuns(msgspec.Struct, frozen=True):
 
 
 def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's CPU devices, in order; the whole trace if no device ran an XLA module."""
+    """Return the traces of a process's CPU devices, in order; the whole trace if no device ran an XLA module.
+
+    A trace of more than `_MOST_DEVICES` devices is damaged, and is returned whole.
+    """
     on_device = (process.runs_on >= 0) & (process.module != NO_NAME)
     devices = distinct(process.runs_on[on_device]).tolist()
-    if not devices or process.training_thread is None:
+    if not 0 < len(devices) <= _MOST_DEVICES or process.training_thread is None:
         return (process.trace,)
     main = _main_thread(process, process.training_thread)
     rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
@@ -130,7 +137,10 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, alone: bool
 def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
     """Return the module runs to which the operations `rows` of one device belong, as spans without overlap."""
     events = process.trace.events
-    number, first, member = np.unique(process.run[rows], return_index=True, return_inverse=True)
+    run = process.run[rows]
+    # Operations without the number of their run count as one run each.
+    run = np.where(run == 0, np.iinfo(np.int64).max - np.arange(len(run)), run)
+    number, first, member = np.unique(run, return_index=True, return_inverse=True)
     end = np.full(len(number), np.iinfo(np.int64).min)
     np.maximum.at(end, member, events.end_ns[rows])
     order = np.argsort(first, kind="stable")
@@ -152,7 +162,7 @@ def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, T
     begin = process.trace.events.start_ns[row]
     end = begin.copy()
     calls = _outermost_calls(main)
-    functions = np.array([called_function(main.name_of(call)) or "" for call in calls.tolist()])
+    functions = np.array([called_function(main.name_of(call)) or "" for call in calls.tolist()], np.str_)
     names = process.trace.events.names
     for module in distinct(process.module[row]).tolist():
         runs = np.flatnonzero(process.module[row] == module)

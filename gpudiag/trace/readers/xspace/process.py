@@ -301,9 +301,8 @@ def _host_columns(
     hlo_op, module = _hlo_names(plane, names)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
-        target = placed(plane)
-        on_device = module != NO_NAME
-        target[on_device] = plane.whole(ORDINAL, 0)[on_device]
+        on_device = (module != NO_NAME) & (framework == "jax")
+        target = np.where(on_device, plane.whole(ORDINAL, 0), placed(plane))
     name_calls(plane, launched, names, LaunchColumns(kind, name, role, target, correlation))
     for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
         # TensorFlow's TraceMe encodes step numbers in this form.

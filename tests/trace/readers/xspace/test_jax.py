@@ -120,6 +120,43 @@ def test_functions_of_the_program_are_told_from_those_of_libraries() -> None:
     assert all(name.startswith("record_jax.py(") for name in functions)
 
 
+def cpu_device(**stats: int) -> SpaceBuilder:
+    """Build a process with one CPU device whose two operations have the given stats, in each of four steps."""
+    built = SpaceBuilder()
+    main, pool = built.thread(1, "python"), built.thread(2, "tf_XLAPjRtCpuClient")
+    for step in range(4):
+        begin = 1000 * step
+        main.event("train", begin, begin + 900, step_num=step)
+        main.event("PjitFunction(train_step)", begin + 1, begin + 60)
+        main.event("np.asarray(jax.Array)", begin + 70, begin + 890)
+        for name, at in (("dot.1", 100), ("wrapped_tanh", 500)):
+            pool.event(name, begin + at, begin + at + 300, hlo_op=name, hlo_module="jit_train_step", **stats)
+    return built
+
+
+def test_operations_without_their_runs_number_are_runs(tmp_path: Path) -> None:
+    (trace,) = read_traces([cpu_device(device_ordinal=0).write(tmp_path / "a.xplane.pb")])
+    events = trace.events
+    modules = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) == "jit_train_step"]
+    assert len(modules) == 8
+    assert events.end_ns[modules].max() <= 3_890_000
+
+
+@pytest.mark.parametrize("ordinal", [-1, 2**40, -(2**40)])
+def test_impossible_numbers_of_devices_are_read(tmp_path: Path, ordinal: int) -> None:
+    (trace,) = read_traces([cpu_device(device_ordinal=ordinal, run_id=7).write(tmp_path / "a.xplane.pb")])
+    assert trace.rank == 0
+    assert len(trace.step_marks[0].row) == 4
+
+
+def test_more_devices_than_any_process_has_stay_one_trace(tmp_path: Path) -> None:
+    built = cpu_device(device_ordinal=0, run_id=7)
+    pool = built.thread(3, "tf_XLAPjRtCpuClient")
+    for device in range(2000):
+        pool.event("dot.1", 100 + device, 101 + device, hlo_module="jit_f", device_ordinal=device)
+    assert len(read_traces([built.write(tmp_path / "a.xplane.pb")])) == 1
+
+
 def gpus(*collectives: str) -> SpaceBuilder:
     """Build a process with two GPUs that launches, in each of five steps, a fusion and the given operations."""
     built = SpaceBuilder()
