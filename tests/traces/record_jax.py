@@ -102,16 +102,16 @@ def _one_function() -> Callable[..., Any]:
     """Return a step that is one jitted function."""
     import jax
 
-    @jax.jit
     def train_step(weights: list[Any], x: Any, y: Any) -> tuple[list[Any], Any]:
         loss, gradients = jax.value_and_grad(_loss)(weights, x, y)
         return [weight - 0.01 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
 
+    compiled = jax.jit(train_step)
     weights = _weights()
 
     def train(x: Any, y: Any) -> Any:
         nonlocal weights
-        weights, loss = train_step(weights, x, y)
+        weights, loss = compiled(weights, x, y)
         return loss
 
     return train
@@ -142,10 +142,6 @@ def _data_parallel() -> Callable[..., Any]:
     mesh = jax.make_mesh((len(jax.devices()),), ("data",))
     everywhere, by_rows = PartitionSpec(), PartitionSpec("data")
 
-    @jax.jit
-    @jax.shard_map(
-        mesh=mesh, in_specs=(everywhere, by_rows, by_rows), out_specs=(everywhere, everywhere), check_vma=False
-    )
     def train_step(weights: list[Any], x: Any, y: Any) -> tuple[list[Any], Any]:
         loss, gradients = jax.value_and_grad(_loss)(weights, x, y)
         gradients = jax.lax.pmean(gradients, "data")
@@ -153,12 +149,16 @@ def _data_parallel() -> Callable[..., Any]:
             loss, "data"
         )
 
+    specs = (everywhere, by_rows, by_rows)
+    compiled = jax.jit(
+        jax.shard_map(train_step, mesh=mesh, in_specs=specs, out_specs=(everywhere, everywhere), check_vma=False)
+    )
     weights = _weights()
 
     def train(x: Any, y: Any) -> Any:
         nonlocal weights
         x, y = jax.device_put((x, y), NamedSharding(mesh, by_rows))
-        weights, loss = train_step(weights, x, y)
+        weights, loss = compiled(weights, x, y)
         return loss
 
     return train
