@@ -29,7 +29,7 @@ BUDGET = {
     "model": 5_820,
     "prediction": 820,
     "report": 9_090,
-    "trace": 7_170,
+    "trace": 7_180,
     "training": 21_210,
     "": 650,
 }
