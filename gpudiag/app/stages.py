@@ -263,7 +263,9 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
     if corrected_ms is None:
         reasons["corrected_mean_ms"] = "it needs two or more marked steps with kernel launches"
     if run is None:
-        reasons["unprofiled_mean_ms"] = "only traces were given; `gpudiag profile` times steps without the profiler too"
+        how = "`gpudiag profile` times steps without the profiler too"
+        how = "time the same loop without the profiler" if case.timeline.framework == "jax" else how
+        reasons["unprofiled_mean_ms"] = f"only traces were given; {how}"
     else:
         unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
         if unprofiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,6 +14,8 @@ from gpudiag.model.run import ComputeRate, UnprofiledRank
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
+#: Names of unread accelerators in the warning `missing-device-activity`.
+_UNREAD = re.compile(r"does not read \(([A-Za-z0-9_, ]{1,60})\)")
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
@@ -67,8 +70,10 @@ def _kind_of_work(analysis: Analysis) -> str:
 def _devices(analysis: Analysis) -> str:
     names = Counter(_device_name(device.name, device.device, analysis.device_kind) for device in analysis.devices)
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
+    if analysis.framework == "jax":
+        words = words.replace(_CPU_PROCESS, "CPU device")  # one process has several of them
     if analysis.device_kind == "unread":
-        words += " (not read)"
+        words = f"{words if names else unread_device(analysis)} (not read)"
     if any(warning.code == "mixed-runs" for warning in analysis.validity):
         return f"{words} (several runs)"
     present = len(analysis.ranks_present)
@@ -90,7 +95,9 @@ def unread_device(analysis: Analysis) -> str:
     if analysis.device_kind != "unread":
         return ""
     names = [_device_name(device.name, device.device, "unread") for device in analysis.devices]
-    return names[0] if names else "the accelerator"
+    messages = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
+    named = [match[1] for match in map(_UNREAD.search, messages) if match]
+    return next(iter([*names, *named]), "the accelerator")
 
 
 def on_processors(analysis: Analysis) -> bool:

@@ -180,7 +180,8 @@ def next_step(analysis: Analysis) -> str:
             "limit and a faster device does not help; if training is much slower, data loading is not the limit."
         )
     if unread_device(analysis):
-        return "Use the profiler of the accelerator's vendor to see what the device does."
+        tool = "xprof" if unread_device(analysis) == "TPU" else "the profiler of the accelerator's vendor"
+        return f"Use {tool} to see what the device does."
     messages = {warning.code.partition(":")[0]: warning.message for warning in reversed(analysis.validity)}
     asking = [code for code in _ASK_FOR_RECORDING if code in messages]
     untrusted = [code for code in asking if code in UNTRUSTED_CODES]

@@ -32,7 +32,10 @@ _JSON_SEEDS = (
     "public/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
     "public/benchmark_result_alexnet.json.gz",
 )
-_XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
+_XSPACE_SEEDS = (
+    *(f"tensorflow_exchange/{name}" for name in ("cpu-reduce", "independent", "parameter-server")),
+    *(f"jax/{name}" for name in ("clean", "data_parallel", "unmarked")),
+)
 _NSYS_SCHEMAS = (SCHEMA_2022, SCHEMA_2024)
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
 #: Maximum number of events of a seed, the trace that is changed. A seed needs one or two steps, but only its structure
@@ -284,7 +287,7 @@ def _json_seed(name: str) -> bytes:
 
 @cache
 def _xspace_seed(name: str) -> bytes:
-    return gzip.decompress((_TRACES / "tensorflow_exchange" / f"{name}.xplane.pb.gz").read_bytes())
+    return gzip.decompress((_TRACES / f"{name}.xplane.pb.gz").read_bytes())
 
 
 @cache

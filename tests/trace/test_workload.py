@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from gpudiag.app.analyze import analyze
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.event import framework_of, workload_of
 from gpudiag.trace import read_traces
+from tests.report.consoles import drawn
 from tests.trace.documents import TRACES, document, event, kernel, launch, read_one, write
 from tests.trace.readers.xspace.spaces import SpaceBuilder
 
@@ -36,6 +38,7 @@ OTHERS = TRACES / "others"
         ("public/mi250_minitoy_train_ROCm6_2_kineto.json.gz", "pytorch", "training"),
         ("clean", "pytorch", "training"),
         ("gloo_dataloader", "pytorch", "training"),
+        ("jax/clean.xplane.pb.gz", "jax", "training"),
         ("tensorflow", "tensorflow", "training"),
         ("tensorflow_exchange/cpu-reduce.xplane.pb.gz", "tensorflow", "training"),
     ],
@@ -109,14 +112,18 @@ def test_trace_of_unknown_framework_joins_any_job(tmp_path: Path) -> None:
     assert [trace.framework for trace in read_traces([tmp_path])] == ["unknown", "pytorch"]
 
 
-def test_jax_gets_no_advice_for_tensorflow() -> None:
-    analysis = analyze([OTHERS / "jax_conv.xplane.pb.gz"])
+@pytest.mark.parametrize("directory", ["others", "public2"])
+def test_jax_gets_no_advice_for_tensorflow(directory: str) -> None:
+    analysis = analyze([TRACES / directory / "jax_conv.xplane.pb.gz"])
     assert (analysis.framework, analysis.device_kind) == ("jax", "gpu")
     advice = [line for finding in analysis.findings for line in finding.advice]
     texts = " ".join([*advice, *(warning.message for warning in analysis.validity)])
     assert "tf." not in texts
     assert "torch" not in texts
     assert "jax.profiler.StepTraceAnnotation" in texts
+    report = drawn(analysis, 100, full=True)
+    assert report.startswith("JAX inference · ")
+    assert not re.search(r"TensorFlow|\btf\.|torch", report)
 
 
 def test_amd_devices_have_names() -> None:
@@ -190,6 +197,20 @@ def test_tpu_planes_are_unread_accelerator(tmp_path: Path) -> None:
     assert (analysis.device_kind, analysis.devices) == ("unread", ())
     (message,) = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
     assert "(TPU)" in message
+    assert "a.xplane.pb" in message
+    report = drawn(analysis, 100)
+    assert report.startswith("JAX recording · TPU (not read)")
+    assert "gpudiag cannot read the activity of TPU" in report
+    assert not re.search(r"\bGPUs?\b|\bCPUs?\b", report)
+
+
+def test_error_names_file_that_has_planes_of_tpus_only(tmp_path: Path) -> None:
+    built = SpaceBuilder()
+    plane = built.space.planes.add(name="/device:TPU:0")
+    plane.lines.add(id=1, name="XLA Modules").events.add(metadata_id=1, offset_ps=0, duration_ps=1000)
+    path = built.write(tmp_path / "a.xplane.pb")
+    with pytest.raises(UnreadableInputError, match=r"a\.xplane\.pb has activity of TPU only"):
+        read_traces([path])
 
 
 def test_cpu_only_recording_is_of_a_cpu() -> None:

@@ -1,11 +1,12 @@
 """Make small copies of real XSpaces for the tests: everything that gpudiag reads is kept, and the rest is removed.
 
-    python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US]
+    python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US] [--python]
 
 Always removed: stats that gpudiag does not read, events of zero duration, and threads that neither launch, nor train,
-nor contain profiler overhead. `--shortest` also removes short kernels with their launches and, on GPUs, short executor
-events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a checksum, except for
-communication kernels. Times are unchanged.
+nor contain profiler overhead; of threads that run XLA modules on CPU devices, all events but the modules' operations;
+and Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
+GPUs, short executor events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a
+checksum, except for communication kernels. Times are unchanged.
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ from typing import Any
 
 from gpudiag.model.protobuf import message_type
 
+_OF_MODULES = {"hlo_op", "hlo_module", "run_id", "device_ordinal"}
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
+_READ |= _OF_MODULES
 #: Stats that are read on GPUs only, and host events whose stats are read.
 _READ_OF_DEVICES = {"tf_op", "name"}
 #: The call through which JAX's main thread launches, and by which JAX is recognized.
 _DISPATCH = "PjitFunction("
+#: Threads of XLA, which compile and run modules.
+_XLA_THREADS = ("tf_XLA", "tf_xla", "tf_PjRt")
 _READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
 #: An op and its type, by which communication is recognized.
 _OP = re.compile(r"[^:\s(]+:\w+")
 
 
-def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus: int | None = None) -> None:
+def minify(
+    source: Path, target: Path, steps: int | None, shortest_ps: int, gpus: int | None = None, *, python: bool = False
+) -> None:
     """Write a small copy of an XSpace."""
     data = source.read_bytes()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
@@ -42,6 +49,10 @@ def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus
             space.planes.remove(plane)
             continue
         devices = any(plane.name.startswith("/device:") for plane in space.planes)
+        if not devices:
+            _keep_operations_only(plane)
+        if not python:
+            _without_python(plane)
         _slim(plane, last_ps, late, shortest_ps, devices=devices)
     del space.hostnames[:]
     space.hostnames.append("node-a")
@@ -121,14 +132,31 @@ def _is_executors(plane: Any, event: Any) -> bool:
     return bool(plane.event_metadata[event.metadata_id].name.startswith("ExecutorState::"))
 
 
+def _without_python(plane: Any) -> None:
+    for line in plane.lines:
+        kept = [event for event in line.events if not plane.event_metadata[event.metadata_id].name.startswith("$")]
+        del line.events[:]
+        line.events.extend(kept)
+
+
+def _keep_operations_only(plane: Any) -> None:
+    """Remove all events but the operations of XLA modules, and all lines without them, from lines that call nothing."""
+    names = _stat_names(plane)
+    for line in plane.lines:
+        if any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in line.events):
+            continue
+        kept = [event for event in line.events if any(names[stat.metadata_id] == "hlo_op" for stat in event.stats)]
+        if kept or any(line.name.startswith(name) for name in _XLA_THREADS):
+            del line.events[:]
+            line.events.extend(kept)
+
+
 def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")
     for line in list(plane.lines):
         kept = []
         for event in line.events:
-            if plane.event_metadata[event.metadata_id].name.startswith("$"):  # Python functions
-                continue
             if devices and _is_executors(plane, event) and event.duration_ps < shortest_ps:
                 continue
             of_event = _READ_OF_EXECUTORS.get(plane.event_metadata[event.metadata_id].name, set())
@@ -144,10 +172,11 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
         del line.events[:]
         line.events.extend(kept)
         launches = any(names[s.metadata_id] == "correlation_id" for event in kept for s in event.stats)
+        runs_modules = any(names[s.metadata_id] == "hlo_op" for event in kept for s in event.stats)
         trains = any(names[s.metadata_id] == "step_num" for event in kept for s in event.stats)
         runs = not devices and any(plane.event_metadata[event.metadata_id].name in _READ_OF_EXECUTORS for event in kept)
         runs |= any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in kept)
-        if not kept or not (launches or trains or runs or line.name.startswith("Host Threads/")):
+        if not kept or not (launches or trains or runs or runs_modules or line.name.startswith("Host Threads/")):
             plane.lines.remove(line)
     _forget_unused(plane)
 
@@ -207,8 +236,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="keep this many steps; all when left out")
     parser.add_argument("--shortest", type=int, default=0, metavar="US", help="drop kernels shorter than this")
     parser.add_argument("--gpus", type=int, help="keep the first ones; all when left out")
+    parser.add_argument("--python", action="store_true", help="keep Python functions")
     options = parser.parse_args()
-    minify(options.source, options.target, options.steps, options.shortest * 10**6, options.gpus)
+    minify(options.source, options.target, options.steps, options.shortest * 10**6, options.gpus, python=options.python)
 
 
 if __name__ == "__main__":

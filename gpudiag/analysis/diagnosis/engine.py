@@ -204,6 +204,9 @@ def _in_recorded_terms(finding: Finding, timeline: Timeline) -> Finding:
     return msgspec.structs.replace(finding, title=title)
 
 
+_TIME_THEM = "`gpudiag profile` times the same steps without profiling."
+
+
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     """Warn if the profiler itself took much of the step."""
     profiled, corrected = what_if.simulated_ms, what_if.corrected_ms
@@ -211,10 +214,9 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
         return []
     message = f"a step takes {profiled:.1f} ms while profiling and about {corrected:.1f} ms without"
     if case.unprofiled_ms is None:
-        message += (
-            f", assuming {what_if.per_event_ns / NS_PER_US:.1f} µs overhead per recorded event. "
-            "`gpudiag profile` times the same steps without profiling."
-        )
+        message += f", assuming {what_if.per_event_ns / NS_PER_US:.1f} µs overhead per recorded event. "
+        on_jax = case.timeline.framework == "jax"  # `gpudiag profile` does not train with JAX
+        message += "Time the same steps without profiling." if on_jax else _TIME_THEM
     else:
         missing = f", and {what_if.input_not_recorded_ms:.1f} ms of waiting for input that were not recorded"
         message += missing * (what_if.input_not_recorded_ms > 0)

@@ -94,7 +94,7 @@ class Significance(msgspec.Struct, frozen=True):
             return None
         higher_us = self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER) / NS_PER_US
         remedy = (
-            "Also time unprofiled steps, as `gpudiag profile` does."
+            f"Also time unprofiled steps{', as `gpudiag profile` does' if self._can_be_profiled else ''}."
             if self.case.unprofiled_ms is None
             else "Fix the larger findings and record again."
         )
@@ -102,6 +102,11 @@ class Significance(msgspec.Struct, frozen=True):
             f"If the profiler adds {higher_us:.1f} µs per event, {_fixing(finding)} saves only {left_ms:.1f} ms per "
             f"step; otherwise, at the estimated {self._per_event_us:.1f} µs, {gain_ms:.1f} ms. {remedy}"
         )
+
+    @property
+    def _can_be_profiled(self) -> bool:
+        """Return whether `gpudiag profile` trains with the job's framework."""
+        return self.case.timeline.framework != "jax"
 
     @property
     def _per_event_us(self) -> float:
@@ -141,7 +146,8 @@ class Significance(msgspec.Struct, frozen=True):
             f"If the profiler adds {self._per_event_us:.1f} µs per event on every rank, {_fixing(finding)} saves "
             f"{saved_ms:.1f} ms per step; otherwise, if it slows {ranks} more (it adds "
             f"{added:.1f} ms in all), 0.0 ms: {why}. "
-            "Use `gpudiag profile`, which also times unprofiled steps."
+            + ("Use `gpudiag profile`, which also times" if self._can_be_profiled else "Also time")
+            + " unprofiled steps."
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:

@@ -112,6 +112,7 @@ def _calls(traces: Sequence[Trace], views: Sequence[RankView], slots: Sequence[S
             rank=_rank(traces[index]),
             trace=index,
             on_host=device == HOST,
+            source=traces[index].source,
             origin_ns=traces[index].origin_ns - base,
             clock_known=traces[index].origin_ns > 0,
         )

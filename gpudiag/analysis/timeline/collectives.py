@@ -75,11 +75,13 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    Tracks of one process (`trace`) share a clock. `on_host` is true for the track of a process without devices.
+    Tracks of one trace share a clock, as do the traces of one file (`source`), which has a trace for each device of a
+    process. `on_host` is true for the track of a process without devices.
     """
 
     rank: int
     trace: int
+    source: str = ""
     clock_known: bool
     on_host: bool = False
     start: Times
@@ -105,12 +107,14 @@ def track_calls(
     on_host: bool,
     origin_ns: int,
     clock_known: bool,
+    source: str = "",
 ) -> TrackCalls:
     """Return the chosen communication of a trace; `start` and `end` are those of all its communication."""
     own = tuple(calls[index] for index in chosen.tolist())
     return TrackCalls(
         rank=rank,
         trace=trace,
+        source=source,
         clock_known=clock_known,
         on_host=on_host,
         start=start[chosen] + origin_ns,
@@ -234,7 +238,7 @@ def _clock_offsets(
     process of each connected component keeps its clock.
     """
     links = [
-        (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
+        (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
         for pair in sorted(pairs, key=lambda pair: (pair.group == _MESSAGES, -len(pair.alignment.a)))
         if len(pair.alignment.a) and tracks[pair.a].trace != tracks[pair.b].trace
     ]
@@ -273,6 +277,14 @@ def _clock_offsets(
                 )
             )
     return [offsets[track.trace] for track in tracks], clocks, uncorrected
+
+
+def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
+    """Return a pair's alignment, with the offset 0 for CPU devices of one process, whose threads may be delayed."""
+    a, b = tracks[pair.a], tracks[pair.b]
+    if a.on_host and b.on_host and a.source and a.source == b.source:
+        return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)
+    return pair.alignment
 
 
 def _matched(tracks: list[TrackCalls], pairs: list[_Pair]) -> dict[int, int]:

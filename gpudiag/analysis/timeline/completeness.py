@@ -253,6 +253,7 @@ def _between_edges(answered: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return inside
 
 
+_VENDORS_PROFILER = "Use the profiler of the accelerator's vendor"
 RankActivities = Sequence[tuple[int | None, DeviceActivity]]
 
 
@@ -261,7 +262,7 @@ def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActi
     framework = framework_of(traces)
     by_rank = [(trace.rank, activity) for trace, activity in zip(traces, activities, strict=True)]
     return [
-        *_unread(by_rank),
+        *_unread(by_rank, sorted({trace.source for trace in traces})),
         *_empty(by_rank, framework),
         *_missing(by_rank, framework),
         *_lost_graphs(by_rank, framework),
@@ -269,15 +270,16 @@ def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActi
     ]
 
 
-def _unread(by_rank: RankActivities) -> list[Validity]:
+def _unread(by_rank: RankActivities, sources: Sequence[str]) -> list[Validity]:
     unread = {rank: activity.unread for rank, activity in by_rank if activity.unread}
     if not unread:
         return []
     devices = ", ".join(sorted({device for names in unread.values() for device in names}))
+    work = f" of {sources[0]}" if len(sources) == 1 else _of_ranks(unread, by_rank)
+    tool = "Use xprof, which reads the planes of TPUs" if devices == "TPU" else _VENDORS_PROFILER
     message = (
-        f"the work{_of_ranks(unread, by_rank)} ran on an accelerator whose activity gpudiag does not read "
-        f"({with_escapes(devices)}): what it did is not known, and the CPU is not judged in its place. Use the "
-        "profiler of the accelerator's vendor."
+        f"the work{work} ran on an accelerator whose activity gpudiag does not read ({with_escapes(devices)}): what it "
+        f"did is not known, and the CPU is not judged in its place. {tool}."
     )
     return [Validity(code="missing-device-activity", message=message)]
 

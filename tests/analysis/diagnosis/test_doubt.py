@@ -63,6 +63,7 @@ def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,),
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(
+        timeline=SimpleNamespace(framework="pytorch"),
         attribution=SimpleNamespace(tracks=tracks),
         run=SimpleNamespace(ranks=ranks) if ranks else None,
         unprofiled_ms=max(timed, default=None),

@@ -16,10 +16,10 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     Proposal,
     advice_for,
     jax,
-    others,
     pytorch,
     severity_of,
     tensorflow,
+    unknown,
 )
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -34,9 +34,13 @@ _ADVICE = (
         "few sizes."
     ),
     pytorch("If a Python value changes (a counter, a rate): make it a tensor, or keep it out of the function."),
-    jax("See what is compiled: jax.config.update('jax_log_compiles', True). Pad to a few shapes."),
+    jax("See what is compiled, and why: jax.config.update('jax_log_compiles', True), 'jax_explain_cache_misses'."),
+    jax(
+        "Keep shapes and dtypes static: pad batches to a few sizes, drop the last partial batch. Pass changing numbers "
+        "as arrays, not as static_argnums, and create jitted functions once, outside of the loop."
+    ),
     tensorflow("Give tf.function an input_signature, or pad to a few shapes; pass tensors, not Python values."),
-    others("Give compiled code the same shapes in each step: pad to a few sizes."),
+    unknown("Give compiled code the same shapes in each step: pad to a few sizes."),
 )
 
 

@@ -15,7 +15,7 @@ from gpudiag.analysis.diagnosis.calibration import (
     TINY_TRANSFER_BYTES,
 )
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.rule import Advice, jax, others, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import Advice, jax, pytorch, tensorflow, unknown
 from gpudiag.intervals import Intervals, distinct, median, outermost, union, within
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
@@ -42,10 +42,24 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 LINKS = "Check the links: `gpudiag topology` (peer access, NVLink) and `gpudiag bandwidth`."
 _NOT_PYTORCH: Advice = (
     tensorflow("Communicate less often: accumulate the gradients of several batches before each all-reduce."),
-    jax("Overlap more: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true; larger batches per device."),
-    others("Communicate fewer bytes, less often: a lower precision, the gradients of several batches at once."),
+    jax(
+        "Communicate fewer bytes, less often: bfloat16 gradients, several microbatches (jax.lax.scan) per mean over "
+        "devices."
+    ),
+    unknown("Communicate fewer bytes, less often: a lower precision, the gradients of several batches at once."),
     tensorflow(
         "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
+    ),
+)
+#: Options of XLA for GPUs.
+_XLA_ON_GPUS: Advice = (
+    jax(
+        "Overlap more: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, with "
+        "--xla_gpu_enable_pipelined_all_reduce=true (or all_gather, reduce_scatter) if layers are in a jax.lax.scan; "
+        "larger batches per device."
+    ),
+    jax(
+        "Send fewer, larger messages: raise --xla_gpu_all_reduce_combine_threshold_bytes (all_gather, reduce_scatter)."
     ),
 )
 _DDP: Advice = (
@@ -182,7 +196,8 @@ def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     if tiny is not None and not by_calls:
         return (_TINY.format(bytes=tiny),)
     advice = _pytorch_advice(case)
-    return (*_NOT_PYTORCH, *(_DDP_CALLS if by_calls and advice is _DDP else advice))
+    on_gpus = () if case.tracks[0].is_cpu else _XLA_ON_GPUS
+    return (*_NOT_PYTORCH, *on_gpus, *(_DDP_CALLS if by_calls and advice is _DDP else advice))
 
 
 def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:

@@ -7,12 +7,14 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.rule import advice_for, others, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import advice_for, jax, pytorch, tensorflow, unknown
 from gpudiag.model.analysis import Confidence, Finding
 
 _ADVICE = (
     tensorflow("Use faster kernels: a mixed_bfloat16 policy, channels last, jit_compile=True, a larger batch."),
-    others("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
+    jax("Use faster kernels: bfloat16 where it suffices, jax.nn.dot_product_attention, a larger batch."),
+    jax("If memory limits the batch: donate the old state, jax.jit(step, donate_argnums=0), or use jax.checkpoint."),
+    unknown("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
 #: Replaces the general advice if findings `slow-compute` name the change.

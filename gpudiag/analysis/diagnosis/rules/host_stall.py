@@ -36,6 +36,7 @@ ELSEWHERE: Advice = (
     pytorch("To see its name in the report, put a gpudiag.range around it."),
     tensorflow("To see its name in the report, put a gpudiag.range around it."),
     jax("To see its name in the report, put a jax.profiler.TraceAnnotation around it."),
+    jax("Or it is block_until_ready, which JAX records only with the Python tracer (python_tracer_level = 1)."),
 )
 _LOST_CORE: Advice = (
     (

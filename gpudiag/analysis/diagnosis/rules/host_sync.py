@@ -18,10 +18,10 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     Proposal,
     advice_for,
     jax,
-    others,
     pytorch,
     severity_of,
     tensorflow,
+    unknown,
 )
 from gpudiag.analysis.diagnosis.simulation.components import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_syncs
@@ -38,7 +38,7 @@ _ADVICE = (
         "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps."
     ),
     jax("Find block_until_ready, float(loss), jax.device_get, print(loss) in the loop; do it every N steps."),
-    others("Find reads from the device and waits for it in the loop; do them every N steps."),
+    unknown("Find reads from the device and waits for it in the loop; do them every N steps."),
     "Keep running sums on the device and read them once per epoch.",
     pytorch("Set torch.cuda.set_sync_debug_mode('warn') to print the source line of each."),
 )

@@ -16,10 +16,11 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     CannotTell,
     Proposal,
     advice_for,
+    jax,
     notable,
-    others,
     pytorch,
     severity_of,
+    unknown,
 )
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -34,15 +35,23 @@ _ADVICE: Advice = (
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
-    others("Prepare batches ahead, in separate threads or processes."),
+    jax(
+        "Prepare batches ahead in worker processes or threads, for example with grain (worker_count), and keep two on "
+        "the device: jax.device_put returns at once, so call it for the next batch before the step of this one."
+    ),
+    unknown("Prepare batches ahead, in separate threads or processes."),
     "Time the dataset by itself; cache decoded samples.",
 )
 _ON_GPUS: Advice = (
     "Move augmentation to the GPU.",
     pytorch("Copy the next batch early: pin_memory=True and .to(device, non_blocking=True)."),
 )
-_MARK_IT = pytorch(
-    "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around the fetch."
+_MARK_IT: Advice = (
+    pytorch(
+        "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around the "
+        "fetch."
+    ),
+    jax("Mark the loader to be sure: `with jax.profiler.TraceAnnotation('gpudiag.input'):` around the fetch."),
 )
 #: Advice if unmarked time before a step's first operator may have another cause.
 PERHAPS_NO_LOADING = (
@@ -81,7 +90,7 @@ class InputBound:
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         unmarked = float(host.before_first_op.sum()) / steps / len(what_if.graph.ranks) / 1e6
         known = marked >= unmarked
-        advice = _advice(case) if known else (*_advice(case), _MARK_IT, PERHAPS_NO_LOADING)
+        advice = _advice(case) if known else (*_advice(case), *_MARK_IT, PERHAPS_NO_LOADING)
         if not known and ends_with_the_update(case):
             advice = (AFTER_THE_UPDATE, *advice)
         return Finding(

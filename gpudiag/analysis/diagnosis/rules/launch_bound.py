@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.dispatch import dispatches_per_step, dispatching_share, without_dispatching
 from gpudiag.analysis.diagnosis.kernels.recompilation import mostly_compiling
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.rule import (
@@ -50,7 +51,9 @@ _ADVICE = (
     tensorflow(TF_SEVERAL_STEPS),
     pytorch("Launch a whole step at once: torch.compile(mode='reduce-overhead'), or torch.cuda.graph around the step."),
     pytorch("Use fewer, larger kernels: a larger batch, fused layers (torch.compile), a fused optimizer (fused=True)."),
-    jax("Put the whole step into one jax.jit, and several steps into one jax.lax.scan: fewer dispatches from Python."),
+    jax("Put the whole step (loss, gradients, update) into one jax.jit: operations outside of it run one by one."),
+    jax("Put several steps into one jax.lax.scan, or unroll less Python: fewer dispatches per step."),
+    jax("Read values (float(loss)) every N steps: then the next step is dispatched while the device computes."),
     others("Use fewer, larger kernels: a larger batch, fused operations."),
     "Keep Python out of the loop: no per-parameter loops, no metrics each step.",
 )
@@ -65,6 +68,9 @@ class LaunchBound:
 
     A few slow calls are reported separately, with their self time, because their causes differ: they plan for new
     shapes, compile, allocate, or compute on the CPU.
+
+    JAX's CPU devices are idle too while its main thread dispatches functions, of which each operation outside of
+    `jax.jit` is one. Savings are those of a step without this time.
     """
 
     code: ClassVar[str] = "launch-bound"
@@ -73,6 +79,12 @@ class LaunchBound:
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without slow calls, if few calls are slow, and a step launched as a CUDA graph."""
         if case.tracks[0].is_cpu:
+            share = dispatching_share(case, what_if)
+            if share is not None:
+                yield Proposal(
+                    edit=partial(without_dispatching, 1.0 - share),
+                    describe=partial(self._describe_dispatching, case, what_if),
+                )
             return
         if what_if.graph.host.slow.any() and not mostly_compiling(case, what_if):
             slow = few_slow_calls(case, case.timeline.ranks_present)
@@ -101,6 +113,26 @@ class LaunchBound:
                 "slow_calls_per_step": {name: times for name, (_, times) in slow.items()},
             },
             advice=advice_for(case.timeline.framework, _SLOW_ADVICE),
+        )
+
+    def _describe_dispatching(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        functions, dispatch_ms = dispatches_per_step(case)
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=case.timeline.ranks_present,
+            cause="Python and framework overhead",
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="medium",
+            title=f"devices idle while Python dispatches functions, which costs {gain:.1f} ms per step",
+            place=f"{functions:.0f} function{'' if round(functions) == 1 else 's'} per step",
+            evidence={
+                "dispatches_per_step": functions,
+                "dispatch_ms_per_step": dispatch_ms,
+                "profiler_overhead_ms_per_step": what_if.simulated_ms - what_if.corrected_ms,
+            },
+            advice=advice_for(case.timeline.framework, _ADVICE),
         )
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:

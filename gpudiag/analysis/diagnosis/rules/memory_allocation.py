@@ -36,6 +36,7 @@ _ADVICE = (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     ),
     tensorflow("Set TF_GPU_ALLOCATOR=cuda_malloc_async, which keeps freed memory in a pool of the driver."),
+    jax("Donate the state that a step replaces: jax.jit(step, donate_argnums=…), so that its buffers are used again."),
     jax("Set XLA_PYTHON_CLIENT_PREALLOCATE=true (the default), which allocates once, before the steps."),
     "Allocate pinned host memory once and refill it, as a pinning loader does.",
 )

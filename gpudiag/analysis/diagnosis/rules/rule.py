@@ -85,7 +85,10 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
 
 
 class For(msgspec.Struct, frozen=True):
-    """A line of advice for users of one framework, or (`others`) of any framework but PyTorch and TensorFlow."""
+    """A line of advice for users of one framework, or (`others`) of any framework but PyTorch and TensorFlow.
+
+    Lines of the framework `unknown` are for recordings that do not tell their framework.
+    """
 
     framework: str
     line: str
@@ -96,7 +99,9 @@ class For(msgspec.Struct, frozen=True):
 
 
 #: Constructors of `For`, one per value of `framework`.
-pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
+pytorch, tensorflow, jax, unknown, others = (
+    partial(For, name) for name in ("pytorch", "tensorflow", "jax", "unknown", "others")
+)
 _NAMED = ("pytorch", "tensorflow")
 
 #: Lines in the order of the report; a plain string applies to all frameworks.

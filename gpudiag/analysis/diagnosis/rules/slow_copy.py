@@ -14,10 +14,10 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     Proposal,
     advice_for,
     jax,
-    others,
     pytorch,
     severity_of,
     tensorflow,
+    unknown,
 )
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_host_copies, with_pinned_copies
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -30,7 +30,7 @@ _ADVICE = (
     pytorch("Copy the next batch on a separate stream during compute (non_blocking=True)."),
     tensorflow("Copy the next batch during compute: prefetch it."),
     jax("Copy the next batch during compute: jax.device_put ahead of the step, which returns at once."),
-    others("Copy the next batch during compute."),
+    unknown("Copy the next batch during compute."),
     "Copy less: keep images as uint8 and convert on the GPU; keep constant inputs on the device.",
 )
 _PIN = pytorch("Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_memory() once.")

@@ -29,9 +29,13 @@ from gpudiag.model.event import (
     in_order,
 )
 from gpudiag.trace.readers.names import count_unrecorded_graphs
+from gpudiag.trace.readers.xspace.jax_devices import trace_per_cpu_device
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, executor_waits
+from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, UNRECORDED_WAIT, executor_waits
+
+#: Waits, their roles, and the names of waits for the device and for communication.
+_Waits = tuple[Intervals, NDArray[np.uint8], tuple[str, str]]
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
@@ -42,8 +46,10 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     launched = distinct(process.launches_on[launches])
     if not len(work):
         # Keep one trace if device work was launched but not recorded, because such a process does not train on CPUs.
-        whole = (launched != HOST).any() or process.trace.unread_devices
-        return (process.trace,) if whole else trace_per_logical_device(process)
+        if (launched != HOST).any() or process.trace.unread_devices:
+            return (process.trace,)
+        of_jax = process.trace.framework == "jax"
+        return trace_per_cpu_device(process) if of_jax else trace_per_logical_device(process)
     # A device without recorded work gets a trace too if work was launched on it.
     devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
@@ -93,9 +99,12 @@ def _device_trace(
         training = np.flatnonzero((events.thread == process.training_thread) & (events.device == HOST))
         lasting = events.end_ns[training] > events.start_ns[training]
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
+        if trace.framework == "jax":
+            kept[training[lasting & (events.role[training] == Role.SYNCHRONIZATION)]] = True
     rows = np.flatnonzero(kept)
     waits, roles = executor_waits(process, device, calls)
-    table, position = _with_waits(events, rows, waits, roles, _waiting_thread(process, calls))
+    names = (UNRECORDED_WAIT, "") if trace.framework == "jax" else (DEVICE_WAIT, COMMUNICATION_WAIT)
+    table, position = _with_waits(events, rows, (waits, roles, names), _waiting_thread(process, calls))
     return replace(
         trace,
         events=table,
@@ -118,9 +127,10 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 
 
 def _with_waits(
-    events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
+    events: EventTable, rows: NDArray[np.intp], added_waits: _Waits, thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
     """Return (table of these rows and of the waits as blocking calls, position of each row in the table)."""
+    waits, roles, names = added_waits
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
         "name": len(events.names) + (roles == Role.COMMUNICATION),
@@ -138,7 +148,7 @@ def _with_waits(
         field: np.concatenate([column[rows], np.full(len(waits), added[field], column.dtype)])
         for field, column in events.columns().items()
     }
-    return in_order(columns, (*events.names, DEVICE_WAIT, COMMUNICATION_WAIT))
+    return in_order(columns, (*events.names, *names))
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:

@@ -1,7 +1,8 @@
-"""Find kinds and roles of the events of TensorFlow's host threads, and the framework and workload of a process.
+"""Find kinds and roles of the events of host threads, and the framework and workload of a process.
 
-A function call of TensorFlow passes through several layers on the training thread. Each layer is an event that encloses
-the next one. The innermost layer waits until executor threads have run the function:
+`jax_host` has what is special to JAX. A function call of TensorFlow passes through several layers on the training
+thread. Each layer is an event that encloses the next one. The innermost layer waits until executor threads have run the
+function:
 
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
@@ -22,8 +23,10 @@ from gpudiag.intervals import distinct
 from gpudiag.model.analysis import WorkloadKind
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace.readers.names import is_training_kernel, role_of_call
+from gpudiag.trace.readers.xspace import hlo
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
-from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
+from gpudiag.trace.readers.xspace.jax_host import jax_kinds, set_jax_roles
+from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_OP, STEP, Plane
 
 #: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
@@ -61,14 +64,30 @@ def is_function(name: str) -> bool:
     return name == _FUNCTION
 
 
-def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
-    """Return (each event's `EventKind`, its step number or `NO_STEP`, index of the line with the step marks or None).
+def host_kinds(
+    plane: Plane, framework: str, *, has_devices: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
+    """Return (each event's `EventKind`, its step number or `NO_STEP`, index of the training thread's line or None).
 
     Without devices the training thread takes the place of the device, and its function calls are the work.
     """
+    step = plane.whole(STEP, NO_STEP)
+    if framework == "jax":
+        kind, training = jax_kinds(plane, step)
+    else:
+        kind, training = _tensorflow_kinds(plane, step, has_devices=has_devices)
+    if CORRELATION in plane.stats:
+        kind[plane.stats[CORRELATION][0]] = EventKind.RUNTIME
+    overhead = plane.overhead & (kind != EventKind.RUNTIME)
+    kind[overhead] = EventKind.OVERHEAD
+    return kind, step, training
+
+
+def _tensorflow_kinds(
+    plane: Plane, step: NDArray[np.int64], *, has_devices: bool
+) -> tuple[NDArray[np.uint8], int | None]:
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
-    step = plane.whole(STEP, NO_STEP)
     marks = np.flatnonzero(step >= 0)
     training = None
     if len(marks):
@@ -79,11 +98,7 @@ def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], N
     if has_devices:
         kind[plane.named(_LAYERS.match)] = EventKind.ANNOTATION
     kind[marks] = EventKind.ANNOTATION
-    if CORRELATION in plane.stats:
-        kind[plane.stats[CORRELATION][0]] = EventKind.RUNTIME
-    overhead = plane.overhead & (kind != EventKind.RUNTIME)
-    kind[overhead] = EventKind.OVERHEAD
-    return kind, step, training
+    return kind, training
 
 
 def host_roles(
@@ -91,6 +106,7 @@ def host_roles(
     kind: NDArray[np.uint8],
     step: NDArray[np.int64],
     communication: CommunicationNames,
+    framework: str,
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
@@ -99,6 +115,7 @@ def host_roles(
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
         role[plane.named(host_operation) & operator] = Role.COMMUNICATION
+        role[plane.with_text(HLO_OP, hlo.communicates) & operator] = Role.COMMUNICATION
     communicates = communication.sends(plane) | communication.adds(plane) | communication.receives(plane)
     role[communicates & operator] = Role.COMMUNICATION
     may_wait = np.isin(kind, (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON))
@@ -107,6 +124,8 @@ def host_roles(
     calls = kind == EventKind.RUNTIME
     for index in distinct(plane.name[calls]).tolist():
         role[calls & (plane.name == index)] = role_of_call(plane.names[index])
+    if framework == "jax":
+        set_jax_roles(plane, kind, step, role)
     return role
 
 
@@ -133,6 +152,7 @@ _TENSORFLOW = re.compile(
     r"(?:EagerExecute|EagerKernelExecute|EagerLocalExecute|TFE_Py_Execute|KernelAndDeviceFunc::Run"
     r"|ExecutorState::\w+|FunctionRun|SessionRun|RunGraph|Iterator::\w+|tf\.data|TraceContext)\b|.*:[A-Z]\w+(?:V\d)?$"
 )
+_JAX_VERSION = "jax_version"
 _TENSORFLOW_THREAD = re.compile(r"tf_(?:Compute|data)|TF_")
 
 _JAX_TRAINS = re.compile(
@@ -148,9 +168,12 @@ _MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attent
 
 
 def framework_of(planes: Sequence[Plane]) -> str:
-    """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either."""
+    """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either.
+
+    JAX 0.5 and later writes its version into the profile. A program that trains with JAX may load data with TensorFlow.
+    """
     names = _event_names(planes)
-    if any(_JAX.match(name) for name in names):
+    if any(_JAX_VERSION in plane.about for plane in planes) or any(_JAX.match(name) for name in names):
         return "jax"
     threads = (name for plane in planes if plane.device is None for _, name in plane.lines)
     if any(_TENSORFLOW.match(name) for name in names) or any(_TENSORFLOW_THREAD.match(name) for name in threads):
@@ -165,10 +188,18 @@ def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
     kernels = {name for plane in planes if plane.device is not None for name in plane.names}
     if any(trains.search(name) for name in names) or any(is_training_kernel(name) for name in kernels):
         return "training"
+    if framework == "jax" and any(_marks_training(plane) for plane in planes):
+        return "training"
     # Without names of JAX's operations, the names of kernels do not exclude a backward pass.
     if framework == "jax" and not any("jit(" in name for name in names):
         return "unknown"
     return "inference" if any(_MODEL.search(name) for name in names) else "unknown"
+
+
+def _marks_training(plane: Plane) -> bool:
+    """Return whether a plane's step marks are named `train`, as in JAX's documentation."""
+    marked = distinct(plane.name[plane.whole(STEP, NO_STEP) != NO_STEP]).tolist()
+    return any(plane.names[index].startswith("train") for index in marked)
 
 
 def _event_names(planes: Sequence[Plane]) -> set[str]:

@@ -51,8 +51,8 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     trace, events = process.trace, process.trace.events
     rows = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))
     communicates = events.role[rows] == Role.COMMUNICATION
-    work, work_row = _serialized(events, rows[~communicates])
-    transfers, transfer_row = _serialized(events, rows[communicates])
+    work, work_row = serialized(events, rows[~communicates])
+    transfers, transfer_row = serialized(events, rows[communicates])
     exposed = subtract(transfers, work)
     transfer_row = transfer_row[np.searchsorted(transfers.start, exposed.start, side="right") - 1]
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
@@ -62,7 +62,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     kept = kept[(events.kind[kept] != EventKind.OPERATOR) | (events.role[kept] == Role.INPUT)]
     ops = Intervals(np.concatenate([work.start, exposed.start]), np.concatenate([work.end, exposed.end]))
     op_rows = np.concatenate([work_row, transfer_row])
-    table = _joined(_taken(events, kept), _ops(events, op_rows, ops, thread), _calls(waits, executor, thread))
+    table = _joined(taken(events, kept), ops_of_thread(events, op_rows, ops, thread), _calls(waits, executor, thread))
     return replace(
         trace,
         events=table,
@@ -74,7 +74,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     )
 
 
-def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
+def serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
     """Return (a device's ops as disjoint intervals, their rows); an op begins when all earlier ops have ended."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
@@ -118,14 +118,15 @@ def _steps(process: Process) -> Intervals:
     return Intervals(events.start_ns[marks], events.end_ns[marks])
 
 
-def _taken(events: EventTable, rows: NDArray[np.intp]) -> EventTable:
+def taken(events: EventTable, rows: NDArray[np.intp]) -> EventTable:
+    """Return a table of these rows."""
     return replace(events, **{name: column[rows] for name, column in events.columns().items()})
 
 
-def _ops(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: int) -> EventTable:
+def ops_of_thread(events: EventTable, rows: NDArray[np.intp], spans: Intervals, thread: int) -> EventTable:
     """Return the ops `rows` as operators of a thread, with `spans` as their times."""
     of_thread = np.full(len(rows), thread, events.thread.dtype)
-    return replace(_taken(events, rows), start_ns=spans.start, end_ns=spans.end, thread=of_thread)
+    return replace(taken(events, rows), start_ns=spans.start, end_ns=spans.end, thread=of_thread)
 
 
 def _calls(waits: Intervals, executor: Intervals, thread: int) -> EventTable:

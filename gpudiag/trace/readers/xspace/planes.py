@@ -24,8 +24,10 @@ COPY_DETAILS, SET_DETAILS = "memcpy_details", "Memset_details"
 KEY, FROM, TO = "key", "from", "to"
 #: Stats with the op of a kernel or copy, and with the graph's node that an executor begins.
 OP, NODE = "tf_op", "name"
-_TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
-_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
+#: Stats of work that XLA compiled: operation, module, number of the module's run, and number of the CPU device.
+HLO_OP, HLO_MODULE, RUN, ORDINAL = "hlo_op", "hlo_module", "run_id", "device_ordinal"
+_TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE, HLO_OP, HLO_MODULE)
+_WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, RUN, ORDINAL, *_TEXTS)}
 #: Stats that are read only on device events, because on host calls they repeat the op of the launched work.
 _DEVICE_STATS = frozenset({OP})
 
@@ -43,6 +45,8 @@ _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
 _WITHOUT_STATS = {"MemoryAllocation", "MemoryDeallocation"}
+#: Limit on plausible numbers of compute units, above that of any GPU.
+_MAX_UNITS = 10_000
 #: Beginning of the names of lines with CUPTI's overhead, one line per thread of the operating system.
 _OVERHEAD_LINE = "Host Threads/"
 
@@ -83,6 +87,17 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
             column[events] = values
         return column
 
+    def text(self, stat: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """Return (int64[n], index into the texts; the distinct texts) of a stat; the text is "" without the stat."""
+        column = self.whole(stat, -1)
+        refs, index = np.unique(column, return_inverse=True)
+        return index.astype(np.int64), tuple(self.texts.get(ref, "") for ref in refs.tolist())
+
+    def with_text(self, stat: str, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return bool[n]: whether the text of each event's stat satisfies the predicate `matches`."""
+        index, texts = self.text(stat)
+        return np.array([matches(text) for text in texts], np.bool_)[index]
+
     def named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
         """Return bool[n]: whether each event's name satisfies the predicate `matches`."""
         return np.array([bool(matches(name)) for name in self.names], np.bool_)[self.name]
@@ -121,6 +136,19 @@ def device_of(plane: Any) -> int | None:
     """Return the ordinal of the GPU of a plane; None if the plane is not a GPU's."""
     match = _DEVICE_PLANE.search(plane.name)
     return int(match[1]) if match else None
+
+
+def device_model(plane: Plane) -> str:
+    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
+    for field in ("gpu_device_name", "device_type_string"):
+        model: Any = plane.about.get(field, "")
+        if model and isinstance(model, str):
+            return model
+    vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
+    if not vendor or not isinstance(vendor, str):
+        return ""
+    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MAX_UNITS else ""
+    return f"{vendor} GPU{count}"
 
 
 def read_plane(plane: Any) -> Plane:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpudiag.intervals import distinct
 from gpudiag.model.event import (
     HOST,
     NO_CORRELATION,
+    NO_NUMBER,
     NO_SIZE,
     CollectiveCall,
     Direction,
@@ -23,12 +25,12 @@ from gpudiag.model.event import (
     Trace,
 )
 from gpudiag.trace.readers.names import (
+    UNKNOWN,
     count_unrecorded_graphs,
-    is_graph_launch,
-    is_memset,
     kernel_operation,
     roles_without_idle_launches,
 )
+from gpudiag.trace.readers.xspace import hlo
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, feeds_devices, find_communication
 from gpudiag.trace.readers.xspace.host import (
     NO_STEP,
@@ -38,14 +40,21 @@ from gpudiag.trace.readers.xspace.host import (
     host_roles,
     workload_of,
 )
+from gpudiag.trace.readers.xspace.jax_host import shown_name
+from gpudiag.trace.readers.xspace.launches import LaunchColumns, LaunchedWork, launched_work, name_calls
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
 from gpudiag.trace.readers.xspace.planes import (
     BUFFER,
     COPY_DETAILS,
     CORRELATION,
     DEVICE,
+    HLO_MODULE,
+    HLO_OP,
+    ORDINAL,
+    RUN,
     SET_DETAILS,
     Plane,
+    device_model,
     parse_copy,
     parse_memset_bytes,
 )
@@ -53,19 +62,7 @@ from gpudiag.trace.readers.xspace.planes import (
 _DAY_NS = 86_400 * 10**9
 #: Lines whose timestamps are below this count time from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
-#: Limit on plausible numbers of compute units, above that of any GPU.
-_MAX_UNITS = 10_000
-#: (kind, direction) of launched work → (name, role) of the driver call; TensorFlow names calls after the launched work.
-_CALLS = {
-    (EventKind.KERNEL, Direction.NONE): ("cuLaunchKernel", Role.LAUNCH),
-    (EventKind.MEMSET, Direction.NONE): ("cuMemsetAsync", Role.LAUNCH),
-    (EventKind.COPY, Direction.NONE): ("cuMemcpyAsync", Role.COPY),
-    (EventKind.COPY, Direction.HOST_TO_DEVICE): ("cuMemcpyHtoDAsync", Role.COPY),
-    (EventKind.COPY, Direction.DEVICE_TO_HOST): ("cuMemcpyDtoHAsync", Role.COPY),
-    (EventKind.COPY, Direction.DEVICE_TO_DEVICE): ("cuMemcpyDtoDAsync", Role.COPY),
-    (EventKind.COPY, Direction.HOST_TO_HOST): ("cuMemcpyHtoHAsync", Role.COPY),
-    (EventKind.COPY, Direction.PEER): ("cuMemcpyPeerAsync", Role.COPY),
-}
+_NUMBERED = re.compile(r"#step_num=(\d+)#$")
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +72,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         trace: all events in one table; the rank is unknown.
         launches_on: int16[n], the GPU for which each runtime call launches work; `NO_DEVICE` for all other events.
         runs_on: int16[n], in a process without GPUs, the logical device that ran each op; `NO_DEVICE` otherwise.
-        training_thread: the thread with the step marks; None without step marks.
+        training_thread: the thread with the step marks (JAX: or with the most dispatches); None if there is none.
         needs_communication: bool[n], whether GPU work or an op could begin only after a communication.
+        module: int32[n], the XLA module of each op or kernel, as an index into the table's names; `NO_NAME` if unknown.
+        run: int64[n], number of the module's run; 0 if unknown.
     """
 
     trace: Trace
@@ -84,6 +83,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     runs_on: NDArray[np.int16]
     training_thread: int | None
     needs_communication: NDArray[np.bool_]
+    module: NDArray[np.int32]
+    run: NDArray[np.int64]
 
 
 class _SharedNames:
@@ -117,9 +118,14 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: NDArray[np.int64]
     needs_communication: NDArray[np.bool_]
     feeds_devices: NDArray[np.bool_]
+    hlo_op: NDArray[np.int32]
+    module: NDArray[np.int32]
+    run: NDArray[np.int64]
 
 
-_FURTHER_COLUMNS = ("target", "buffer_bytes", "needs_communication", "feeds_devices")
+_FURTHER_COLUMNS = ("target", "buffer_bytes", "needs_communication", "feeds_devices", "hlo_op", "module", "run")
+#: Index of an unknown name.
+NO_NAME = -1
 
 
 def assemble(
@@ -138,7 +144,8 @@ def assemble(
     names = _SharedNames()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    columns, training_thread = _columns_of(planes, names, base)
+    framework = framework_of(planes)
+    columns, training_thread = _columns_of(planes, names, base, framework)
     order, first_ns = _order(columns, notes)
     columns = {field: column[order] for field, column in columns.items()}
     further = {field: columns.pop(field) for field in _FURTHER_COLUMNS}
@@ -147,18 +154,17 @@ def assemble(
     table = EventTable(**columns, names=names.all())
     table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
     origin = base + first_ns + (0 if base + first_ns >= _LEAST_UNIX_NS else begun_ns)
-    framework = framework_of(planes)
     trace = Trace(
         source=shown,
         framework=framework,
         events=table,
         origin_ns=max(origin, 1),  # positive marks the clock as known; all events share it
         host=host,
-        device_names={plane.device: _model(plane) for plane in devices if plane.device is not None},
-        collectives=_collectives(table, further["buffer_bytes"]),
+        device_names={plane.device: device_model(plane) for plane in devices if plane.device is not None},
+        collectives=_collectives(table, further["buffer_bytes"], further["hlo_op"]),
         step_marks=step_marks_of(table),
         waits_in_collectives=True,
-        uses_devices=bool((table.kind == EventKind.RUNTIME).any()),
+        uses_devices=any(CORRELATION in plane.stats for plane in planes if plane.device is None),
         workload=workload_of(planes, framework),
         unread_devices=unread,
         unrecorded_graphs=count_unrecorded_graphs(table),
@@ -171,39 +177,34 @@ def assemble(
         runs_on=none if devices else further["target"],
         training_thread=training_thread,
         needs_communication=further["needs_communication"],
+        module=further["module"],
+        run=further["run"],
     )
 
 
-def _columns_of(planes: Sequence[Plane], names: _SharedNames, base: int) -> tuple[dict[str, NDArray[Any]], int | None]:
+def _columns_of(
+    planes: Sequence[Plane], names: _SharedNames, base: int, framework: str
+) -> tuple[dict[str, NDArray[Any]], int | None]:
     """Return (joined columns of all planes, training thread or None)."""
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
     by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
-    launched = _launched(by_plane)
+    launched = launched_work(_joined(by_plane) if by_plane else {})
     training_thread = None
     for plane in planes:
         if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, communication, has_devices=bool(devices))
+            columns, line = _host_columns(
+                plane, names, base, launched, communication, framework=framework, has_devices=bool(devices)
+            )
             by_plane.append(columns)
             if line is not None and training_thread is None:
                 training_thread = plane.lines[line][0]
+    return _joined(by_plane), training_thread
+
+
+def _joined(by_plane: Sequence[_Columns]) -> dict[str, NDArray[Any]]:
     fields = _Columns.__struct_fields__
-    return {
-        field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields
-    }, training_thread
-
-
-def _model(plane: Plane) -> str:
-    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
-    for field in ("gpu_device_name", "device_type_string"):
-        model: Any = plane.about.get(field, "")
-        if model and isinstance(model, str):
-            return model
-    vendor, units = plane.about.get("device_vendor", ""), plane.about.get("core_count", 0)
-    if not vendor or not isinstance(vendor, str):
-        return ""
-    count = f" with {units} compute units" if isinstance(units, int) and 0 < units < _MAX_UNITS else ""
-    return f"{vendor} GPU{count}"
+    return {field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields}
 
 
 def _device_columns(plane: Plane, names: _SharedNames, base: int, communication: CommunicationNames) -> _Columns:
@@ -236,6 +237,8 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
     role = np.where(kernel, np.uint8(Role.COMPUTE), np.uint8(Role.COPY))
     role[kernel & plane.named(kernel_operation)] = Role.COMMUNICATION
     role[(kind == EventKind.COPY) & ((direction == Direction.PEER) | communication.sends(plane))] = Role.COMMUNICATION
+    hlo_op, module = _hlo_names(plane, names)
+    role[plane.with_text(HLO_OP, hlo.communicates)] = Role.COMMUNICATION
     role[kernel & communication.adds(plane)] = Role.BUCKET_COPY
     return _Columns(
         kind=kind,
@@ -253,7 +256,19 @@ def _device_columns(plane: Plane, names: _SharedNames, base: int, communication:
         buffer_bytes=plane.whole(BUFFER, 0),
         needs_communication=(role == Role.COMMUNICATION) | communication.needs(plane),
         feeds_devices=feeds_devices(plane),
+        hlo_op=hlo_op,
+        module=module,
+        run=plane.whole(RUN, 0),
     )
+
+
+def _hlo_names(plane: Plane, names: _SharedNames) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return (HLO operation, XLA module) of each event, as int32[n] indices into `names`; `NO_NAME` if unknown."""
+    operation, module = (
+        np.array([names(text) if text else NO_NAME for text in texts], np.int32)[index]
+        for index, texts in (plane.text(HLO_OP), plane.text(HLO_MODULE))
+    )
+    return operation, module
 
 
 def _threads(plane: Plane) -> NDArray[np.int64]:
@@ -267,67 +282,28 @@ def _correlation(plane: Plane) -> NDArray[np.int64]:
     return np.where(correlation <= 0, NO_CORRELATION, correlation)  # CUPTI numbers correlations from 1
 
 
-class _Launched(msgspec.Struct, frozen=True):
-    """Columns of device work, sorted by correlation."""
-
-    correlation: NDArray[np.int64]
-    kind: NDArray[np.uint8]
-    device: NDArray[np.int16]
-    direction: NDArray[np.uint8]
-    feeds_devices: NDArray[np.bool_]
-
-
-def _launched(by_plane: Sequence[_Columns]) -> _Launched:
-    """Return the work of all GPUs that has a correlation, sorted by correlation."""
-    if not by_plane:
-        none = np.empty(0, np.uint8)
-        return _Launched(none.astype(np.int64), none, none.astype(np.int16), none, none.astype(np.bool_))
-    fields = _Launched.__struct_fields__
-    columns = {field: np.concatenate([getattr(plane_columns, field) for plane_columns in by_plane]) for field in fields}
-    order = np.argsort(columns["correlation"], kind="stable")
-    order = order[columns["correlation"][order] != NO_CORRELATION]
-    return _Launched(**{field: column[order] for field, column in columns.items()})
-
-
 def _host_columns(
     plane: Plane,
     names: _SharedNames,
     base: int,
-    launched: _Launched,
+    launched: LaunchedWork,
     communication: CommunicationNames,
     *,
+    framework: str,
     has_devices: bool,
 ) -> tuple[_Columns, int | None]:
     """Return the columns of a host plane, and the index of the line with the step marks."""
-    kind, step, training = host_kinds(plane, has_devices=has_devices)
+    kind, step, training = host_kinds(plane, framework, has_devices=has_devices)
     count = len(kind)
-    name = np.array([names(name) for name in plane.names], np.int32)[plane.name]
+    name = np.array([names(shown_name(text)) for text in plane.names], np.int32)[plane.name]
     correlation = _correlation(plane)
-    role = host_roles(plane, kind, step, communication, has_devices=has_devices)
+    role = host_roles(plane, kind, step, communication, framework, has_devices=has_devices)
+    hlo_op, module = _hlo_names(plane, names)
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
-        target = placed(plane)
-    calls = np.flatnonzero(kind == EventKind.RUNTIME)
-    if len(calls) and len(launched.correlation):
-        slot = np.searchsorted(launched.correlation, correlation[calls])
-        slot = np.minimum(slot, len(launched.correlation) - 1)
-        has_work = launched.correlation[slot] == correlation[calls]
-        # CUPTI gives a correlation only to calls that launch. If a call with a correlation has no device work, the work
-        # was lost, unless the call is a memset or a graph launch, which may launch nothing.
-        may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
-        lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
-        call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]
-        name[lost], role[lost] = names(call_name), call_role
-        calls, slot = calls[has_work], slot[has_work]
-        target[calls] = launched.device[slot]
-        of_hip = plane.named(lambda text: text.startswith("hip"))  # HIP calls keep their names
-        for (work_kind, direction), (call_name, call_role) in _CALLS.items():
-            rows = calls[(launched.kind[slot] == work_kind) & (launched.direction[slot] == direction)]
-            if len(rows):
-                role[rows] = call_role
-                name[rows[~of_hip[rows]]] = names(call_name)
-        # The loader waits for this copy in a separate thread.
-        role[calls[launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
+        on_device = (module != NO_NAME) & (framework == "jax")
+        target = np.where(on_device, plane.whole(ORDINAL, 0), placed(plane))
+    name_calls(plane, launched, names, LaunchColumns(kind, name, role, target, correlation))
     for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
         # TensorFlow's TraceMe encodes step numbers in this form.
         name[mark] = names(f"{plane.names[plane.name[mark]]}#step_num={step[mark]}#")
@@ -347,6 +323,9 @@ def _host_columns(
         buffer_bytes=np.zeros(count, np.int64),
         needs_communication=communication.needs(plane),
         feeds_devices=np.zeros(count, np.bool_),
+        hlo_op=hlo_op,
+        module=module,
+        run=plane.whole(RUN, 0),
     )
     return columns, training
 
@@ -365,24 +344,43 @@ def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[
     return order, int(start[order[0]]) if len(order) else 0
 
 
-def _collectives(table: EventTable, buffer_bytes: NDArray[np.int64]) -> tuple[CollectiveCall, ...]:
-    """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes.
+def _collectives(
+    table: EventTable, buffer_bytes: NDArray[np.int64], hlo_op: NDArray[np.int32]
+) -> tuple[CollectiveCall, ...]:
+    """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes or devices.
 
-    TensorFlow records no process groups, because all replicas are one group.
+    Neither TensorFlow nor JAX records process groups. All replicas or devices are taken as one group.
     """
     collectives = []
-    for row in np.flatnonzero(table.role == Role.COMMUNICATION).tolist():
+    for row in np.flatnonzero((table.role == Role.COMMUNICATION) & (table.kind != EventKind.COPY)).tolist():
         name = table.name_of(row)
-        if operation := kernel_operation(name) or host_operation(name):
+        operation = kernel_operation(name) or host_operation(name)
+        if operation in (None, UNKNOWN) and hlo_op[row] != NO_NAME:
+            operation = hlo.hlo_operation(table.names[hlo_op[row]]) or operation
+        if operation:
             size = int(buffer_bytes[row])
             collectives.append(CollectiveCall(row=row, operation=operation, size_bytes=size if size > 0 else None))
     return tuple(collectives)
 
 
 def step_marks_of(table: EventTable) -> tuple[StepMarks, ...]:
-    """Return the step marks of a table. The names of TensorFlow's `Trace(…, step_num=…)` contain the step number."""
+    """Return the step marks of a table: ranges with numbers, else the calls that begin a step.
+
+    The names of ranges with `step_num` (`Trace` of TensorFlow, `StepTraceAnnotation` of JAX) contain the step number.
+    """
     rows = np.flatnonzero(table.role == Role.STEP_MARK)
     if not len(rows):
         return ()
-    number = [int(table.name_of(row).rpartition("=")[2].rstrip("#")) for row in rows.tolist()]
-    return (StepMarks(source="step_num", row=rows, number=np.array(number, np.int64)),)
+    number = [numbered_step(table.name_of(row)) for row in rows.tolist()]
+    source = "step_num" if NO_NUMBER not in number else "range"
+    return (StepMarks(source=source, row=rows, number=np.array(number, np.int64)),)
+
+
+def numbered_step(name: str) -> int:
+    """Return the step number in the name of a step mark; `NO_NUMBER` if it has none.
+
+    >>> numbered_step("train#step_num=7#"), numbered_step("PjitFunction(train_step)")
+    (7, -1)
+    """
+    match = _NUMBERED.search(name)
+    return int(match[1]) if match else NO_NUMBER

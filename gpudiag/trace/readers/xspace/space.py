@@ -1,4 +1,4 @@
-"""Read XSpace, which TensorFlow's profiler writes (`*.xplane.pb`, plain or gzipped)."""
+"""Read XSpace, which the profiler of TensorFlow and JAX writes (`*.xplane.pb`, plain or gzipped)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.readers.xspace.planes import CORRELATION, about, device_of, read_plane, unread_device_of
+from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_MODULE, about, device_of, read_plane, unread_device_of
 from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes, read_whole
@@ -39,7 +39,8 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
     if not any(len(plane.name) for plane in planes):
         raise _no_events(shown, unread)
     has_device_events = any(CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
-    if not has_device_events and not unread:
+    runs_modules = any(plane.device is None and HLO_MODULE in plane.stats for plane in planes)  # CPU devices of JAX
+    if not has_device_events and not unread and not runs_modules:
         notes.append(_no_device(space, shown))
     return assemble(planes, shown=shown, host=_host(space), begun_ns=_begun_ns(space), notes=notes, unread=unread)
 

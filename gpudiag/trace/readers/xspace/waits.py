@@ -10,9 +10,12 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
-A wait is for communication if the last launched work was communication. Every pause before an op that needs tensors
-from other devices is a wait for communication too, because the copies of the op's inputs had to end first. So is the
-time from a device's last launch in a function to the function's end, if communication ends in it.
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
+such waits.
+
+In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
+needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
+first. So is the time from a device's last launch in a function to the function's end, if communication ends in it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subtract, union
-from gpudiag.model.event import HOST, NO_NUMBER, Direction, Role
+from gpudiag.model.event import HOST, NO_NUMBER, Direction, EventKind, Role
 from gpudiag.trace.readers.names import events_named
 from gpudiag.trace.readers.xspace.host import is_function
 from gpudiag.trace.readers.xspace.process import Process
@@ -33,6 +36,8 @@ Times = NDArray[np.int64]
 #: Names of the executor's waits in the event table.
 DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
+#: Name of a wait of JAX's main thread that was not recorded.
+UNRECORDED_WAIT = "wait for the device"
 
 #: Minimum pause that counts as a wait. Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
@@ -59,6 +64,11 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tu
     if len(launches.calls) < 2:
         return EMPTY, np.empty(0, np.uint8)
     pauses, last = _pauses(process, launches)
+    if process.trace.framework == "jax":
+        waits = subtract(union(pauses), _recorded(process))
+        long = waits.end - waits.start >= _PAUSE_NS
+        waits = Intervals(waits.start[long], waits.end[long])
+        return waits, np.full(len(waits), Role.SYNCHRONIZATION, np.uint8)
     communicated = process.trace.events.role[launches.work[last]] == Role.COMMUNICATION
     communications = union(
         Intervals(pauses.start[communicated], _until_launched(process, launches, pauses.end[communicated])),
@@ -100,6 +110,14 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
         input_ns = lengths_between(intersect(input_waits, union(Intervals(begin, until))), bounds)[::2]
         without_input = input_ns < _PAUSE_NS
     return Intervals(begin[without_input], until[without_input]), last[waits][without_input]
+
+
+def _recorded(process: Process) -> Intervals:
+    """Return the times in which the main thread recorded an operator or a call."""
+    events = process.trace.events
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
+    rows = rows[events.thread[rows] == process.training_thread]
+    return union(Intervals(events.start_ns[rows], events.end_ns[rows]))
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:

@@ -1,0 +1,66 @@
+"""Find the time in which JAX's main thread dispatches functions to CPU devices that run none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.recompilation import compiling_share
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import EMPTY, Intervals, distinct, lengths_inside, subtract, union
+from gpudiag.model.event import Role
+from gpudiag.model.timeline import DeviceTrack
+from gpudiag.units import NS_PER_MS
+
+
+def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
+    """Return float64[n]: share of the work before each host node that dispatches; None if no thread dispatches to CPUs.
+
+    Compiling does not count.
+    """
+    graph = what_if.graph
+    spans = {track.trace: _dispatching(track) for track in case.tracks if _dispatches(case, track)}
+    share = np.zeros(len(graph.host.time))
+    for first, after in graph.chains:
+        trace = int(graph.host.process[first]) if after > first else -1
+        if trace not in spans:
+            continue
+        reached = graph.host.time[first:after]
+        work = (graph.host.busy + graph.host.input + graph.host.before_first_op + graph.host.untraced)[first:after]
+        begin = np.concatenate([[reached[0] - work[0]], reached[:-1]])
+        inside = lengths_inside(spans[trace], begin.astype(np.int64), reached.astype(np.int64))
+        share[first:after] = np.clip(inside / np.maximum(graph.host.busy[first:after], 1.0), 0.0, 1.0)
+    compiling = compiling_share(case, what_if)
+    if compiling is not None:
+        share *= 1.0 - compiling
+    return share if share.any() else None
+
+
+def without_dispatching(remaining: Times, _: WhatIf, scenario: Scenario) -> Scenario:
+    """Return the scenario with this share of the host's work."""
+    return replace(scenario, busy=scenario.busy * remaining)
+
+
+def dispatches_per_step(case: Case) -> tuple[float, float]:
+    """Return (functions that the first device ran, ms in which the main thread dispatched and it ran none) per step."""
+    track = case.tracks[0]
+    steps = max(len(track.window_steps), 1)
+    ran = distinct(track.ops.row[(track.ops.start >= track.bounds[0]) & (track.ops.start < track.bounds[-1])])
+    inside = lengths_inside(_dispatching(track), track.bounds[:1], track.bounds[-1:])
+    return len(ran) / steps, float(inside[0]) / steps / NS_PER_MS
+
+
+def _dispatches(case: Case, track: DeviceTrack) -> bool:
+    """Return whether a CPU track's main thread launches work that other threads run."""
+    events = case.timeline.traces[track.trace].events
+    return track.is_cpu and bool(((events.role == Role.LAUNCH) & (events.thread == track.steps.thread)).any())
+
+
+def _dispatching(track: DeviceTrack) -> Intervals:
+    """Return the times in which the main thread works while its device runs no module and no collective."""
+    thread = track.threads.get(track.steps.thread)
+    ran = union(Intervals(track.ops.start, track.ops.end), Intervals(track.collectives.start, track.collectives.end))
+    return EMPTY if thread is None else subtract(thread.busy, ran)

@@ -1,0 +1,200 @@
+"""Split the trace of a JAX process that computes on CPU devices into one trace per device.
+
+Threads of a pool run a device's operations, while the main thread dispatches the next functions or waits for a value.
+In a device's trace, the main thread runs the device's XLA modules, and waits inside them for collectives:
+
+    main thread    PjitFunction(train_step) │ np.asarray(jax.Array) ····················│ load the next batch
+    pool           ·········· jit_train_step of CPU:1: dot │ tanh │ all-reduce │ fusion │
+    trace 1        dispatch   │ jit_train_step ··········· waits ·········│
+
+A main thread that reads no values runs ahead of its devices. A step of a device's trace therefore begins at its mark,
+or later, when the device has ended the work of earlier steps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from gpudiag.intervals import Intervals, distinct, outermost, union, within
+from gpudiag.model.event import EventKind, EventTable, Role, Trace, in_order
+from gpudiag.trace.readers.names import events_named
+from gpudiag.trace.readers.xspace.jax_host import called_function, compiles, dispatches, module_function
+from gpudiag.trace.readers.xspace.logical import ops_of_thread, serialized, taken
+from gpudiag.trace.readers.xspace.process import NO_NAME, Process, step_marks_of
+
+Rows = NDArray[np.intp]
+Times = NDArray[np.int64]
+
+
+#: Maximum number of CPU devices of a process, because the main thread's events are copied for each.
+_MOST_DEVICES = 1024
+
+
+class _ModuleRuns(msgspec.Struct, frozen=True):
+    """Runs of XLA modules on one device, as columns of length k, sorted by start.
+
+    Attributes:
+        row: an operation of each run.
+        start, end: in ns. A run lasts from its first to its last operation, and begins earlier, at the end of its call
+            or of the previous run, while the device's threads take it up.
+        dispatched: begin of the call that dispatched the run; begin of the first operation if the call is unknown.
+    """
+
+    row: Rows
+    start: Times
+    end: Times
+    dispatched: Times
+
+
+def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
+    """Return the traces of a process's CPU devices, in order; the whole trace if no device ran an XLA module.
+
+    A trace of more than `_MOST_DEVICES` devices is damaged, and is returned whole.
+    """
+    on_device = (process.runs_on >= 0) & (process.module != NO_NAME)
+    devices = distinct(process.runs_on[on_device]).tolist()
+    if not 0 < len(devices) <= _MOST_DEVICES or process.training_thread is None:
+        return (process.trace,)
+    main = _main_thread(process, process.training_thread)
+    rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
+    traces = [_device_trace(process, on_one, main, alone=len(devices) == 1) for on_one in rows]
+    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
+
+
+def _main_thread(process: Process, thread: int) -> EventTable:
+    """Return the events of the main thread, of which dispatching is calls, and compiling and waiting are ranges.
+
+    Each outermost call of a function is a range too, so that reports can name it.
+    """
+    events = process.trace.events
+    main = taken(events, np.flatnonzero((events.thread == thread) & (process.module == NO_NAME)))
+    operator = main.kind == EventKind.OPERATOR
+    dispatching, compiling = events_named(main, dispatches), events_named(main, compiles)
+    spans = union(Intervals(main.start_ns[dispatching], main.end_ns[dispatching]))
+    kind = main.kind.copy()
+    kind[operator & within(spans, main.start_ns)] = EventKind.RUNTIME
+    kind[(operator & compiling) | (main.role == Role.SYNCHRONIZATION)] = EventKind.ANNOTATION
+    role = np.where(operator & (kind == EventKind.ANNOTATION), np.uint8(Role.OTHER), main.role)
+    role[kind == EventKind.RUNTIME] = Role.LAUNCH
+    main = replace(main, kind=kind, role=role)
+    calls = _outermost_calls(main)
+    calls_as_ranges = taken(main, calls[main.kind[calls] == EventKind.RUNTIME])
+    count = len(calls_as_ranges)
+    ranges = replace(
+        calls_as_ranges,
+        kind=np.full(count, EventKind.ANNOTATION, np.uint8),
+        role=np.full(count, Role.OTHER, np.uint8),
+    )
+    return _joined(main, ranges)[0]
+
+
+def _outermost_calls(main: EventTable) -> Rows:
+    calls = np.flatnonzero(events_named(main, called_function))
+    return calls[outermost(main.start_ns[calls], main.end_ns[calls])]
+
+
+def _joined(*tables: EventTable) -> tuple[EventTable, Rows]:
+    """Return (table of all rows of tables with the same names, row in it of each row of the tables in turn)."""
+    columns = [table.columns() for table in tables]
+    return in_order({field: np.concatenate([c[field] for c in columns]) for field in columns[0]}, tables[0].names)
+
+
+def _device_trace(process: Process, rows: Rows, main: EventTable, *, alone: bool) -> Trace:
+    """Return the trace of the device whose operations are `rows`; in it, the main thread runs the device's modules.
+
+    `alone` says that the process has no other device.
+    """
+    trace, events = process.trace, process.trace.events
+    thread = process.training_thread or 0
+    rows = rows[events.end_ns[rows] > events.start_ns[rows]]
+    runs = _runs(process, rows, main)
+    if alone:
+        runs = _until_read(runs, main)
+    modules = ops_of_thread(events, runs.row, Intervals(runs.start, runs.end), thread)
+    modules = replace(modules, name=process.module[runs.row], role=np.full(len(runs.row), Role.OPERATOR, np.uint8))
+    communicates = events.role[rows] == Role.COMMUNICATION
+    operations, operation_row = serialized(events, rows[~communicates])
+    collectives, collective_row = serialized(events, rows[communicates])
+    table, position = _joined(
+        _with_marks_when_free(main, runs),
+        modules,
+        ops_of_thread(events, operation_row, operations, thread),
+        ops_of_thread(events, collective_row, collectives, thread),
+    )
+    row_in_table = dict(zip(collective_row.tolist(), position[-len(collective_row) :].tolist(), strict=False))
+    calls = [replace(call, row=row_in_table[call.row]) for call in trace.collectives if call.row in row_in_table]
+    return replace(
+        trace,
+        events=table,
+        step_marks=step_marks_of(table),
+        collectives=tuple(sorted(calls, key=lambda call: call.row)),
+    )
+
+
+def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
+    """Return the module runs to which the operations `rows` of one device belong, as spans without overlap."""
+    events = process.trace.events
+    run = process.run[rows]
+    # Operations without the number of their run count as one run each.
+    run = np.where(run == 0, np.iinfo(np.int64).max - np.arange(len(run)), run)
+    number, first, member = np.unique(run, return_index=True, return_inverse=True)
+    end = np.full(len(number), np.iinfo(np.int64).min)
+    np.maximum.at(end, member, events.end_ns[rows])
+    order = np.argsort(first, kind="stable")
+    row, end = rows[first[order]], end[order]
+    # A run that begins before an earlier run has ended gets the time after it.
+    earlier_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]
+    start = np.maximum(events.start_ns[row], earlier_end)
+    kept = start < end
+    row, start, end, earlier_end = row[kept], start[kept], end[kept], earlier_end[kept]
+    dispatched, returned = _dispatched(process, row, main)
+    return _ModuleRuns(row, np.minimum(start, np.maximum(earlier_end, returned)), end, dispatched)
+
+
+def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, Times]:
+    """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
+
+    If the numbers differ, the recording began with queued runs or ended before the last runs.
+    """
+    begin = process.trace.events.start_ns[row]
+    end = begin.copy()
+    calls = _outermost_calls(main)
+    functions = np.array([called_function(main.name_of(call)) or "" for call in calls.tolist()], np.str_)
+    names = process.trace.events.names
+    for module in distinct(process.module[row]).tolist():
+        runs = np.flatnonzero(process.module[row] == module)
+        called = calls[functions == module_function(names[module])]
+        if len(called) < len(runs):
+            runs = runs[len(runs) - len(called) :]
+        called = called[: len(runs)]
+        end[runs] = np.where(main.start_ns[called] <= begin[runs], main.end_ns[called], begin[runs])
+        begin[runs] = np.minimum(main.start_ns[called], begin[runs])
+    return begin, end
+
+
+def _until_read(runs: _ModuleRuns, main: EventTable) -> _ModuleRuns:
+    """Return the runs of a single device, of which those whose end the main thread waits for last until it knows."""
+    waits = np.flatnonzero(main.role == Role.SYNCHRONIZATION)
+    wait_start, wait_end = main.start_ns[waits], main.end_ns[waits]
+    end = runs.end.copy()
+    last = np.searchsorted(runs.start, wait_end) - 1
+    ended = np.flatnonzero((last >= 0) & (end[np.maximum(last, 0)] > wait_start))
+    end[last[ended]] = np.maximum(end[last[ended]], wait_end[ended])
+    return _ModuleRuns(runs.row, runs.start, end, runs.dispatched)
+
+
+def _with_marks_when_free(main: EventTable, runs: _ModuleRuns) -> EventTable:
+    """Return the main thread's events with step marks that begin when the device has ended the earlier steps' runs."""
+    marks = np.flatnonzero(main.role == Role.STEP_MARK)
+    order = np.argsort(runs.dispatched, kind="stable")
+    ended = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, runs.end[order]))
+    start, end = main.start_ns.copy(), main.end_ns.copy()
+    step_end = np.append(start[marks][1:], np.iinfo(np.int64).max)
+    earlier = ended[np.searchsorted(runs.dispatched[order], start[marks])]
+    within_step = ended[np.searchsorted(runs.dispatched[order], step_end)]
+    start[marks] = np.maximum(start[marks], earlier)
+    end[marks] = np.maximum(end[marks], np.maximum(within_step, start[marks]))
+    return replace(main, start_ns=start, end_ns=end)
