@@ -21,24 +21,24 @@ _LOADED_MS = 60_000
 
 
 @contextmanager
-def _browser() -> Iterator[Any]:
+def browser() -> Iterator[Any]:
+    """Start a headless browser, and yield Playwright's object for it."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = started.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu", f"--blink-settings={_MOUSE}"]
-        )
-        yield browser
-        browser.close()
+        options = ["--no-sandbox", "--disable-gpu", f"--blink-settings={_MOUSE}"]
+        chromium = started.chromium.launch(executable_path=BROWSER, args=options)
+        yield chromium
+        chromium.close()
 
 
 def violations(pages: Sequence[Path]) -> list[str]:
     """Return a line for each element of the pages that violates a rule of axe, on a desktop and on a phone."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make setup").Axe()
     lines: list[str] = []
-    with _browser() as browser:
+    with browser() as chromium:
         for colors, width in VIEWS:
-            context = browser.new_context(color_scheme=colors, viewport={"width": width, "height": 900})
+            context = chromium.new_context(color_scheme=colors, viewport={"width": width, "height": 900})
             context.set_default_timeout(_LOADED_MS)
             tab = context.new_page()
             for path in pages:
