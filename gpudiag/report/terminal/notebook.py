@@ -11,14 +11,12 @@ from gpudiag.report.console import ReportConsole
 from gpudiag.report.terminal.report import render_analysis
 
 _WIDTH = 100
-#: Notebooks are light or dark, so the report has its own background, on which every color of text has a contrast of 4.5.
+#: Notebooks are light or dark, so the report has its own background. On it every color of text has a contrast of 4.5.
 _THEME = TerminalTheme(
     (17, 17, 17),
     (238, 238, 238),
-    [(0, 0, 0), (255, 123, 114), (86, 211, 137), (227, 179, 65), (121, 174, 255), (221, 147, 189), (124, 200, 210),
-     (238, 238, 238)],
-    [(139, 148, 158), (255, 123, 114), (86, 211, 137), (227, 179, 65), (121, 174, 255), (221, 147, 189), (124, 200, 210),
-     (255, 255, 255)],
+    [(0, 0, 0), (255, 123, 114), (86, 211, 137), (227, 179, 65), (121, 174, 255), (221, 147, 189), (124, 200, 210)],
+    None,
 )  # fmt: skip
 #: `tabindex` lets keys scroll a report that is wider than the cell.
 _FORMAT = (
