@@ -31,8 +31,8 @@ _LEFT_OUT = {"package.md"}
 def on_config(config: Any) -> Any:
     """Replace folders and `*` in the navigation by pages, and leave out what an offline site cannot do.
 
-    The menu of versions and instant navigation ask a server. With the latter, no script of the theme runs on a page from
-    the file system.
+    The menu of versions and instant navigation ask a server. With the latter, no script of the theme runs on a page
+    from the file system.
     """
     docs = Path(config["docs_dir"])
     if config["plugins"]["material/offline"].config.enabled:

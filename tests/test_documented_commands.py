@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -60,7 +61,7 @@ def test_documentation_has_commands() -> None:
 
 @pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_command_is_accepted(page: str, command: str) -> None:
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     with group.make_context("gpudiag", words_of(command)) as context:
         name, verb, words = group.resolve_command(context, [*context._protected_args, *context.args])
         verb.make_context(name, words, parent=context)
