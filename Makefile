@@ -16,7 +16,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers clients wheel release sbom site site-version clean
+.PHONY: help setup run test unit fuzz mutants check format bench docs protobuf tensorboard tensorflow trainers clients wheel release sbom site links site-version clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,11 @@ site: build/site-venv/.made ## Build the documentation site in build/site, stric
 	fi
 	@echo "build/site/index.html"
 
+# As root, LinkChecker reads the site as the user nobody, so that the clone must be readable by all.
+links: build/site-venv/.made ## Check all links and anchors within the site that `make site` built
+	@test -f build/site/index.html || { echo "make: no build/site: run make site first" >&2; exit 2; }
+	build/site-venv/bin/linkchecker --config .ci/links.ini build/site/index.html
+
 # mike starts `mkdocs`.
 site-version: export PATH := $(CURDIR)/build/site-venv/bin:$(PATH)
 site-version: build/site-venv/.made ## Add this version of the site to the branch gh-pages (PUSH=--push publishes it)
@@ -138,7 +143,7 @@ site-version: build/site-venv/.made ## Add this version of the site to the branc
 build/site-venv/.made: $(VENV)/.made constraints.txt
 	$(BIN)/python -m venv build/site-venv
 	PIP_DISABLE_PIP_VERSION_CHECK=1 build/site-venv/bin/python -m pip install --quiet --constraint constraints.txt \
-	  mike mkdocs-jupyter mkdocs-material
+	  linkchecker mike mkdocs-jupyter mkdocs-material
 	@touch $@
 
 clean: ## Remove everything that make made (recorded runs stay)

@@ -22,16 +22,24 @@ _SECTION = re.compile(
     r'(.*?<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>\s*)([^<]*?)(\s*</label>)',
     re.DOTALL,
 )
+_CELL = '<div class="highlight-ipynb hl-python"'
 _SHIM = "https://unpkg.com/iframe-worker/shim"
 #: Pages that are not on the site.
 _LEFT_OUT = {"package.md"}
 
 
 def on_config(config: Any) -> Any:
-    """Replace folders and `*` in the navigation by pages, and leave out the menu of versions of an offline site."""
+    """Replace folders and `*` in the navigation by pages, and leave out what an offline site cannot do.
+
+    The menu of versions and instant navigation ask a server. With the latter, no script of the theme runs on a page
+    from the file system.
+    """
     docs = Path(config["docs_dir"])
     if config["plugins"]["material/offline"].config.enabled:
-        config["extra"].pop("version", None)  # its menu asks a server for the versions
+        config["extra"].pop("version", None)
+        config["theme"]["features"] = [
+            feature for feature in config["theme"]["features"] if feature != "navigation.instant"
+        ]
     listed = set(_pages_of(config["nav"], docs))
     rest = sorted(page.relative_to(docs).as_posix() for ending in ("md", "ipynb") for page in docs.rglob(f"*.{ending}"))
     others = [page for page in rest if page not in listed | _LEFT_OUT]
@@ -80,13 +88,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Return the page with the script of the search on this site, and a name for its dialog."""
     depth = page.url.count("/")
-    output = output.replace(_SHIM, f"{'../' * depth}assets/iframe-worker.js")
-    # The theme leaves out the name of the dialog, which screen readers announce.
+    return _accessible(output.replace(_SHIM, f"{'../' * depth}assets/iframe-worker.js"))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """Return 404.html, which any address may show, without this script: a server sends it, so the search needs none."""
+    if template_name != "404.html":
+        return output_content
+    return _accessible(re.sub(rf'<script src="{re.escape(_SHIM)}"></script>', "", output_content))
+
+
+def _accessible(output: str) -> str:
+    """Return a page that screen readers can announce and that keys can scroll."""
+    # The theme leaves out the name of the dialog.
+    output = output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
     # The sections of the menu are landmarks, which need names that differ.
     output = _SECTION.sub(r'\1 aria-label="\3"\2\3\4', output)
-    return output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
-
-
-def on_post_template(output_content: str, **_: Any) -> str:
-    """Return 404.html, which any address may show, without this script: a server sends it, so the search needs none."""
-    return re.sub(rf'<script src="{re.escape(_SHIM)}"></script>', "", output_content)
+    # The theme lets keys scroll code and tables, but not the cells of notebooks.
+    return output.replace(_CELL, f'{_CELL} tabindex="0"')

@@ -18,6 +18,7 @@ from gpudiag.model.event import DEVICE_WORK, Trace
 from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.recordings import check_one_recording
 from gpudiag.trace.sources import find_operation_table
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def analyze(
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
         engine: where the traces are read; this machine by default.
+
+    Raises:
+        SeveralRecordingsError: two of the paths are of different jobs.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
@@ -99,6 +103,7 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
 
 def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
     full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
+    check_one_recording(paths, full)
     traces, unused = least_disturbed(paths, full, limits)
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 

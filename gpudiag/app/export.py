@@ -16,6 +16,7 @@ from gpudiag.report.export.model import ExportModel
 from gpudiag.report.export.tensorboard.log_directory import ScalarSeries, run_name, series_of
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import Profile, read_processes, read_profiles
+from gpudiag.trace.recordings import check_one_recording
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,9 @@ def read_recorded(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Recorded:
     """Read the traces of one job to convert them. The arguments are those of `analyze`."""
-    timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
+    traces = read_traces(paths, world_size=world_size, limits=limits, repeated=True)
+    check_one_recording(paths, traces)
+    timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
     recordings = timeline.traces
     profiles = read_profiles(paths, limits=limits)

@@ -32,7 +32,8 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
         others: run directories of the other nodes of the same run.
     """
     if not (run_dir / RUN_FILE).is_file():
-        raise UnreadableInputError(f"{one_line(str(run_dir))}: holds no {RUN_FILE}", _FIRST_HINT)
+        missing = f"holds no {RUN_FILE}" if run_dir.exists() else "does not exist"
+        raise UnreadableInputError(f"{one_line(str(run_dir))}: {missing}", _FIRST_HINT)
     run = read_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
     ranks = {rank.rank: rank for rank in run.ranks}
     try:
@@ -65,7 +66,8 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
     name = one_line(str(other))
     records = list(_records(other))
     if not records:
-        raise UnreadableInputError(f"{name}: holds no records of ranks", _HINT)
+        missing = "holds no records of ranks" if other.exists() else "does not exist"
+        raise UnreadableInputError(f"{name}: {missing}", _HINT)
     ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
     if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)

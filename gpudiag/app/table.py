@@ -150,8 +150,9 @@ def read_points(path: Path) -> list[PointRecord]:
         return with_speedups(Store(path, reading=True).points().values(), NEED_PEERS)
     if (path / RUN_FILE).is_file():
         return [point_of_run(path)]
+    missing = "holds no results" if path.exists() else "does not exist"
     raise UnreadableInputError(
-        f"{path}: holds no results", "Give a directory that `gpudiag scale` or `gpudiag profile` wrote."
+        f"{path}: {missing}", "Give a directory that `gpudiag scale` or `gpudiag profile` wrote."
     )
 
 

@@ -21,8 +21,11 @@ from gpudiag.commands.command_line.output import show_analysis, show_pipeline
 from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from gpudiag.model.analysis import Analysis
     from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
+    from gpudiag.trace.recordings import Recording
 
 EXAMPLES = (
     ("gpudiag analyze traces/", "all ranks of one job, a file each (.json or .json.gz)"),
@@ -68,26 +71,51 @@ def analyze(
     thresholds = _thresholds(fail_on or [])
     from gpudiag.app.analyze import analyze as run
     from gpudiag.app.analyze import analyze_operation_table
+    from gpudiag.trace.recordings import SeveralRecordingsError
 
     limits = read_limits(max_trace_gb)
-    analysis: Analysis | PipelineAnalysis
+    engine = None
+    if scheduler is not None:
+        from gpudiag.app.cluster import on_cluster
+
+        engine = on_cluster(scheduler)
+
+    def analyse(job: "Sequence[str]") -> "Analysis":
+        analysis = run(job, world_size=world_size, limits=limits, engine=engine)
+        show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=job)
+        return analysis
+
+    analyses: list[Analysis | PipelineAnalysis]
     pipeline = analyze_operation_table(paths, limits=limits)
     if pipeline is not None:
-        analysis = pipeline
+        analyses = [pipeline]
         show_pipeline(pipeline, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
     else:
-        engine = None
-        if scheduler is not None:
-            from gpudiag.app.cluster import on_cluster
-
-            engine = on_cluster(scheduler)
-        analysis = run(paths, world_size=world_size, limits=limits, engine=engine)
-        show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full, paths=paths)
-    crossed = [word for word in thresholds if crosses(analysis, word)]
+        try:
+            analyses = [analyse(paths)]
+        except SeveralRecordingsError as error:
+            if as_json:
+                raise
+            analyses = list(_each_job(error.recordings, analyse))
+    crossed = [word for word in thresholds if any(crosses(analysis, word) for analysis in analyses)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)
     if crossed:
         raise typer.Exit(1)
+
+
+def _each_job(
+    recordings: "Sequence[Recording]", analyse: "Callable[[Sequence[str]], Analysis]"
+) -> "Iterator[Analysis]":
+    """Print a report of each job below its paths, and at the end the command that compares two."""
+    from gpudiag.model.sanitize import with_escapes
+    from gpudiag.trace.recordings import diff_command
+
+    for number, recording in enumerate(recordings, 1):
+        typer.echo(f"Job {number} of {len(recordings)}: {with_escapes(' '.join(recording.paths))}\n")
+        yield analyse(recording.paths)
+        typer.echo()
+    typer.echo(f"Two compared: {diff_command(recordings)}")
 
 
 def crosses(analysis: "Analysis | PipelineAnalysis", word: str) -> bool:

@@ -151,6 +151,8 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
     with pytest.raises(UnreadableInputError, match="holds no records"):
         gather(first, [second])
+    with pytest.raises(UnreadableInputError, match="does not exist"):
+        gather(first, [tmp_path / "nowhere"])
     rank = read_json(tmp_path / "rank1.json", RankRecord, RANK_SCHEMA)
     write_json(second / "ranks" / "rank1.json", msgspec.structs.replace(rank, run_id="another"))
     with pytest.raises(UnreadableInputError, match="another run"):

@@ -135,3 +135,23 @@ def test_analysis_of_one_rank_of_two_mentions_the_missing_rank(tmp_path: Path) -
     assert result.returncode == 1
     assert "of 2 ranks" in result.stdout.splitlines()[0]
     assert re.search(r"^Also .*\bmissing-ranks\b", result.stdout, re.MULTILINE | re.DOTALL)
+
+
+def test_each_of_two_jobs_gets_its_own_report(tmp_path: Path) -> None:
+    jobs = [str(TRACES.parent / name) for name in ("tiny", "slow_loader_rank2")]
+    both = in_this_process("analyze", *jobs, "--width", "100", "--fail-on", "straggler")
+    alone = [in_this_process("analyze", job, "--width", "100").stdout for job in jobs]
+    assert (both.returncode, both.stderr) == (1, "gpudiag: --fail-on straggler was crossed\n")
+    assert both.stdout == (
+        f"Job 1 of 2: {jobs[0]}\n\n{alone[0]}\nJob 2 of 2: {jobs[1]}\n\n{alone[1]}\n"
+        f"Two compared: gpudiag diff {jobs[0]} {jobs[1]}\n"
+    )
+
+
+@pytest.mark.parametrize("options", [("analyze", "--json"), ("report", "--html", "page.html")])
+def test_two_jobs_are_refused_where_one_is_needed(options: tuple[str, ...], tmp_path: Path) -> None:
+    verb, *rest = options
+    jobs = [str(TRACES.parent / name) for name in ("tiny", "slow_loader_rank2")]
+    result = gpudiag(verb, *jobs, *rest, cwd=tmp_path)
+    assert (result.returncode, result.stdout, [*tmp_path.iterdir()]) == (2, "", [])
+    assert f"gpudiag diff {jobs[0]} {jobs[1]}" in result.stderr

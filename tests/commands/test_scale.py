@@ -106,7 +106,7 @@ def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.Cap
     assert cli.main(["table", str(benchmark), str(benchmark / "nothing")]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "2 devices" in out
-    assert "holds no results" in out
+    assert "does not exist" in out
 
 
 def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:

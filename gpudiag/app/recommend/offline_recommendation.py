@@ -103,7 +103,10 @@ def _gradients_of_run(path: Path) -> Gradients:
     """Return the gradients that a run recorded. If the run did not communicate, its step time is the compute."""
     run = read_json(path, RunRecord, RUN_SCHEMA)
     if run.model is None or not run.model.gradient_sizes:
-        raise UnreadableInputError(f"{path}: this run has no record of its model", "Give gpudiag.profile(model=...).")
+        raise UnreadableInputError(
+            f"{path}: this run has no record of its model",
+            "Record with gpudiag.profile(..., model=model), or give a JSON list of bytes per gradient.",
+        )
     compute = None
     step_ms = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
     if run.strategy == INDEPENDENT and step_ms:

@@ -47,8 +47,8 @@ def _verdict(counts: Counter[CheckStatus]) -> Text:
     others = [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
     others += [f"{unseen} could not be seen"] if unseen else []
     rest = f" ({', '.join(others)})" if others else ""
-    if counts["blocked"]:
-        return Text(f"{counts['blocked']} of these checks block a job{rest}.", style="bold red")
+    if blocked := counts["blocked"]:
+        return Text(f"{blocked} of these checks block{'s' * (blocked == 1)} a job{rest}.", style="bold red")
     style = "bold yellow" if counts["warning"] else "bold green"
     return Text(f"Nothing blocks a job{rest}.", style=style)
 

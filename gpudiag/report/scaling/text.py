@@ -47,7 +47,7 @@ def _devices(result: Scaling) -> list[str]:
     """Return the rows of single devices and of links."""
     lines = []
     if result.alone:
-        headings = ("device", "samples/s", "of the median", "")
+        headings = ("device", "samples/s", "of the median", "note")
         rows = [(str(gpu.index), *words.alone_cells(gpu)) for gpu in result.alone]
         lines += ["## Each device alone", "", *markdown_table(headings, rows, left=1), ""]
     if result.links:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import io
 
+from rich.terminal_theme import TerminalTheme
+
 from gpudiag.model.analysis import Analysis
 from gpudiag.report.console import ReportConsole
 from gpudiag.report.terminal.report import render_analysis
 
 _WIDTH = 100
-_FORMAT = '<pre style="line-height: 1.2; white-space: pre; overflow-x: auto">{code}</pre>'
+#: Notebooks are light or dark, so the report has its own background. On it every color of text has a contrast of 4.5.
+_THEME = TerminalTheme(
+    (17, 17, 17),
+    (238, 238, 238),
+    [(0, 0, 0), (255, 123, 114), (86, 211, 137), (227, 179, 65), (121, 174, 255), (221, 147, 189), (124, 200, 210)],
+    None,
+)  # fmt: skip
+#: `tabindex` lets keys scroll a report that is wider than the cell.
+_FORMAT = (
+    '<pre tabindex="0" style="color: {foreground}; background-color: {background}; padding: 0.8em; line-height: 1.2; '
+    'white-space: pre; overflow-x: auto">{code}</pre>'
+)
 
 
 class NotebookConsole(ReportConsole):
@@ -33,4 +46,4 @@ def analysis_html(analysis: Analysis) -> str:
         _environ={},
     )
     render_analysis(analysis, console, paths=analysis.source.paths)
-    return console.export_html(inline_styles=True, code_format=_FORMAT)
+    return console.export_html(theme=_THEME, inline_styles=True, code_format=_FORMAT)

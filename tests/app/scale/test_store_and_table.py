@@ -223,3 +223,5 @@ def test_result_with_older_schema_is_refused_by_name(tmp_path: Path) -> None:
 def test_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="holds no results"):
         read_points(tmp_path)
+    with pytest.raises(UnreadableInputError, match="does not exist"):
+        read_points(tmp_path / "nowhere")
