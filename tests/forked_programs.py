@@ -1,0 +1,186 @@
+"""Run Python programs, and the programs that those start, as forks of one process that has imported PyTorch.
+
+The forks run the same programs with the same arguments, variables and import path, and their parents are those of
+separate processes. Three things differ: PyTorch is imported already, the first program is a child of the process that
+forks, and all have that process's command line.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.forked import ROOT, Forked
+
+#: The Python programs that a program starts, in order; each is described by those that it starts.
+Tree = list[Any]
+
+_FIRST = "from tests.forked_programs import become_first; become_first()"
+_OPTIONS = {"-I", "-P", "-u"}
+
+
+class ForkedProgram(Forked):
+    """A running program with the methods of a `subprocess.Popen`.
+
+    Args:
+        command: the command line of a Python program.
+        env: its environment.
+        starts: the Python programs that it starts.
+        out, err: files for its output.
+        own_session: start a session, as `subprocess.Popen` does with `start_new_session`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        starts: Tree,
+        *,
+        out: Path,
+        err: Path,
+        own_session: bool = False,
+    ) -> None:
+        task = {"command": list(command), "starts": starts, "folder": str(Path.cwd()), "session": own_session}
+        super().__init__(_FIRST, json.dumps(task), out=out, err=err, values=dict(env))
+
+
+def become_first() -> None:
+    """Run the program that the argument describes."""
+    task = json.loads(sys.argv[1])
+    if task["session"]:
+        os.setsid()
+    _start_with([_Waiting(starts) for starts in task["starts"]])
+    os.chdir(task["folder"])
+    _run(task["command"])
+
+
+class _Waiting:
+    """A process that waits until its parent starts its program.
+
+    It is forked before its parent's program runs, because the fork of a running program would continue that program.
+    """
+
+    def __init__(self, starts: Tree) -> None:
+        reading, self._writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._writing)
+            for pipe in _pipes:
+                os.close(pipe)
+            _pipes.clear()
+            _start_with([_Waiting(each) for each in starts])
+            _run_from(reading)
+            raise SystemExit(0)
+        os.close(reading)
+        _pipes.append(self._writing)
+
+    def start(self, command: list[str], env: Mapping[str, str]) -> None:
+        """Start a program."""
+        _pipes.remove(self._writing)
+        with os.fdopen(self._writing, "wb") as file:
+            file.write(json.dumps({"command": command, "env": dict(env), "folder": str(Path.cwd())}).encode())
+
+
+#: This process's pipes to processes that wait. When it ends, they end too.
+_pipes: list[int] = []
+
+
+def _run_from(pipe: int) -> None:
+    """Wait for a program, and run it. Return if the parent ends without starting one."""
+    with os.fdopen(pipe, "rb") as file:
+        text = file.read()
+    if text:
+        task = json.loads(text)
+        os.environ.clear()
+        os.environ.update(task["env"])
+        os.chdir(task["folder"])
+        _run(task["command"])
+
+
+class _Started(subprocess.Popen[bytes]):
+    """A program that runs in a process that has waited."""
+
+    def __init__(self, command: list[str], process: _Waiting, env: Mapping[str, str]) -> None:
+        self.args, self.pid, self.returncode = command, process.pid, None  # type: ignore[assignment] # while it runs
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created, self._waitpid_lock, self._sigint_wait_secs = True, threading.Lock(), 0.25
+        process.start(command, env)
+
+
+def _start_with(processes: list[_Waiting]) -> None:
+    """Let `subprocess.Popen` start the next programs in these processes. Programs whose output is read are separate."""
+    unused, separate = iter(processes), subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        process = None if "stdout" in options else next(unused, None)
+        if process is None:
+            return separate(command, **options)
+        return _Started(command, process, options.get("env", os.environ))
+
+    if processes:
+        subprocess.Popen = popen  # type: ignore[assignment, misc]
+
+
+def _run(command: list[str]) -> None:
+    """Run a Python program: python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT..."""
+    begin = next(at for at, word in enumerate(command) if at and word not in _OPTIONS)
+    options, words = command[1:begin], command[begin:]
+    folders = [] if "-I" in options else [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    _set_path(folders)
+    if not {"-I", "-P"} & set(options):
+        own = {"-m": str(Path.cwd()), "-c": ""}
+        sys.path.insert(0, own.get(words[0], str(Path(words[0]).absolute().parent)))
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))  # noqa: S102
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _set_path(folders: list[str]) -> None:
+    """Set the import path of a new process, and run the `sitecustomize` of PYTHONPATH if there is one."""
+    sys.path[:] = [*folders, *(path for path in sys.path if path not in {"", str(ROOT)})]
+    if importlib.machinery.PathFinder.find_spec("sitecustomize", folders) is not None:
+        sys.meta_path.insert(0, _Imported(sys.modules.pop("torch")))  # type: ignore[arg-type] # only `find_spec` is used
+        importlib.import_module("sitecustomize")
+
+
+class _Imported:
+    """Import PyTorch, which this process has imported before, as if for the first time."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch, self._spec = torch, torch.__spec__
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of `torch`; None for everything else."""
+        if name != "torch" or self._spec is None:
+            return None
+        folders = self._spec.submodule_search_locations
+        return importlib.util.spec_from_file_location(
+            name,
+            self._spec.origin,
+            loader=self,  # type: ignore[arg-type] # the methods below are those that are used
+            submodule_search_locations=folders,
+        )
+
+    def create_module(self, _spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return self._torch
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute nothing again."""
+        module.__spec__ = self._spec
