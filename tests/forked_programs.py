@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -44,24 +45,22 @@ class ForkedProgram(Forked):
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        starts: Tree,
+        starts: Tree | None = None,
         *,
         out: Path,
         err: Path,
         own_session: bool = False,
     ) -> None:
-        task = {"command": list(command), "starts": starts, "folder": str(Path.cwd()), "session": own_session}
+        task = {"command": list(command), "starts": starts or [], "folder": str(Path.cwd()), "session": own_session}
         super().__init__(_FIRST, json.dumps(task), out=out, err=err, values=dict(env))
 
 
 def become_first() -> None:
     """Run the program that the argument describes."""
     task = json.loads(sys.argv[1])
-    if task["session"]:
-        os.setsid()
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes ignore it
     _start_with([_Waiting(starts) for starts in task["starts"]])
-    os.chdir(task["folder"])
-    _run(task["command"])
+    _run_task(task)
 
 
 class _Waiting:
@@ -84,11 +83,16 @@ class _Waiting:
         os.close(reading)
         _pipes.append(self._writing)
 
-    def start(self, command: list[str], env: Mapping[str, str]) -> None:
-        """Start a program."""
+    def start(self, command: list[str], options: Mapping[str, Any]) -> None:
+        """Start a program with some of the options of `subprocess.Popen`: env, start_new_session, and a file as stdout,
+        to which errors are written too.
+        """
+        task = {"command": command, "env": dict(options.get("env", os.environ)), "folder": str(Path.cwd())}
+        task["session"] = options.get("start_new_session", False)
+        task["out"] = str(Path(options["stdout"].name).absolute()) if "stdout" in options else None
         _pipes.remove(self._writing)
         with os.fdopen(self._writing, "wb") as file:
-            file.write(json.dumps({"command": command, "env": dict(env), "folder": str(Path.cwd())}).encode())
+            file.write(json.dumps(task).encode())
 
 
 #: This process's pipes to processes that wait. When it ends, they end too.
@@ -103,29 +107,37 @@ def _run_from(pipe: int) -> None:
         task = json.loads(text)
         os.environ.clear()
         os.environ.update(task["env"])
-        os.chdir(task["folder"])
-        _run(task["command"])
+        if task["out"] is not None:
+            out = os.open(task["out"], os.O_WRONLY | os.O_APPEND)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+        _run_task(task)
+
+
+def _run_task(task: dict[str, Any]) -> None:
+    if task["session"]:
+        os.setsid()
+    os.chdir(task["folder"])
+    _run(task["command"])
 
 
 class _Started(subprocess.Popen[bytes]):
     """A program that runs in a process that has waited."""
 
-    def __init__(self, command: list[str], process: _Waiting, env: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], process: _Waiting, options: Mapping[str, Any]) -> None:
         self.args, self.pid, self.returncode = command, process.pid, None  # type: ignore[assignment] # while it runs
         self.stdin = self.stdout = self.stderr = None
         self._child_created, self._waitpid_lock, self._sigint_wait_secs = True, threading.Lock(), 0.25
-        process.start(command, env)
+        process.start(command, options)
 
 
 def _start_with(processes: list[_Waiting]) -> None:
-    """Let `subprocess.Popen` start the next programs in these processes. Programs whose output is read are separate."""
+    """Let `subprocess.Popen` start the next programs in these processes, except programs whose output is read."""
     unused, separate = iter(processes), subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        process = None if "stdout" in options else next(unused, None)
-        if process is None:
-            return separate(command, **options)
-        return _Started(command, process, options.get("env", os.environ))
+        process = None if options.get("stdout") == subprocess.PIPE else next(unused, None)
+        return separate(command, **options) if process is None else _Started(command, process, options)
 
     if processes:
         subprocess.Popen = popen  # type: ignore[assignment, misc]

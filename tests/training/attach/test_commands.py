@@ -118,7 +118,7 @@ def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> 
 @pytest.mark.measured
 def test_spawned_ranks_are_measured(attach: Attach) -> None:
     words = (str(SCRIPTS), str(STEPS), "spawn")
-    code, run, out, err = attach(*words)
+    code, run, out, err = attach(*words, separate=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True]), err
     bare = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=environment(**QUIET), check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from gpudiag.app.analyze import analyze_run
 from tests.training.attach.attached import Attach, whole
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("attach")]
+
+
+@pytest.fixture
+def attach(attach: Attach) -> Attach:
+    """Run commands as separate processes, which import PyTorch."""
+    return functools.partial(attach, separate=True)
+
 
 SCRIPTS = str(Path(__file__).with_name("scripts.py"))
 
