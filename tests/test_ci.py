@@ -48,8 +48,8 @@ def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
     ("there", "most", "code", "failed"),
     [
         pytest.param(["busy"], 3, 0, 3, id="disturbed"),
-        pytest.param(["busy"], 2, 1, 3, id="more than are run again"),
-        pytest.param(["wrong"], 3, 1, 1, id="wrong"),
+        pytest.param(["busy"], 2, 1, 3, id="more than are run again", marks=pytest.mark.apart),
+        pytest.param(["wrong"], 3, 1, 1, id="wrong", marks=pytest.mark.apart),
         pytest.param(["busy", "wrong"], 4, 1, 4, id="one of them wrong"),
         pytest.param([], 3, 1, 0, id="none had failed, so something else did"),
     ],
