@@ -93,8 +93,9 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("gpudiag: ")]
 
 
-def test_rank_0_prints_the_verdict_of_all_ranks_once(tmp_path: Path) -> None:
-    first, *others = lines_of(train(tmp_path, *TORCHRUN))
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.apart)], ids=["forks", "torchrun"])
+def test_rank_0_prints_the_verdict_of_all_ranks_once(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    first, *others = lines_of(train(tmp_path, *launcher, ranks=2))
     assert "ms per step while profiling. " in first
     assert others[-1] == f"gpudiag: full report: gpudiag analyze {tmp_path / 'run'} --full"
     assert len(others) <= 2
