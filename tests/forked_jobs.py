@@ -9,7 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
@@ -34,16 +34,19 @@ def _guard(command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_opt
     return ForkedProgram(command, env, [[[] for _ in range(ranks)]], out=log, err=log, own_session=True)
 
 
-@contextlib.contextmanager
-def forked_commands(starts: int = 0) -> Iterator[None]:
+def forked_commands(starts: int = 0) -> contextlib.AbstractContextManager[object]:
     """Let `gpudiag profile -- COMMAND` run its command in a fork, and the `starts` Python programs that this starts."""
+    return forked_programs_of(start, starts)
 
-    def popen(command: tuple[str, ...], *, env: dict[str, str]) -> ForkedProgram:
+
+def forked_programs_of(module: ModuleType, starts: int = 0) -> contextlib.AbstractContextManager[object]:
+    """Let a module run Python programs in forks, and the `starts` Python programs that each of these starts."""
+
+    def popen(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> ForkedProgram:
         out, err = (Path(f"/proc/{os.getpid()}/fd/{number}") for number in (1, 2))
         return ForkedProgram(command, env, [[] for _ in range(starts)], out=out, err=err)
 
-    with _popen_of(start, popen):
-        yield
+    return _popen_of(module, popen)
 
 
 def _popen_of(module: ModuleType, popen: Callable[..., ForkedProgram]) -> contextlib.AbstractContextManager[object]:
