@@ -60,7 +60,8 @@ class _Waiting:
         """Start a program with some of the options of `subprocess.Popen`: env, start_new_session, and a file as stdout,
         to which errors are written too.
         """
-        task = {"command": command, "env": dict(options.get("env", os.environ)), "folder": str(Path.cwd())}
+        task: dict[str, Any] = {"command": command, "folder": str(Path.cwd())}
+        task["env"] = dict(options.get("env", os.environ))
         task["session"] = options.get("start_new_session", False)
         task["out"] = str(Path(options["stdout"].name).absolute()) if "stdout" in options else None
         _pipes.remove(self._writing)
@@ -98,7 +99,7 @@ class _Started(subprocess.Popen[bytes]):
     """A program that runs in a process that has waited."""
 
     def __init__(self, command: list[str], process: _Waiting, options: Mapping[str, Any]) -> None:
-        self.args, self.pid, self.returncode = command, process.pid, None  # type: ignore[assignment] # while it runs
+        self.args, self.pid, self.returncode = command, process.pid, None
         self.stdin = self.stdout = self.stderr = None
         self._child_created, self._waitpid_lock, self._sigint_wait_secs = True, threading.Lock(), 0.25
         process.start(command, options)
@@ -140,7 +141,7 @@ def _set_path(folders: list[str]) -> None:
     """Set the import path of a new process, and run the `sitecustomize` of PYTHONPATH if there is one."""
     sys.path[:] = [*folders, *(path for path in sys.path if path not in {"", str(_ROOT)})]
     if importlib.machinery.PathFinder.find_spec("sitecustomize", folders) is not None:
-        sys.meta_path.insert(0, _Imported(sys.modules.pop("torch")))  # type: ignore[arg-type] # only `find_spec` is used
+        sys.meta_path.insert(0, _Imported(sys.modules.pop("torch")))
         importlib.import_module("sitecustomize")
 
 
