@@ -10,9 +10,7 @@ that tests compare with the program's output), the outputs of commands in the gu
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +25,7 @@ from gpudiag import commands
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.cli_process import in_this_process  # noqa: E402 # importable from the repository's root only
 from tests.documented_reports import REPORTS  # noqa: E402 # importable from the repository's root only
 from tests.traces.pack import unpack  # noqa: E402 # importable from the repository's root only
 
@@ -108,14 +107,9 @@ def example_page() -> str:
 
 def _printed(*arguments: str, cwd: str | None = None) -> str:
     """Return what gpudiag prints on a terminal of `COLUMNS` columns."""
-    result = subprocess.run(
-        [sys.executable, "-m", "gpudiag", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": COLUMNS, "PYTHONPATH": str(ROOT)},
-    )
+    result = in_this_process(*arguments, cwd=None if cwd is None else Path(cwd), COLUMNS=COLUMNS)
+    if result.returncode != 0:
+        raise SystemExit(f"gpudiag {' '.join(arguments)}: {result.stderr}")
     return "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
 
 

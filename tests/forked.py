@@ -136,6 +136,7 @@ class Forked:
     """
 
     def __init__(self, source: str, *words: str, out: Path, err: Path, values: dict[str, str]) -> None:
+        self.returncode: int | None = None
         for path in (out, err):
             path.touch()
         asked = {"source": source, "words": words, "out": str(out), "err": str(err), "environment": values}
@@ -144,7 +145,8 @@ class Forked:
     def poll(self) -> int | None:
         """Return the program's exit code, or None while the program runs."""
         _parent().hear(0.0)
-        return _parent().ended.get(self.pid)
+        self.returncode = _parent().ended.get(self.pid)
+        return self.returncode
 
     def wait(self, timeout_s: float = SECONDS) -> int:
         """Wait for the program, and return its exit code.
@@ -159,10 +161,18 @@ class Forked:
             _parent().hear(0.1)
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the program if it still runs."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill the program if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 def run_forked(source: str, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +49,8 @@ def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
     ("there", "most", "code", "failed"),
     [
         pytest.param(["busy"], 3, 0, 3, id="disturbed"),
-        pytest.param(["busy"], 2, 1, 3, id="more than are run again"),
-        pytest.param(["wrong"], 3, 1, 1, id="wrong"),
+        pytest.param(["busy"], 2, 1, 3, id="more than are run again", marks=pytest.mark.apart),
+        pytest.param(["wrong"], 3, 1, 1, id="wrong", marks=pytest.mark.apart),
         pytest.param(["busy", "wrong"], 4, 1, 4, id="one of them wrong"),
         pytest.param([], 3, 1, 0, id="none had failed, so something else did"),
     ],
@@ -116,3 +117,12 @@ def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: in
     outcomes = itertools.product((0, 1), repeat=rows)
     few = [math.prod(right if is_right else 1 - right for is_right in each) for each in outcomes if sum(each) < least]
     assert probability == pytest.approx(sum(few), abs=1e-12)
+
+
+def test_ci_runs_every_file_that_it_leaves_out_of_the_tests_apart() -> None:
+    script = (SCRIPT.parent / "run").read_text(encoding="utf-8")
+    ignored = set(re.findall(r"--ignore=(\S+)", script)) - {"tests/gpu"}
+    assert len(ignored) == 3
+    for path in ignored:
+        assert re.search(rf"(?<!--ignore=)\b{re.escape(path)}\b", script), path
+        assert (SCRIPT.parents[1] / path).is_file()

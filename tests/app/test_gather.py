@@ -118,14 +118,25 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
     assert codes == [0, 0], [log.read_text() for log in logs]
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("processes")
-def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: Network) -> None:
+def test_gather_two_machines_under_torchrun(tmp_path: Path, network: Network) -> None:
+    gather_separate_directories(tmp_path, network, torchrun=True)
+
+
+@pytest.mark.xdist_group("processes")
+def test_gather_two_machines_with_separate_directories(tmp_path: Path) -> None:
+    gather_separate_directories(tmp_path, LOOPBACK, torchrun=False)
+
+
+def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: bool) -> None:
+    """Train in two directories, and gather the second one's records into the first."""
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
     # An earlier run with more ranks left these records, which are not part of this run.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
-    train((first, second), network, torchrun=True)
+    train((first, second), network, torchrun=torchrun)
     alone = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert (alone.nodes, alone.world_size, [rank.rank for rank in alone.ranks]) == (2, 2, [0])
     assert "missing-ranks" in {warning.code for warning in gpudiag.analyze(first).validity}

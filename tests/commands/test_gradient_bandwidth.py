@@ -15,6 +15,7 @@ from gpudiag.report.console import report_console
 from gpudiag.report.facts.bandwidth import render_gradient_bandwidth
 from tests.cli_process import in_this_process
 from tests.exposure import run_watched
+from tests.forked_jobs import with_forked_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,15 +89,24 @@ def test_usage_errors_precede_measurement(arguments: tuple[str, ...], words: str
     assert "measuring" not in result.stderr
 
 
+MEASURE = ("bandwidth", "--quick", "--like", "resnet20-cifar", "--json")
+
+
+@pytest.mark.apart
+@pytest.mark.xdist_group("training")
+def test_another_account_reaches_only_gloo() -> None:
+    pytest.importorskip("torch")
+    watched = run_watched(sys.executable, "-m", "gpudiag", *MEASURE)
+    assert watched.result.returncode == 0, watched.result.stderr
+    watched.check()
+
+
 @pytest.mark.xdist_group("training")
 def test_bandwidth_of_host_memory_and_between_processes_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     saved = tmp_path / "facts.json"
-    words = ("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
-    watched = run_watched(sys.executable, "-m", "gpudiag", *words)
-    result = watched.result
+    result = with_forked_jobs(*MEASURE, "--save", str(saved))
     assert result.returncode == 0, result.stderr
-    watched.check()  # another account reaches only gloo
     answer = json.loads(result.stdout)
     sizes = answer["probes"]["like"]["bucket_bytes"]
     # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients are communicated.

@@ -117,11 +117,11 @@ def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
         "--strategy",
         "independent",
         "--batch-size",
-        "16",
+        "4",
         "--prefetch",
     )
     # The run has several seconds of steps, because a table is drawn four times per second.
-    short = ("--devices", "1", "--steps", "600", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
+    short = ("--devices", "1", "--steps", "300", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
     code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)

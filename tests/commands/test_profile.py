@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.exposure import run_watched
+from tests.forked_jobs import with_forked_jobs
 from tests.listeners import beyond_loopback, listeners
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def test_default_run_can_be_analysed_and_drawn_again(default_run: Run) -> None:
 
 def test_user_defined_function_is_profiled(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag(
+    result = with_forked_jobs(
         "profile", f"{OWN}:main", "--steps", "12", "--warmup", "4", "--output", str(run_dir), cwd=ROOT, **NO_GPU
     )
     assert result.returncode == 0, result.stderr
@@ -254,7 +255,9 @@ def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str],
 
 def test_failing_function_is_reported_with_rank_and_location(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag("profile", "tests.commands.own_failure:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
+    result = with_forked_jobs(
+        "profile", "tests.commands.own_failure:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU
+    )
     assert result.returncode == 5
     message, hint = result.stderr.splitlines()[-2:]
     assert message.startswith("gpudiag: rank 1: ValueError: [bold]not[/bold] my day")
@@ -267,7 +270,7 @@ def test_failing_function_is_reported_with_rank_and_location(tmp_path: Path) -> 
 
 def test_loader_that_ends_early_does_not_hang_other_ranks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag("profile", f"{OWN}:uneven", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
+    result = with_forked_jobs("profile", f"{OWN}:uneven", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
     assert "rank 1: the loop ended after 4 steps, before warm-up was over" in result.stderr
     ranks = {rank["rank"]: rank for rank in run_json(run_dir)["ranks"]}
@@ -276,7 +279,7 @@ def test_loader_that_ends_early_does_not_hang_other_ranks(tmp_path: Path) -> Non
 
 def test_hang_ends_after_the_timeout(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
+    result = with_forked_jobs("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
     assert "no progress for 6 s: " in result.stderr  # on a slow machine the hang may be reported while processes start
     assert "--timeout" in result.stderr
@@ -320,7 +323,7 @@ def test_interpreter_without_torch_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_module_is_refused(tmp_path: Path) -> None:
-    result = gpudiag("profile", "no.such.module:main", "--output", "run", cwd=tmp_path, **NO_GPU)
+    result = with_forked_jobs("profile", "no.such.module:main", "--output", "run", cwd=tmp_path, **NO_GPU)
     assert result.returncode == 2
     assert "there is no module 'no.such.module'" in result.stderr
     assert run_json(tmp_path / "run")["status"] == "failed"

@@ -9,12 +9,16 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+import gpudiag.app.recommend.recommend as use_case
+from gpudiag.app.recommend.recommend import recommend
 from gpudiag.model.benchmarks.strategy_benchmark import NO_TIME
 from tests.cli_process import environment, in_this_process
 from tests.cli_process import gpudiag as run_cli
 from tests.exposure import run_watched
+from tests.forked_jobs import with_forked_jobs
 from tests.machines import HERE as MACHINES
 from tests.prediction.published_systems import TENSORS
 
@@ -178,19 +182,29 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("training")
-def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
-    """On two CPU processes, only the simplest strategy and `independent` have two rounds. Another account reaches only
-    gloo.
+def test_another_account_reaches_only_gloo(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = ("recommend", "trivial", "--only", "gloo", "--json", "--output", str(tmp_path / "run"))
+    watched = run_watched(sys.executable, "-c", AT_ONCE, *words)
+    assert watched.result.returncode == 0, watched.result.stderr
+    watched.check()
+
+
+@pytest.mark.xdist_group("training")
+def test_spent_budget_still_measures_one_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two CPU processes, only the simplest strategy and `independent` have two rounds.
 
     `tests/training/strategies/test_one_file.py` has enough time for several strategies.
     """
     pytest.importorskip("torch")
+    monkeypatch.setattr(
+        use_case, "recommend", lambda request, *rest: recommend(msgspec.structs.replace(request, budget_s=0.0), *rest)
+    )
     words = ("recommend", "trivial", "--batch-size", "4", "--json", "--output", str(tmp_path / "run"))
-    watched = run_watched(sys.executable, "-c", AT_ONCE, *words)
-    result = watched.result
+    result = with_forked_jobs(*words, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stderr
-    watched.check()
     answer = json.loads(result.stdout)
     measured = {row["strategy"]: row["rounds"] for row in answer["ranking"] if row["measured_step_ms"] is not None}
     assert measured == {"independent": 2, "gloo": 2}
@@ -205,6 +219,7 @@ def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "contest-trivial.json").is_file()
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.xdist_group("training")
 def test_full_disk_is_reported_with_its_path(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ import pytest
 
 from gpudiag.commands import main as cli
 from tests.cli_process import SECONDS, environment
-from tests.exposure import Watched, run_watched
+from tests.exposure import run_watched
+from tests.forked_jobs import with_forked_jobs
 from tests.listeners import beyond_loopback, listeners
 
 if TYPE_CHECKING:
@@ -36,21 +38,19 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("scale")
-    watched = run_watched(*command(*COMMAND, "--starts", "2", "--output", str(output)), CUDA_VISIBLE_DEVICES="")
+    done = with_forked_jobs(*COMMAND, "--starts", "2", "--output", str(output), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert "Weak scaling of trivial" in done.stdout
+    return output
+
+
+@pytest.mark.apart
+def test_another_account_reaches_only_gloo(tmp_path: Path) -> None:
+    watched = run_watched(*command(*COMMAND, "--profile", "none", "--output", str(tmp_path)), CUDA_VISIBLE_DEVICES="")
     assert watched.result.returncode == 0, watched.result.stderr
-    assert "Weak scaling of trivial" in watched.result.stdout
-    return output, watched
-
-
-@pytest.fixture(scope="module")
-def benchmark(watched: tuple[Path, Watched]) -> Path:
-    return watched[0]
-
-
-def test_another_account_reaches_only_gloo(watched: tuple[Path, Watched]) -> None:
-    watched[1].check()
+    watched.check()
 
 
 def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
@@ -117,19 +117,20 @@ def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureF
 
 
 def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
-    values = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
-    words = command(*COMMAND, "--profile", "none", "--output", str(tmp_path))
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
-    try:
+    addresses: set[str] = set()
+
+    def kill() -> None:
         victim = _wait_for_point(tmp_path, "gloo-2x")
-        addresses = listeners(process.pid)  # each point has one TCPStore listener
-        assert addresses
-        assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
+        addresses.update(listeners(os.getpid()))  # each point has one TCPStore listener
         os.kill(victim, signal.SIGKILL)
-        _, errors = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    done = with_forked_jobs(*COMMAND, "--profile", "none", "--output", str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    killing.join()
+    assert addresses
+    assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
+    assert done.returncode == 0, done.stderr
     points = json.loads((tmp_path / "scaling.json").read_text())["points"]
     by_devices = {point["devices"]: point for point in points}
     assert by_devices[2]["status"] == "failed"

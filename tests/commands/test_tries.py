@@ -1,4 +1,4 @@
-"""Test `gpudiag profile --try` with real processes on CPUs."""
+"""Test `gpudiag profile --try` with two processes on CPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli_process import gpudiag, in_this_process
+from tests.forked_jobs import with_forked_jobs
 
 OWN = "tests.commands.own_training"
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def tries_of(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, An
 @pytest.mark.xdist_group("processes")
 def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    result = gpudiag(
+    result = with_forked_jobs(
         *("profile", f"{OWN}:changeable", "--try", "fused,compile,tf32", "--steps", "4", "--warmup", "3"),
         *("--output", str(run_dir), "--json"),
         cwd=ROOT,
@@ -51,7 +52,7 @@ def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) 
 @pytest.mark.measured
 @pytest.mark.xdist_group("processes")
 def test_built_in_workload_is_trained_with_changes(tmp_path: Path) -> None:
-    result = gpudiag(
+    result = with_forked_jobs(
         *("profile", "cnn-cifar", "--batch-size", "4", "--try", "channels-last,fused,sdpa", "--steps", "4"),
         *("--warmup", "2"),
         *("--output", str(tmp_path / "run"), "--json"),

@@ -13,8 +13,9 @@ from tests.fuzzing.runs import DOCUMENTED, failures
 
 
 @pytest.mark.processes
-def test_mutants_of_real_files_cause_no_failure() -> None:
-    assert list(failures(range(60))) == []
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.apart)], ids=str)
+def test_mutants_of_real_files_cause_no_failure(seeds: range) -> None:
+    assert list(failures(seeds)) == []
 
 
 def _pipe(path: Path) -> None:

@@ -144,8 +144,8 @@ def match_collectives(
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
     by_messages = [_Pair(_MESSAGES, a, b, alignment) for a, b, alignment in matched.alignments]
-    offsets, clocks, uncorrected = _clock_offsets(tracks, [*pairs, *by_messages])
-    instance, arrival, last = _instances(tracks, groups, pairs, offsets, uncorrected)
+    offsets, clocks = _clock_offsets(tracks, [*pairs, *by_messages])
+    instance, arrival, last = _instances(tracks, groups, pairs, offsets)
     ends = _match_messages(tracks, matched.messages, offsets, (instance, arrival, last))
     collectives = []
     for index, track in enumerate(tracks):
@@ -227,12 +227,8 @@ def _signature(call: CollectiveCall) -> tuple[str, int | None]:
     return call.operation, None if call.operation == "all_to_all" else call.size_bytes
 
 
-def _clock_offsets(
-    tracks: list[TrackCalls], pairs: list[_Pair]
-) -> tuple[list[int], list[ClockAlignment], dict[int, int]]:
-    """Return (offset of each track to add to its times, alignments, trace → offset too small to be corrected), in ns.
-
-    The pairs with most matches count.
+def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
+    """Return the offset of each track to add to its times, in ns, and the alignments, by the pairs with most matches.
 
     Processes that no chain of pairs connects (for example pipeline stages) are aligned among themselves: the first
     process of each connected component keeps its clock.
@@ -249,7 +245,6 @@ def _clock_offsets(
     rank_of = {track.trace: track.rank for track in tracks}
     matched = _matched(tracks, pairs)
     offsets: dict[int, int] = {}
-    uncorrected = dict.fromkeys(rank_of, 0)
     clocks: list[ClockAlignment] = []
     for first in rank_of:
         if first in offsets:
@@ -264,7 +259,6 @@ def _clock_offsets(
             measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
-            uncorrected[new] = abs(alignment.offset_ns - measured)
             for number in links_of[new]:
                 heappush(nearby, number)
             clocks.append(
@@ -276,7 +270,7 @@ def _clock_offsets(
                     matched=matched[new],
                 )
             )
-    return [offsets[track.trace] for track in tracks], clocks, uncorrected
+    return [offsets[track.trace] for track in tracks], clocks
 
 
 def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
@@ -336,12 +330,8 @@ def _instances(
     groups: dict[GroupKey, dict[int, NDArray[np.intp]]],
     pairs: list[_Pair],
     offsets: list[int],
-    uncorrected: dict[int, int],
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
-    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
-
-    `uncorrected` has the offset (ns, trace → at least 0) by which each clock is known to differ and is not corrected.
-    """
+    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`."""
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     last = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
@@ -367,7 +357,6 @@ def _instances(
         joined = (present.sum(axis=1) > 1) | alone
         ranks = np.array([tracks[i].rank for i in order])
         last_of_all = start.argmax(axis=1)
-        apart = np.array([uncorrected[tracks[i].trace] for i in order], np.int64)
         for column, track in enumerate(order):
             slots, indices = at[track]
             use = joined[slots]
@@ -377,10 +366,10 @@ def _instances(
             # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
             latest = last_of_all[slots]
             ends = end[slots, column]
-            # Within the clocks' uncorrected offsets, it is unknown who left first.
-            until = ends + apart[column]
-            left = np.flatnonzero(start[slots, latest] > until + apart[latest])
-            came = np.where(start[slots[left]] <= until[left, None] + apart, start[slots[left]], _FAR_PAST)
+            # Clocks agree to SAME_CLOCK_NS at best, so that a rank may seem to arrive after the others have left.
+            until = ends + SAME_CLOCK_NS
+            left = np.flatnonzero(start[slots, latest] > until)
+            came = np.where(start[slots[left]] <= until[left, None], start[slots[left]], _FAR_PAST)
             latest[left] = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots
             arrival[track][indices] = np.minimum(start[slots, latest], ends)

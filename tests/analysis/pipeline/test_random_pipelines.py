@@ -24,6 +24,7 @@ def test_random_pipelines_are_judged_right() -> None:
     assert len(wrong) <= 1, wrong
 
 
+@pytest.mark.apart
 @pytest.mark.long
 def test_95_percent_of_random_pipelines_are_judged_right() -> None:
     """`benchmarks/random_pipelines.py` judges 200."""

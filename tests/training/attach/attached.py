@@ -1,7 +1,8 @@
-"""Run gpudiag in this process, and the command in separate processes."""
+"""Run gpudiag in this process, and the command in forks of a process that has imported PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
+from tests.forked_jobs import forked_commands
 
 #: A run has 6 steps to find step boundaries, 1 step for the start, 2 warm-up steps, 5 unprofiled steps, and for each of
 #: two recordings 2 discarded and 6 recorded steps.
@@ -24,16 +26,27 @@ Attach = Callable[..., tuple[int, RunRecord, str, str]]
 
 
 def attached(
-    run_dir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *command: str, **options: Any
+    run_dir: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *command: str,
+    separate: bool = False,
+    **options: Any,
 ) -> tuple[int, RunRecord, str, str]:
-    """Return exit code, record, output, and errors and warnings of a command under gpudiag."""
+    """Return exit code, record, output, and errors and warnings of a command under gpudiag.
+
+    Args:
+        separate: start the command as a separate process, which imports PyTorch itself.
+    """
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     run_dir.mkdir()
     capfd.readouterr()
     settings = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **options})
     notes: list[str] = []
-    code, run = run_command(settings, lambda message: notes.append(message.note or ""), on_warning=notes.append)
+    forks = forked_commands(starts=2 if command[0] == TWO_RANKS else 0)
+    with contextlib.nullcontext() if separate else forks:
+        code, run = run_command(settings, lambda message: notes.append(message.note or ""), on_warning=notes.append)
     out, err = capfd.readouterr()
     return code, run, out, err + "\n".join(notes)
 

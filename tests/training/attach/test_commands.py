@@ -15,6 +15,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.forked import run_forked
+from tests.forked_jobs import forked_commands
 from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
@@ -118,7 +119,7 @@ def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> 
 @pytest.mark.measured
 def test_spawned_ranks_are_measured(attach: Attach) -> None:
     words = (str(SCRIPTS), str(STEPS), "spawn")
-    code, run, out, err = attach(*words)
+    code, run, out, err = attach(*words, separate=True)
     assert (code, run.status, [whole(rank) for rank in run.ranks]) == (0, "complete", [True, True]), err
     bare = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=environment(**QUIET), check=False
@@ -179,7 +180,8 @@ def test_unwritable_run_directory_is_reported(
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     notes: list[str] = []
-    code, run = run_command(words, lambda message: notes.append(message.note or ""))
+    with forked_commands():
+        code, run = run_command(words, lambda message: notes.append(message.note or ""))
     assert (code, run.status, len(capfd.readouterr().out.split())) == (0, "failed", 40)
     assert any("exists" in note for note in notes)
 

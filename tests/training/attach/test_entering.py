@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from gpudiag.app.analyze import analyze_run
 from tests.training.attach.attached import Attach, whole
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("attach")]
+
+
+@pytest.fixture
+def attach(attach: Attach) -> Attach:
+    """Run commands as separate processes, which import PyTorch."""
+    return functools.partial(attach, separate=True)
+
 
 SCRIPTS = str(Path(__file__).with_name("scripts.py"))
 
@@ -78,7 +86,7 @@ def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(LOOKS_FIRST, id="looks first"),
+        pytest.param(LOOKS_FIRST, id="looks first", marks=pytest.mark.apart),
         pytest.param(FAILS_FIRST, id="fails first", marks=pytest.mark.measured),
     ],
 )
@@ -105,7 +113,7 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(BREAKS_GPUDIAG)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    code, run, out, _ = attach(SCRIPTS, "20", "plain")
+    code, run, out, _ = attach(SCRIPTS, "20", "plain", separate=False)
     assert (code, len(out.split())) == (0, 40)
     assert run.error is not None
     assert "gpudiag failed in your command, which continued: ImportError: cannot be loaded here (Python 3." in run.error

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
 from tests.forked import run_forked
+from tests.forked_programs import ForkedProgram
 from tests.training.attach.attached import QUICK, QUIET, TWO_RANKS, Attach, whole
 
 pytestmark = pytest.mark.processes
@@ -68,7 +67,7 @@ with tempfile.TemporaryDirectory() as place:
     ],
 )  # fmt: skip
 def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
-    got, run, _, err = attach(*words)
+    got, run, _, err = attach(*words, separate=code == 2)  # for a missing file, the interpreter itself sets this code
     assert (got, run.status, run.ranks) == (code, "failed", ())
     assert run.error is not None
     assert run.error.startswith(said) or run.error.endswith(said), err
@@ -202,22 +201,32 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert any(sentence.startswith("rank 1 is stopped") for sentence in said)
 
 
-def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess.Popen[str]:
-    """Start gpudiag with a script, wait until the script reports that it runs, and yield both."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpudiag", "profile", "--warmup", "2", *words, "--output", str(tmp_path / "run"), "--",
-         sys.executable, SCRIPTS, "2000", kind],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**QUIET, **values),
-        preexec_fn=_take_signals,  # noqa: PLW1509
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "here\n"
-    return process
+class Profiled(ForkedProgram):
+    """gpudiag with a script, both as forks of a process that has imported PyTorch, from when the script trains on."""
 
+    def __init__(self, tmp_path: Path, *words: str, kind: str, **values: str) -> None:
+        self._out, self._err = tmp_path / "out", tmp_path / "err"
+        options = ("--warmup", "2", *words, "--output", str(tmp_path / "run"))
+        command = (sys.executable, "-m", "gpudiag", "profile", *options, "--", sys.executable, SCRIPTS, "2000", kind)
+        super().__init__(command, environment(**QUIET, **values), [[]], out=self._out, err=self._err)
+        self.until(self._out, "here\n")
 
-def _take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore these signals by default
-        signal.signal(number, signal.SIG_DFL)
+    def until(self, path: Path, text: str) -> None:
+        """Wait until the program has printed a text."""
+        until_s = time.monotonic() + SECONDS
+        while text not in path.read_text():
+            assert self.poll() is None, self._err.read_text()
+            assert time.monotonic() < until_s, self._err.read_text()
+            time.sleep(0.02)
+
+    def until_said(self, text: str) -> None:
+        """Wait until gpudiag has printed a text."""
+        self.until(self._err, text)
+
+    def end(self) -> tuple[str, str]:
+        """Wait for the end; return the script's output, and what gpudiag has printed."""
+        self.wait()
+        return self._out.read_text(), self._err.read_text()
 
 
 @ALONE
@@ -225,10 +234,10 @@ def _take_signals() -> None:
     pytest.param(name, marks=pytest.mark.measured) for name in ("SIGQUIT", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 )])  # fmt: skip
 def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp_path: Path) -> None:
-    process = started(tmp_path, "--steps", "1000", kind="slow")
+    process = Profiled(tmp_path, "--steps", "1000", kind="slow")
     number = getattr(signal, name)
     process.send_signal(number)
-    _, err = process.communicate(timeout=SECONDS)
+    _, err = process.end()
     assert process.returncode == 128 + number
     assert f"ended by {name}, at unprofiled step" in err
     assert f"gpudiag analyze {tmp_path}" not in err, "the run has no trace to analyse"
@@ -252,9 +261,9 @@ def _ended(pid: int) -> bool:
 
 @ALONE
 def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
-    process = started(tmp_path, kind="checkpoints", SAYS_AT="10")
+    process = Profiled(tmp_path, kind="checkpoints", SAYS_AT="10")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=SECONDS)
+    process.end()
     assert process.returncode == 9
 
 
@@ -295,40 +304,33 @@ def test_terminal_interrupt_reaches_command_once(tmp_path: Path) -> None:
 
 @ALONE
 def test_interrupt_of_gpudiag_reaches_command(tmp_path: Path) -> None:
-    process = started(tmp_path, "--steps", "1000", kind="slow")
+    process = Profiled(tmp_path, "--steps", "1000", kind="slow")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=SECONDS)
+    _, err = process.end()
     assert process.returncode == 130
     assert "KeyboardInterrupt" in err
 
 
 @ALONE
 def test_directory_in_use_is_refused(tmp_path: Path) -> None:
-    process = started(tmp_path, "--steps", "20", kind="slow", SAYS_AT="60")
+    process = Profiled(tmp_path, "--steps", "20", kind="slow", SAYS_AT="60")
     before = sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir())
     again = in_this_process("profile", "--output", str(tmp_path / "run"), "--", sys.executable, "-c", "print(1)")
     assert (again.returncode, again.stdout) == (2, "")
     assert "another gpudiag is writing to it" in again.stderr
     assert sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir()) == before
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=SECONDS)
+    process.end()
 
 
 @ALONE
 def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
-    process = started(tmp_path, "--steps", "5", kind="slow", SAYS_AT="10")
-    lines: list[str] = []
-    assert process.stderr is not None
-    timer = threading.Timer(SECONDS, process.kill)
-    timer.start()
-    for line in process.stderr:
-        lines.append(line)
-        if "your job goes on" in line:
-            break
-    timer.cancel()
+    process = Profiled(tmp_path, "--steps", "5", kind="slow", SAYS_AT="10")
+    process.until_said("your job goes on")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=SECONDS)
+    out, err = process.end()
+    lines = err.partition("your job goes on")[0].splitlines()
     assert any(line.startswith("gpudiag: measured after ") and "ms per step" in line for line in lines), lines
     assert "gpudiag" not in out
 

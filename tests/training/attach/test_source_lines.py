@@ -193,6 +193,7 @@ def main():
         model(torch.randn(8, 64)).sum().backward()
         optimizer.step()
         report(number)
+    del model  # before its process group: `PytorchStrategy.close` explains the order
     dist.destroy_process_group()
 
 main()

@@ -18,10 +18,12 @@ import torch
 
 from gpudiag.errors import UsageError, WorkerFailedError
 from gpudiag.model.job import DATA_SOURCES, TRAINED_MODELS, DataSource, TrainedModel
+from gpudiag.training.jobs.data import batch_client
 from gpudiag.training.jobs.data.batch_client import ServedBatches, open_batches
 from gpudiag.training.jobs.data.batches import DevicePrefetch, batches
 from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.registry import load_workload
+from tests.forked_jobs import forked_programs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +47,13 @@ def children() -> set[int]:
     return children
 
 
+@pytest.fixture
+def forks() -> Iterator[None]:
+    """Run servers as forks of a process that has imported PyTorch."""
+    with forked_programs_of(batch_client):
+        yield
+
+
 def test_option_values_equal_literal_types() -> None:
     assert get_args(DataSource) == DATA_SOURCES
     assert get_args(TrainedModel) == TRAINED_MODELS
@@ -57,7 +66,9 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
     workload = load_workload(WORKLOAD, on_gpu=False)
     assert workload.pool % 6
     before = children()
-    with open_batches(WORKLOAD, workload, source, batch_size=6, workers=workers, device=CPU, seed=3) as endless:
+    # One server is a separate process.
+    forks = forked_programs_of(batch_client) if workers == 2 else contextlib.nullcontext()
+    with forks, open_batches(WORKLOAD, workload, source, batch_size=6, workers=workers, device=CPU, seed=3) as endless:
         for inputs, target in itertools.islice(endless, 120):
             assert (tuple(inputs.shape), inputs.dtype) == ((6, 3, 32, 32), torch.uint8)
             assert (tuple(target.shape), target.dtype) == ((6,), torch.int64)
@@ -65,6 +76,7 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
         assert children() == before
 
 
+@pytest.mark.usefixtures("forks")
 def test_served_batches_equal_loader_batches_of_server_seed() -> None:
     """With seed 3, the first server makes its samples with seed 3 * 1009 + 0."""
     workload = load_workload(WORKLOAD, on_gpu=False)
@@ -76,6 +88,7 @@ def test_served_batches_equal_loader_batches_of_server_seed() -> None:
             their_inputs.zero_()  # the received tensor may be modified
 
 
+@pytest.mark.usefixtures("forks")
 def test_served_volumes_keep_shapes_and_types() -> None:
     with served(batch_size=1, name="unet3d") as theirs:
         inputs, target = next(iter(theirs))
@@ -83,6 +96,7 @@ def test_served_volumes_keep_shapes_and_types() -> None:
     assert (tuple(target.shape), target.dtype) == ((1, 3, 4, 54, 54), torch.uint8)
 
 
+@pytest.mark.usefixtures("forks")
 def test_dead_server_raises_instead_of_hanging() -> None:
     with served() as theirs:
         endless = iter(theirs)
@@ -126,12 +140,14 @@ def living(process: Path) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("forks")
 def test_server_that_cannot_start_raises(capfd: pytest.CaptureFixture[str]) -> None:
     with served(name="no-such-workload") as theirs, pytest.raises(WorkerFailedError, match="exit code 1"):
         next(iter(theirs))
     assert "there is no workload 'no-such-workload'" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_socket_is_private_and_removed() -> None:
     with served() as theirs:
         directory = Path(theirs._directory.name)

@@ -1,4 +1,4 @@
-"""Test workloads and data sources in complete runs of two real processes."""
+"""Test workloads and data sources in complete runs of two processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gpudiag.analysis.scaling.forecast import durations
 from gpudiag.app.table import read_points
 from gpudiag.model.benchmarks.scale_request import Wanted
 from gpudiag.training.jobs.volume.storage import Volume
-from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
+from tests.cli_process import SECONDS, environment, in_this_process
+from tests.forked_jobs import with_forked_jobs
 
 SHORT = ("--steps", "3", "--warmup", "2")
 
@@ -30,7 +31,8 @@ def run(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the analysis and the record."""
     many = ("--devices", str(devices))
-    result = gpudiag("profile", *words, *many, *short, "--output", str(run_dir), "--json", CUDA_VISIBLE_DEVICES="")
+    words = ("profile", *words, *many, *short, "--output", str(run_dir), "--json")
+    result = with_forked_jobs(*words, CUDA_VISIBLE_DEVICES="")
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
     assert result.returncode == 0, f"{result.stderr}\n{logs}"
     record = json.loads((run_dir / "run.json").read_text())
@@ -165,7 +167,7 @@ def test_interrupted_prediction_removes_volumes(tmp_path: Path) -> None:
 
 def test_volume_larger_than_disk_is_an_error_and_removed(tmp_path: Path) -> None:
     words = ("unet3d-predict", "--volume", "4000,36000,36000", "--devices", "1", "--output", str(tmp_path / "run"))
-    result = gpudiag("profile", *words, CUDA_VISIBLE_DEVICES="")
+    result = with_forked_jobs("profile", *words, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 5
     assert "the volumes need" in result.stderr
     assert "larger disk" in result.stderr

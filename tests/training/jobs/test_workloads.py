@@ -129,7 +129,18 @@ def test_keras_count_of_inception_follows_from_parameters() -> None:
 SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
 
 
-@pytest.mark.parametrize("name", [name for name, entry in WORKLOADS.items() if entry.trains])
+#: A step of these takes 5 CPU seconds or more.
+LARGE = ("gpt", "unet3d", "vgg16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.apart if name in LARGE else ())
+        for name, entry in WORKLOADS.items()
+        if entry.trains
+    ],
+)
 def test_each_workload_trains_a_step(name: str) -> None:
     workload = load_workload(name, on_gpu=False)
     inputs, target = workload.samples(1 if name in {"gpt", "unet3d"} else 2, torch.Generator().manual_seed(0))

@@ -18,7 +18,8 @@ from tests.other_user import as_another_user, needs_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+#: `tests/commands/test_profile.py` tries what a second user reaches in every test run.
+pytestmark = [pytest.mark.apart, pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 _PROGRAM = """
 import os, time

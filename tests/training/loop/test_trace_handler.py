@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import pytest
 
 import gpudiag
 from tests.cli_process import SECONDS, environment
+from tests.forked_programs import ForkedProgram
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,22 +57,34 @@ def train(
     each: str = "pass",
     last: str = "pass",
     world_size: int = 2,
+    ranks: int = 1,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program under a launcher; without one, run only rank 0 of a job of `world_size` ranks."""
-    program = TRAIN.format(arguments=arguments, repeat=repeat, each=each, last=last, group=bool(launcher))
+    """Run the program under a launcher; without one, run the first `ranks` ranks of a job as forks."""
+    group = bool(launcher) or ranks > 1
+    program = TRAIN.format(arguments=arguments, repeat=repeat, each=each, last=last, group=group)
     (directory / "train.py").write_text(program, encoding="utf-8")
-    changes = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if not launcher:
-        changes |= {"RANK": "0", "WORLD_SIZE": str(world_size)}
-    return subprocess.run(
-        [sys.executable, *launcher, "train.py"],
-        cwd=directory,
-        env=environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    values = environment(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    if launcher:
+        command = [sys.executable, *launcher, "train.py"]
+        return subprocess.run(
+            command, cwd=directory, env=values, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening.getsockname()[1])}
+    out, err = directory / "out.txt", directory / "err.txt"
+    with contextlib.chdir(directory):
+        processes = [
+            ForkedProgram(
+                [sys.executable, "train.py"],
+                {**values, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
+                out=out,
+                err=err,
+            )
+            for rank in range(ranks)
+        ]
+    code = max(process.wait() for process in processes)
+    return subprocess.CompletedProcess(["train.py"], code, out.read_text(), err.read_text())
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -78,8 +93,9 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("gpudiag: ")]
 
 
-def test_rank_0_prints_the_verdict_of_all_ranks_once(tmp_path: Path) -> None:
-    first, *others = lines_of(train(tmp_path, *TORCHRUN))
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.apart)], ids=["forks", "torchrun"])
+def test_rank_0_prints_the_verdict_of_all_ranks_once(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    first, *others = lines_of(train(tmp_path, *launcher, ranks=2))
     assert "ms per step while profiling. " in first
     assert others[-1] == f"gpudiag: full report: gpudiag analyze {tmp_path / 'run'} --full"
     assert len(others) <= 2
@@ -94,7 +110,7 @@ def test_rank_0_trains_on_while_another_rank_has_no_trace_yet(tmp_path: Path) ->
     # Rank 1 saves its trace after rank 0 has begun the next step. If rank 0 waited in the handler, both would hang.
     each = "if step == 6 and rank == 0: open('next', 'w').close()"
     last = "while rank == 1 and not os.path.exists('next'): time.sleep(0.05)"
-    assert "ms per step" in lines_of(train(tmp_path, *TORCHRUN, each=each, last=last))[0]
+    assert "ms per step" in lines_of(train(tmp_path, ranks=2, each=each, last=last))[0]
 
 
 def test_missing_ranks_are_named_and_traces_of_an_earlier_job_do_not_count(tmp_path: Path) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpudiag.model.run import Scheduling, UnprofiledSteps
-from tests.cli_process import SECONDS, environment
+from tests.forked import ROOT, run_forked
 
 pytestmark = pytest.mark.processes
 
@@ -44,12 +42,7 @@ finally:
 
 def scheduling(kind: str, run_dir: Path) -> tuple[Scheduling, float]:
     """Return the scheduling figures of a step, and its duration."""
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind, str(run_dir)],
-        capture_output=True, text=True, env=environment(PYTHONPATH=root, CUDA_VISIBLE_DEVICES=""), timeout=SECONDS,
-        check=False,
-    )  # fmt: skip
+    done = run_forked(PROGRAM, kind, str(run_dir), PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     rank = json.loads((run_dir / "ranks" / "rank0.json").read_text())
     if rank["timed"]["scheduling"] is None:

@@ -14,11 +14,13 @@ import pytest
 from gpudiag.errors import UsageError
 from gpudiag.training.strategies import registry
 from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
-from tests.cli_process import environment
+from tests.cli_process import environment, in_this_process
 from tests.cli_process import gpudiag as run_cli
+from tests.forked_jobs import with_forked_jobs
 from tests.machines import HERE as MACHINES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NAME = "one-by-one"
@@ -108,13 +110,25 @@ def test_help_lists_plugin_strategy(package: str) -> None:
     assert f"independent|{NAME}" in result.stdout
 
 
+@pytest.fixture
+def installed(package: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the package in this process and in those that it starts."""
+    monkeypatch.setenv("PYTHONPATH", package)
+    monkeypatch.syspath_prepend(package.partition(os.pathsep)[0])
+    registry.strategies.cache_clear()
+    yield
+    registry.strategies.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.xdist_group("processes")
-def test_plugin_strategy_is_trained(package: str, tmp_path: Path) -> None:
-    words = ("profile", "trivial", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1")
-    assert _json(package, *words, "--output", str(tmp_path / "run"))["schema"] == "gpudiag/analysis/1"
+def test_plugin_strategy_is_trained(tmp_path: Path) -> None:
+    words = ("profile", "trivial", "--strategy", NAME, "--devices", "2", "--steps", "3", "--warmup", "1", "--json")
+    result = with_forked_jobs(*words, "--output", str(tmp_path / "run"))
+    assert (result.returncode, json.loads(result.stdout)["schema"]) == (0, "gpudiag/analysis/1"), result.stderr
     run = json.loads((tmp_path / "run" / "run.json").read_bytes())
     assert (run["strategy"], run["status"]) == (NAME, "complete")
-    refused = run_cli("profile", "trivial", "--strategy", NAME, "--devices", "1", PYTHONPATH=package)
+    refused = in_this_process("profile", "trivial", "--strategy", NAME, "--devices", "1")
     assert refused.returncode == 3
     assert f"{NAME} needs at least 2 devices" in refused.stderr
 
