@@ -131,7 +131,8 @@ site: build/site-venv/.made ## Build the documentation site in build/site, stric
 # As root, LinkChecker reads the site as the user nobody, so that the clone must be readable by all.
 links: build/site-venv/.made ## Check all links and anchors within the site that `make site` built
 	@test -f build/site/index.html || { echo "make: no build/site: run make site first" >&2; exit 2; }
-	build/site-venv/bin/linkchecker --config .ci/links.ini build/site/index.html
+	site=$$(mktemp -d) && chmod 755 "$$site" && cp -r build/site "$$site" && \
+	  build/site-venv/bin/linkchecker --config .ci/links.ini "$$site/site/index.html"; code=$$?; rm -rf "$$site"; exit $$code
 
 # mike starts `mkdocs`.
 site-version: export PATH := $(CURDIR)/build/site-venv/bin:$(PATH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -270,15 +271,18 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         special = POINT_TO_POINT | {"all_to_all"}
         return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
 
-    def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
-        """Return bool[m]: whether all participants of each collective of a track have a track or were left out."""
+    def whole_collectives(self, tracks: Sequence[DeviceTrack]) -> Iterator[NDArray[np.bool_]]:
+        """Yield bool[m] for each track: whether all participants of each collective have a track or were left out."""
         present = {track.rank for track in self.tracks} | self.left_out
-        groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
         everyone = len(present) >= self.world_size
-        whole = {id(group): present.issuperset(group) if group else everyone for group in groups.values()}
-        return np.array(
-            [whole[id(groups[row])] if row in groups else everyone for row in track.collectives.row.tolist()], np.bool_
-        )
+        whole: dict[int, bool] = {}  # by identity: the traces of a large job share the tuples of their groups' ranks
+        for track in tracks:
+            groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
+            for group in groups.values():
+                if id(group) not in whole:
+                    whole[id(group)] = present.issuperset(group) if group else everyone
+            rows = track.collectives.row.tolist()
+            yield np.array([whole[id(groups[row])] if row in groups else everyone for row in rows], np.bool_)
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):

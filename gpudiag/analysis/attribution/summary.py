@@ -87,9 +87,10 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
     if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
         return ()
     waits = []
-    for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
+    whole_collectives = timeline.whole_collectives(timeline.tracks)
+    for track, attributed, whole in zip(timeline.tracks, attribution.tracks, whole_collectives, strict=True):
         # Participants without a trace may have arrived later than the last known participant.
-        incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
+        incomplete = set(track.collectives.last_rank[~whole].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
             for on_rank, share in attributed.waits_ns.items()

@@ -136,7 +136,7 @@ class Case:
         if not time.sum():
             return 0.0
         if self.timeline.left_out:
-            whole = np.concatenate([self.timeline.whole_collectives(track) for track in self.tracks])
+            whole = np.concatenate(list(self.timeline.whole_collectives(self.tracks)))
             return float(time[(instance == UNKNOWN) | ~whole].sum() / time.sum())
         _, index, present = np.unique(instance, return_inverse=True, return_counts=True)
         incomplete = (instance == UNKNOWN) | (present[index] < expected)

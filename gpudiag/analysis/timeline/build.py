@@ -56,6 +56,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None, *, ea
     calls = _completed(_calls(traces, views, slots), traces)
     matching = match_collectives(calls, ranks, _messages(calls))
     tracks = _tracks(traces, views, slots, matching)
+    shares = [covered_share(track) for track in tracks]
     return Timeline(
         framework=framework_of(traces),
         world_size=world,
@@ -73,10 +74,11 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None, *, ea
                 matching,
                 world_size=world,
                 activities=activities,
+                shares=shares,
                 repeated_ranks=copies.repeated_ranks,
             ),
         ),
-        covered=min((covered_share(track) for track in tracks), default=1.0),
+        covered=min(shares, default=1.0),
         unseen={_rank(traces[index]): host_windows(views[index].steps).bounds for index in sorted(unseen)},
     )
 

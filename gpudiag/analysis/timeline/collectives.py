@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
-from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
+from gpudiag.analysis.timeline.calibration import CORRECTED_NS, SAME_CLOCK_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import (
     DEVICE_WORK,
@@ -256,7 +256,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
             a, b, alignment = links[heappop(nearby)]
             if a in offsets and b in offsets:
                 continue
-            measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
+            measured = alignment.offset_ns if abs(alignment.offset_ns) > CORRECTED_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
             for number in links_of[new]:

@@ -107,9 +107,8 @@ def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
     return Intervals(start, end), np.append(ops.step >= 0, calls.start >= track.steps.start[:1])
 
 
-def partial_coverage(tracks: Sequence[DeviceTrack]) -> list[Validity]:
-    """Warn if the analysed steps represent little of the recorded device work."""
-    shares = [covered_share(track) for track in tracks]
+def partial_coverage(tracks: Sequence[DeviceTrack], shares: Sequence[float]) -> list[Validity]:
+    """Warn if the steps represent little of the recorded device work; `shares` has each `covered_share`."""
     if not shares:
         return []
     if min(shares) >= COVERED_SHARE:

@@ -123,7 +123,8 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
     table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
-    rows = np.flatnonzero(seen & timeline.whole_collectives(track))
+    (whole,) = timeline.whole_collectives([track])
+    rows = np.flatnonzero(seen & whole)
     return [
         WaitView(
             rank=track.rank,

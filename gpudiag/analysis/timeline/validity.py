@@ -48,6 +48,7 @@ def examine(
     *,
     world_size: int,
     activities: Sequence[DeviceActivity],
+    shares: Sequence[float],
     repeated_ranks: Set[int] = frozenset(),
 ) -> tuple[Validity, ...]:
     """Return all warnings about the timeline.
@@ -59,6 +60,7 @@ def examine(
         matching: the collectives matched across ranks.
         world_size: number of ranks.
         activities: device activity of each trace.
+        shares: `covered_share` of each track.
         repeated_ranks: ranks whose traces repeat another rank's trace and were left out with a warning.
     """
     lossy = [trace.rank for trace, act in zip(traces, activities, strict=True) if act.missing or act.lossy]
@@ -66,7 +68,7 @@ def examine(
         *mixed_runs(traces, views, tracks, lossy),
         *incomplete_activity(traces, activities),
         *thin_recording(traces, views, tracks),
-        *partial_coverage(tracks),
+        *partial_coverage(tracks, shares),
         *_missing_ranks(traces, world_size, matching, repeated_ranks),
         *_steps(traces, tracks),
         *_dropped(traces),

@@ -148,7 +148,7 @@ def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) ->
     tracks = (
         _steps(device_track),
         _buckets(attribution.tracks[index]),
-        _waits(device_track, timeline.whole_collectives(device_track)),
+        _waits(device_track, next(timeline.whole_collectives([device_track]))),
     )
     return tuple(track for track in tracks if len(track))
 

@@ -13,6 +13,7 @@ import pytest
 from gpudiag.analysis.timeline import (
     alignment,
     calibration,
+    collectives,
     completeness,
     mixed_runs,
     point_to_point,
@@ -60,6 +61,16 @@ def distinct_offsets(at: float) -> object:
 @CASES.of("SAME_CLOCK_NS")
 def blurred_clock(at: float) -> object:
     return bool(_clocks(Of(clocks=[Of(rank=1, residual_ns=at)], ambiguous=False)))  # type: ignore[arg-type]
+
+
+@CASES.of("CORRECTED_NS")
+def corrected_clock(at: float) -> object:
+    track: Any = Of(trace=0, rank=0, on_host=False, source="")
+    pair: Any = Of(
+        group=("", ()), a=0, b=1, alignment=Of(a=np.arange(9), b=np.arange(9), offset_ns=int(at), residual_ns=1)
+    )
+    offsets, _ = collectives._clock_offsets([track, Of(trace=1, rank=1, on_host=False, source="")], [pair])  # type: ignore[list-item]
+    return any(offsets)
 
 
 CASES.of("MATCHED_SHARE", 0.49, 0.51)(lambda at: seen(at, 0).believable)
@@ -144,8 +155,7 @@ def represented_share(at: float) -> object:
     track: Any = Of(
         is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep", thread=1), threads={}
     )
-    with mock.patch.object(completeness, "covered_share", return_value=at):
-        return bool(completeness.partial_coverage([track]))
+    return bool(completeness.partial_coverage([track], [at]))
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
