@@ -12,13 +12,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
 from gpudiag.model.event import DEVICE_WORK, Trace
 from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
-from gpudiag.trace.sources import find_operation_table
+from gpudiag.trace.sources import find_operation_table, find_sources
 
 if TYPE_CHECKING:
     from gpudiag.app.digest import Engine
@@ -49,13 +51,16 @@ def analyze(
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
-    from gpudiag.app.digest import digest  # noqa: PLC0415  # only with a cluster
-    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # imported while other processes read
+    from gpudiag.app.digest import digest, independent  # noqa: PLC0415  # only with a cluster
+    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # likewise
 
+    if not independent(paths, find_sources(paths)):
+        return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
         written = digest(paths, output=Path(directory), limits=limits, engine=engine)
-        traces = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
-    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.unreadable)
+        digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
+    traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
+    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.warnings)
     return analysis_of_traces(traces, paths, world_size=world_size, unused=left_out).analysis
 
 

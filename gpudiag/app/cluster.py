@@ -59,7 +59,7 @@ def _outcome(future: Any, file: TraceFile) -> Digested:
     if future.status == "finished":
         return msgspec.convert(future.result(), Digested)
     error = future.exception()
-    return Digested({}, f"{file.shown}: its worker failed: {type(error).__name__}: {error}")
+    return Digested(file.shown, error=f"{file.shown}: its worker failed: {type(error).__name__}: {error}")
 
 
 def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:

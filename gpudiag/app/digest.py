@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from gpudiag.errors import GpudiagError, NotATraceError
-from gpudiag.model.run_directory import DIGESTS_DIR, find_kernel_only_traces, whole_file
+from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.digest_files import Digested, digest_file, digest_name, ranks_by_file
@@ -33,17 +33,17 @@ class Written(msgspec.Struct, frozen=True):
 
     Attributes:
         directory: where they are.
-        digests: names of their files.
+        digests: name of the digest's file → the trace of which it is.
         size_bytes: their size.
         trace_bytes: size of the traces that they are of.
-        unreadable: messages about files that could not be read.
+        warnings: messages about files that were left out.
     """
 
     directory: Path
-    digests: tuple[str, ...]
+    digests: dict[str, str]
     size_bytes: int
     trace_bytes: int
-    unreadable: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def digest(
@@ -67,36 +67,67 @@ def digest(
     files = find_sources(paths)
     directory = output or _beside(Path(paths[0]), files[0])
     _make(directory)
-    engine = engine or in_processes
-    if find_kernel_only_traces(paths) is None and all(map(ranks_by_file, files)):
-        outcomes = engine(files, limits)
-    else:
-        outcomes = _together(paths, files, limits)  # the ranks of a run's two recordings, or of devices, need all files
-    names: dict[str, int] = {}
-    unreadable = []
-    for done, outcome in enumerate(outcomes, 1):
+    names = _Names(files, directory)
+    for done, outcome in enumerate(_outcomes(paths, files, limits, engine or in_processes, names.warnings), 1):
         progress(done, len(files))
-        if outcome.error:
-            unreadable.append(outcome.error)
-        for name, content in outcome.digests.items():
-            if name in names:
-                unreadable.append(f"{name} was left out: two traces are of this rank")
-                continue
-            names[name] = len(content)
-            _write(directory / name, content)
-    if not names:
-        raise NotATraceError(f"no digest was written: {min(unreadable)}", "Check the traces.")
+        names.write(outcome)
+    if not names.sizes:
+        reason = min([*names.warnings, *names.no_traces])
+        raise NotATraceError(f"no digest was written: {reason}", "Check the traces.")
     return Written(
         directory=directory,
-        digests=tuple(sorted(names)),
-        size_bytes=sum(names.values()),
+        digests=dict(sorted(names.files.items())),
+        size_bytes=sum(names.sizes.values()),
         trace_bytes=sum(file.size for file in files),
-        unreadable=tuple(sorted(unreadable)),
+        warnings=tuple(sorted(names.warnings)),
     )
 
 
+class _Names:
+    """Write digests, and decide between two that have the same name."""
+
+    def __init__(self, files: Sequence[TraceFile], directory: Path) -> None:
+        self.files: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        self.warnings: list[str] = []
+        self.no_traces: list[str] = []
+        self._directory = directory
+        self._order = {file.shown: number for number, file in enumerate(files)}
+
+    def write(self, outcome: Digested) -> None:
+        """Write the digests of a file. Of two files with one rank, the first in the order of all files is kept."""
+        if outcome.error:
+            (self.no_traces if outcome.no_trace else self.warnings).append(outcome.error)
+        for name, content in outcome.digests.items():
+            other = self.files.get(name)
+            if other is not None:
+                first, second = sorted((other, outcome.file), key=self._order.__getitem__)
+                self.warnings.append(f"{second} was left out: {first} has the same rank or name")
+                if first == other:
+                    continue
+            self.files[name] = outcome.file
+            self.sizes[name] = len(content)
+            _write(self._directory / name, content)
+
+
+def independent(paths: Sequence[Path | str], files: Sequence[TraceFile]) -> bool:
+    """Return whether each file can be digested without the others.
+
+    The ranks of a run with kernel-only traces, and of processes that drive several devices, need all files.
+    """
+    return find_kernel_only_traces(paths) is None and all(map(ranks_by_file, files))
+
+
+def _outcomes(
+    paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits, engine: Engine, warnings: list[str]
+) -> Iterable[Digested]:
+    if independent(paths, files):
+        return engine(files, limits)
+    return _together(paths, files, limits, warnings)
+
+
 def _beside(path: Path, first: TraceFile) -> Path:
-    return (path if path.is_dir() else first.path.parent) / DIGESTS_DIR
+    return below(path if path.is_dir() else first.path.parent, DIGESTS_DIR)
 
 
 def _make(directory: Path) -> None:
@@ -118,12 +149,17 @@ def _write(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _together(paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
+def _together(
+    paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits, warnings: list[str]
+) -> Iterator[Digested]:
     from gpudiag.app.analyze import least_disturbed  # noqa: PLC0415  # only for runs with two recordings
 
-    traces, _ = least_disturbed(paths, read_traces(paths, limits=limits), limits)
+    traces, unused = least_disturbed(paths, read_traces(paths, limits=limits, repeated=True), limits)
+    notes = tuple(warning.message for warning in unused)
+    warnings += notes
     for trace in traces:
-        yield Digested({digest_name(trace, files[0].path): encode(trace)})
+        noted = msgspec.structs.replace(trace, notes=(*trace.notes, *notes)) if trace is traces[0] else trace
+        yield Digested(trace.source, {digest_name(trace, files[0].path): encode(noted)})
 
 
 def in_processes(files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:

@@ -46,7 +46,7 @@ def digest(
             engine=engine,
             progress=lambda done, files: line.say(f"{done} of {files} traces", lasting=False),
         )
-    for message in written.unreadable:
+    for message in written.warnings:
         typer.echo(f"gpudiag: {message}", err=True)
     if as_json:
         import msgspec
