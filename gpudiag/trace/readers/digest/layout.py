@@ -6,11 +6,20 @@ compressed). The header is a MessagePack map, `Header`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from gpudiag.model.analysis import WorkloadKind
-from gpudiag.model.event import CollectiveCall, Module
+from gpudiag.model.event import HOST, CollectiveCall, Module
 from gpudiag.model.packed_events import PackedColumn
+from gpudiag.model.quantities import MOST_RANKS, Nanoseconds
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+#: Index into a table, or a number of bytes or events.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+DeviceOrdinal = Annotated[int, msgspec.Meta(ge=HOST, lt=2**15)]
 
 DIGEST_SCHEMA = "gpudiag/digest/1"
 DIGEST_ENDING = ".gpudiag-digest"
@@ -19,7 +28,7 @@ DIGEST_ENDING = ".gpudiag-digest"
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """A process group; `ranks` is an index into `Header.ranks`."""
 
-    ranks: int
+    ranks: Natural
     description: str
 
 
@@ -28,10 +37,10 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     operation: str
     group: str
-    ranks: int
-    size_bytes: int | None
-    peer: int | None
-    processor_share: float | None
+    ranks: Natural
+    size_bytes: Natural | None
+    peer: Rank | None
+    processor_share: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -55,11 +64,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trace: str
-    size: int
+    size: Natural
     events: dict[str, PackedColumn]
     names: tuple[str, ...]
-    events_size: int
-    ranks: tuple[tuple[int, ...], ...]
+    events_size: Natural
+    ranks: tuple[tuple[Rank, ...], ...]
     calls: tuple[Call, ...]
     collectives: Columns
     step_marks: tuple[Columns, ...]
@@ -68,18 +77,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     operator_work: Columns | None
     groups: dict[str, Group]
     framework: str
-    origin_ns: int
-    rank: int | None
-    world_size: int | None
+    origin_ns: Nanoseconds
+    rank: Rank | None
+    world_size: WorldSize | None
     host: str
-    device_names: dict[int, str]
+    device_names: dict[DeviceOrdinal, str]
     waits_in_collectives: bool
     operators_merged: bool
     uses_devices: bool
     workload: WorkloadKind
     unread_devices: tuple[str, ...]
-    unrecorded_graphs: int
-    dropped_events: int
+    unrecorded_graphs: Natural
+    dropped_events: Natural
     notes: tuple[str, ...]
 
 
@@ -101,7 +110,7 @@ SAME = (
     "notes",
 )
 
-File = tuple[int, bytes, bytes, bytes]
+File = tuple[Natural, bytes, bytes, bytes]
 """(Size of the header, the header compressed, the event table's columns compressed, the other columns compressed)."""
 
 
