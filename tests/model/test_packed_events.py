@@ -111,7 +111,7 @@ def test_packed_events_stand_for_their_table() -> None:
     assert isinstance(packed, PackedEvents)
     assert len(packed) == 50
     assert packed.name_of(7) == table.name_of(7)
-    copy: Any = pickle.loads(pickle.dumps(packed))
+    copy: Any = pickle.loads(pickle.dumps(packed))  # noqa: S301
     assert isinstance(copy, PackedEvents)
     assert np.array_equal(copy.start_ns, table.start_ns)
     assert isinstance(plain(packed), EventTable)
