@@ -129,7 +129,14 @@ def least_disturbed(
         return full, (_unused(str(error)),)
     from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
 
-    joined = [with_operators(kernel_only[trace.rank], trace) if trace.rank in kernel_only else None for trace in full]
+    joined = [
+        with_operators(kernel_only[trace.rank], trace)
+        if trace.rank in kernel_only
+        else trace  # a digest has both recordings
+        if trace.operators_merged
+        else None
+        for trace in full
+    ]
     usable = tuple(trace for trace in joined if trace is not None)
     if len(usable) < len(full):
         return full, (_unused("its steps do not match those of the full trace"),)

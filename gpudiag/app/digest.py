@@ -15,10 +15,10 @@ from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.trace import ReadLimits, read_traces
-from gpudiag.trace.digest_files import Digested, digest_file, digest_name, ranks_by_file
+from gpudiag.trace.digest_files import Digested, digest_file, digest_name
 from gpudiag.trace.parallel import usable_cpus
 from gpudiag.trace.readers.digest.encode import encode
-from gpudiag.trace.sources import TraceFile, find_sources
+from gpudiag.trace.sources import TraceFile, find_sources, ranks_by_file
 
 
 class Engine(Protocol):

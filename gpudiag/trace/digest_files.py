@@ -8,10 +8,10 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.event import Trace
-from gpudiag.trace.ranks import check_rank_limits, rank_per_file
+from gpudiag.model.run_directory import DIGEST_ENDING
+from gpudiag.trace.ranks import check_rank_limits
 from gpudiag.trace.readers import assign_ranks, reader_of
 from gpudiag.trace.readers.digest.encode import encode
-from gpudiag.trace.readers.digest.layout import DIGEST_ENDING
 from gpudiag.trace.sources import TraceFile
 from gpudiag.trace.unpack import ReadLimits
 
@@ -47,8 +47,3 @@ def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
 def digest_name(trace: Trace, path: Path) -> str:
     """Return the file name of a digest: by its rank if that is known, else by the trace's file."""
     return f"{path.name if trace.rank is None else f'rank{trace.rank}'}{DIGEST_ENDING}"
-
-
-def ranks_by_file(file: TraceFile) -> bool:
-    """Return whether each file of this format is one rank, so that it can be digested without the others."""
-    return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file

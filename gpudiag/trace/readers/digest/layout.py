@@ -22,7 +22,6 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 DeviceOrdinal = Annotated[int, msgspec.Meta(ge=HOST, lt=2**15)]
 
 DIGEST_SCHEMA = "gpudiag/digest/1"
-DIGEST_ENDING = ".gpudiag-digest"
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
