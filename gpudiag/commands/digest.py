@@ -32,6 +32,7 @@ def digest(
     """
     from gpudiag.app.digest import digest as write
     from gpudiag.commands.progress.status_line import StatusLine
+    from gpudiag.model.sanitize import one_line
 
     engine = None
     if scheduler is not None:
@@ -47,16 +48,16 @@ def digest(
             progress=lambda done, files: line.say(f"{done} of {files} traces", lasting=False),
         )
     for message in written.warnings:
-        typer.echo(f"gpudiag: {message}", err=True)
+        typer.echo(f"gpudiag: {one_line(message)}", err=True)
     if as_json:
         import msgspec
 
-        content = msgspec.to_builtins(written, enc_hook=str)
-        typer.echo(msgspec.json.format(msgspec.json.encode({"schema": "gpudiag/digests/1", **content})))
+        from gpudiag.model.sanitize import escaped_json, without_surrogates
+
+        content = without_surrogates({"schema": "gpudiag/digests/1", **msgspec.to_builtins(written, enc_hook=str)})
+        typer.echo(escaped_json(msgspec.json.format(msgspec.json.encode(content))))
         return
     ratio = written.trace_bytes / written.size_bytes
     size = f"{written.size_bytes / 1e6:.1f} MB ({ratio:.1f} times smaller than the traces)"
-    typer.echo(
-        f"{len(written.digests)} digests, {size}, in {written.directory}; next: gpudiag analyze {written.directory}",
-        err=True,
-    )
+    count = f"{len(written.digests)} {'digest' if len(written.digests) == 1 else 'digests'}"
+    typer.echo(f"{count}, {size}, in {written.directory}; next: gpudiag analyze {written.directory}", err=True)
