@@ -77,7 +77,7 @@ def analyze(
     else:
         engine = None
         if scheduler is not None:
-            from gpudiag.app.cluster import on_cluster
+            from gpudiag.app.digests.cluster import on_cluster
 
             engine = on_cluster(scheduler)
         analysis = run(paths, world_size=world_size, limits=limits, engine=engine)

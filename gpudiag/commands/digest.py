@@ -30,13 +30,13 @@ def digest(
     A digest is 10 to 100 times smaller than the trace and gives the same verdict. Nodes write those of their own ranks;
     only the digests have to be brought together.
     """
-    from gpudiag.app.digest import digest as write
+    from gpudiag.app.digests.write import digest as write
     from gpudiag.commands.progress.status_line import StatusLine
     from gpudiag.model.sanitize import one_line
 
     engine = None
     if scheduler is not None:
-        from gpudiag.app.cluster import on_cluster
+        from gpudiag.app.digests.cluster import on_cluster
 
         engine = on_cluster(scheduler)
     with StatusLine() as line:

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventTable
-from gpudiag.model.packed_events import ColumnReader, ColumnWriter, PackedEvents, pack, plain, stand_in, unpack
+from gpudiag.model.large_jobs.packed_events import (
+    ColumnReader,
+    ColumnWriter,
+    PackedEvents,
+    pack,
+    plain,
+    stand_in,
+    unpack,
+)
 from tests.examples import examples
 
 if TYPE_CHECKING:

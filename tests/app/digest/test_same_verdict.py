@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.many_ranks import make_ranks
 from gpudiag.app.analyze import analyze
-from gpudiag.app.digest import digest
+from gpudiag.app.digests.write import digest
 from gpudiag.model.run_directory import encode_json
 from gpudiag.trace import ReadLimits, parallel
 from tests.traces.pack import unpack

@@ -28,9 +28,9 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.model.packed_events import ColumnReader, PackedTable, decompressed, unpack
+from gpudiag.model.large_jobs.packed_events import ColumnReader, PackedTable, decompressed, unpack
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Columns, File, Header
+from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, File, Header, PartColumns
 from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
 
 _AGAIN = "Write it again from its trace: gpudiag digest TRACE."
@@ -122,7 +122,7 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
 
 
 def _trace(header: Header, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
-    def columns(part: Columns, by: str = "row") -> dict[str, NDArray[np.int64]]:
+    def columns(part: PartColumns, by: str = "row") -> dict[str, NDArray[np.int64]]:
         """Return the columns of a part, which is in order of the rows in the column `by`."""
         read = {name: reader.column(column) for name, column in part.columns.items()}
         if len({len(values) for values in read.values()}) > 1:
@@ -180,7 +180,7 @@ def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple
     )
 
 
-def _modules(part: Columns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
+def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
     _among(columns["module"], len(part.modules), "module")
     return ModuleWork(
         modules=part.modules,

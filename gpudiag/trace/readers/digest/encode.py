@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from gpudiag.model.event import NO_NUMBER, EventWaits, Trace
-from gpudiag.model.packed_events import ColumnWriter, PackedEvents, pack
+from gpudiag.model.large_jobs.packed_events import ColumnWriter, PackedEvents, pack
 from gpudiag.model.sanitize import without_surrogates
-from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Columns, Group, Header, call_of
+from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Group, Header, PartColumns, call_of
 
 Value = TypeVar("Value", bound=Hashable)
 _LEVEL = 9
@@ -79,5 +79,5 @@ def _index(known: dict[Value, int], value: Value) -> int:
     return known.setdefault(value, len(known))
 
 
-def _columns(writer: ColumnWriter, columns: dict[str, Any], **fields: Any) -> Columns:
-    return Columns({name: writer.add(np.asarray(values, np.int64)) for name, values in columns.items()}, **fields)
+def _columns(writer: ColumnWriter, columns: dict[str, Any], **fields: Any) -> PartColumns:
+    return PartColumns({name: writer.add(np.asarray(values, np.int64)) for name, values in columns.items()}, **fields)

@@ -12,7 +12,7 @@ import msgspec
 
 from gpudiag.model.analysis import WorkloadKind
 from gpudiag.model.event import HOST, CollectiveCall, Module
-from gpudiag.model.packed_events import PackedColumn
+from gpudiag.model.large_jobs.packed_events import PackedColumn
 from gpudiag.model.quantities import MOST_RANKS, Nanoseconds
 
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
@@ -42,8 +42,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     processor_share: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None
 
 
-class Columns(msgspec.Struct, frozen=True):
-    """Columns of a part of a trace, and the names or modules that they index."""
+class PartColumns(msgspec.Struct, frozen=True):
+    """PartColumns of a part of a trace, and the names or modules that they index."""
 
     columns: dict[str, PackedColumn]
     source: str = ""
@@ -69,11 +69,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     events_size: Natural
     ranks: tuple[tuple[Rank, ...], ...]
     calls: tuple[Call, ...]
-    collectives: Columns
-    step_marks: tuple[Columns, ...]
-    event_waits: Columns
-    modules: Columns | None
-    operator_work: Columns | None
+    collectives: PartColumns
+    step_marks: tuple[PartColumns, ...]
+    event_waits: PartColumns
+    modules: PartColumns | None
+    operator_work: PartColumns | None
     groups: dict[str, Group]
     framework: str
     origin_ns: Nanoseconds

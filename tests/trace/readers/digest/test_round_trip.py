@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpudiag.model.event import Trace
-from gpudiag.model.packed_events import with_packed_events
+from gpudiag.model.large_jobs.packed_events import with_packed_events
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.readers.digest.decode import decode
 from gpudiag.trace.readers.digest.encode import encode

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.app.cluster.dask_cluster import PYTHON, ROOT, DaskCluster, gpudiag, started
+from tests.app.digest.cluster.dask_cluster import PYTHON, ROOT, DaskCluster, gpudiag, started
 from tests.cli_process import SECONDS
 from tests.cli_process import gpudiag as without_dask
 

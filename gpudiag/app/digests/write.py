@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpudiag.app.digests.kernel_only import least_disturbed
 from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
@@ -21,7 +22,7 @@ from gpudiag.trace.readers.digest.encode import encode
 from gpudiag.trace.sources import TraceFile, find_sources, ranks_by_file
 
 
-class Engine(Protocol):
+class DigestEngine(Protocol):
     """Call `digest_file` for files, somewhere, and yield the outcomes in any order."""
 
     def __call__(self, files: Sequence[TraceFile], limits: ReadLimits) -> Iterable[Digested]:
@@ -51,7 +52,7 @@ def digest(
     *,
     output: Path | None = None,
     limits: ReadLimits | None = None,
-    engine: Engine | None = None,
+    engine: DigestEngine | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Written:
     """Write the digest of each rank. A file that cannot be read is reported, and the others are written.
@@ -119,7 +120,11 @@ def independent(paths: Sequence[Path | str], files: Sequence[TraceFile]) -> bool
 
 
 def _outcomes(
-    paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits, engine: Engine, warnings: list[str]
+    paths: Sequence[Path | str],
+    files: Sequence[TraceFile],
+    limits: ReadLimits,
+    engine: DigestEngine,
+    warnings: list[str],
 ) -> Iterable[Digested]:
     if independent(paths, files):
         return engine(files, limits)
@@ -152,8 +157,6 @@ def _write(path: Path, content: bytes) -> None:
 def _together(
     paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits, warnings: list[str]
 ) -> Iterator[Digested]:
-    from gpudiag.app.analyze import least_disturbed  # noqa: PLC0415  # only for runs with two recordings
-
     traces, unused = least_disturbed(paths, read_traces(paths, limits=limits, repeated=True), limits)
     notes = tuple(warning.message for warning in unused)
     warnings += notes

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.app.digest import Engine
+from gpudiag.app.digests.write import DigestEngine
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.trace import ReadLimits
 from gpudiag.trace.digest_files import Digested, digest_file
@@ -21,7 +21,7 @@ _CONNECT_S = 20
 _RETRIES = 3
 
 
-def on_cluster(address: str) -> Engine:
+def on_cluster(address: str) -> DigestEngine:
     """Return an engine that reads files on the workers of a Dask cluster; they must see the same file system.
 
     Args:

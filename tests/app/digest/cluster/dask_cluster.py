@@ -14,7 +14,7 @@ from tests.cli_process import SECONDS, environment
 if TYPE_CHECKING:
     from types import TracebackType
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / "build" / "clients-venv" / "bin" / "python"
 _QUIET = ("--no-dashboard",)
 #: Waits until the scheduler has a number of workers, or until one worker has work.
