@@ -47,7 +47,7 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
-        engine: where the traces are read; this machine by default.
+        engine: where the traces are read; this machine by default. It must be picklable.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
@@ -57,7 +57,9 @@ def analyze(
     if not independent(paths, find_sources(paths)):
         return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
-        written = digest(paths, output=Path(directory), limits=limits, engine=engine)
+        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
+        with _safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
         digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
     traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
     left_out = tuple(Validity(code="repaired-input", message=message) for message in written.warnings)

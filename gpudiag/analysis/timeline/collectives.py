@@ -262,8 +262,8 @@ def _matched(tracks: list[TrackCalls], pairs: list[_Pair]) -> dict[int, int]:
     """Return trace → number of its collectives that have a partner."""
     calls: dict[tuple[int, int], list[NDArray[np.intp]]] = defaultdict(list)
     for pair in pairs:
-        for track, indices in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
-            calls[track, id(pair.group)].append(indices)
+        for track, matching in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
+            calls[track, id(pair.group)].append(matching)
     matched: dict[int, int] = defaultdict(int)
     for (track, _), indices in calls.items():
         matched[tracks[track].trace] += len(distinct(np.concatenate(indices)))

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.app.digest.cluster.dask_cluster import PYTHON, ROOT, DaskCluster, gpudiag, started
-from tests.cli_process import SECONDS
+from tests.cli_process import SECONDS, environment
 from tests.cli_process import gpudiag as without_dask
 
 if TYPE_CHECKING:
@@ -62,6 +63,25 @@ def test_runs_and_processes_with_several_devices_are_read_here(cluster: DaskClus
 @needs_dask
 def test_workers_of_this_machine(tmp_path: Path) -> None:
     assert analysed(str(SMALL), "--scheduler", "local") == analysed(str(SMALL))
+
+
+@needs_dask
+def test_analysing_process_stays_safe_to_fork(cluster: DaskCluster) -> None:
+    """Ranks of large jobs are analysed in forks, and Dask's threads would prevent this."""
+    program = """
+import sys
+from gpudiag.app.analyze import analyze
+from gpudiag.app.digests.cluster import on_cluster
+from gpudiag.trace.parallel import can_fork
+if __name__ == "__main__":
+    analyze([sys.argv[1]], engine=on_cluster(sys.argv[2]))
+    assert can_fork() and "distributed" not in sys.modules
+"""
+    done = subprocess.run(
+        [str(PYTHON), "-c", program, str(SMALL), cluster.address],
+        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @needs_dask
