@@ -73,10 +73,10 @@ build/tf-venv/.made: $(VENV)/.made constraints.txt
 
 trainers: build/trainers-venv/.made ## Install Lightning, Transformers and Accelerate into build/, for the tests of their callbacks
 
-clients: build/clients-venv/.made ## Install W&B, MLflow, TensorBoard and the MCP SDK into build/, for the tests with them
+clients: build/clients-venv/.made ## Install W&B, MLflow, TensorBoard, Dask and the MCP SDK into build/, for the tests with them
 
 build/trainers-venv/.made: BESIDE = accelerate lightning transformers
-build/clients-venv/.made: BESIDE = mcp mlflow-skinny sqlalchemy alembic tensorboard wandb
+build/clients-venv/.made: BESIDE = distributed mcp mlflow-skinny sqlalchemy alembic tensorboard wandb
 build/mutants-venv/.made: BESIDE = cosmic-ray pytest-cov
 
 # They take PyTorch and all else that .venv has from there.

@@ -23,7 +23,7 @@ ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_w
 
 
 def test_commands_are_pinned() -> None:
-    measuring = "topology doctor bandwidth profile analyze explain gather recommend scale"
+    measuring = "topology doctor bandwidth profile analyze explain digest gather recommend scale"
     designed = f"{measuring} report view export log mcp diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 
@@ -125,7 +125,7 @@ def test_help_imports_no_slow_module() -> None:
 
 
 @pytest.mark.processes
-def test_analysing_one_rank_loads_at_most_110_modules_of_gpudiag() -> None:
+def test_analysing_one_rank_loads_at_most_120_modules_of_gpudiag() -> None:
     check = f"""
 import contextlib, io, sys
 from gpudiag.commands import main as cli
@@ -138,7 +138,7 @@ print(code, *sorted(name for name in sys.modules if name.partition(".")[0] == "g
     )
     code, *loaded = result.stdout.split()
     assert (code, "gpudiag.analysis.diagnosis.engine" in loaded) == ("0", True)
-    assert len(loaded) <= 110, loaded
+    assert len(loaded) <= 120, loaded
 
 
 @pytest.mark.processes

@@ -12,17 +12,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpudiag.errors import NotATraceError, UnreadableInputError
+import msgspec
+
+from gpudiag.app.digests.kernel_only import least_disturbed
+from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
-from gpudiag.model.event import DEVICE_WORK, Trace
-from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.recordings import check_one_recording
-from gpudiag.trace.sources import find_operation_table
+from gpudiag.trace.sources import find_operation_table, find_sources
 
 if TYPE_CHECKING:
-    from gpudiag.app.digest import Engine
+    from gpudiag.app.digests.write import DigestEngine
     from gpudiag.app.stages import AnalysedTraces
     from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
@@ -38,7 +40,7 @@ def analyze(
     *,
     world_size: int | None = None,
     limits: ReadLimits | None = None,
-    engine: Engine | None = None,
+    engine: DigestEngine | None = None,
 ) -> Analysis:
     """Analyse the traces of one job.
 
@@ -46,20 +48,25 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
-        engine: where the traces are read; this machine by default.
+        engine: where the traces are read; this machine by default. It must be picklable.
 
     Raises:
         SeveralRecordingsError: two of the paths are of different jobs.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
-    from gpudiag.app.digest import digest  # noqa: PLC0415  # only with a cluster
-    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # imported while other processes read
+    from gpudiag.app.digests.write import digest, independent  # noqa: PLC0415  # only with a cluster
+    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # likewise
 
+    if not independent(paths, find_sources(paths)):
+        return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
-        written = digest(paths, output=Path(directory), limits=limits, engine=engine)
-        traces = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
-    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.unreadable)
+        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
+        with _safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
+        digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
+    traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
+    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.warnings)
     return analysis_of_traces(traces, paths, world_size=world_size, unused=left_out).analysis
 
 
@@ -108,40 +115,6 @@ def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLi
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 
     return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
-
-
-def least_disturbed(
-    paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
-) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Return the traces to analyse, and a warning if there are kernel-only traces that cannot be used.
-
-    Kernel-only traces have lower profiler overhead than full traces, so they are returned, with the operators of the
-    full traces added. The full traces are returned in three cases: there are no kernel-only traces; the kernel-only
-    trace of any rank is unusable, because collectives of different recordings do not match; or the job ran on CPUs,
-    where operators are the timed work and only full traces contain operators.
-    """
-    directory = find_kernel_only_traces(paths)
-    if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
-        return full, ()
-    try:
-        kernel_only = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
-    except UnreadableInputError as error:
-        return full, (_unused(str(error)),)
-    from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
-
-    joined = [with_operators(kernel_only[trace.rank], trace) if trace.rank in kernel_only else None for trace in full]
-    usable = tuple(trace for trace in joined if trace is not None)
-    if len(usable) < len(full):
-        return full, (_unused("its steps do not match those of the full trace"),)
-    return usable, ()
-
-
-def _unused(reason: str) -> Validity:
-    return Validity(
-        code="no-light-recording",
-        message=f"the kernel-only trace cannot be used ({reason}). The full trace is analysed, although recording it "
-        "slowed the host more. Record again.",
-    )
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:

@@ -12,7 +12,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, below, read_json, whole_file
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, below, digest_file_name, read_json, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.source_lines.log import MAX_LOG_BYTES, logs_of_rank, read_log_origins
 from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
@@ -22,14 +22,16 @@ _FIRST_HINT = "Give the run directory of rank 0's node first; only that director
 _HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."
 
 
-def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
+def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> RunRecord:
     """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
 
-    Ranks that `run_dir` already has are not replaced, so the command may be repeated. An older analysis is removed.
+    Digests are copied of ranks whose directory has no traces. Ranks that `run_dir` already has are not replaced, so the
+    command may be repeated. An older analysis is removed.
 
     Args:
         run_dir: the run directory of rank 0's node, with `run.json`.
         others: run directories of the other nodes of the same run.
+        digests: copy the digests of ranks instead of their traces, if they have digests.
     """
     if not (run_dir / RUN_FILE).is_file():
         missing = f"holds no {RUN_FILE}" if run_dir.exists() else "does not exist"
@@ -42,8 +44,13 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
             for rank in _ranks_of(run, other):
                 if rank.rank in ranks:
                     continue
-                for name in filter(_TRACE.fullmatch, filter(None, (rank.trace, rank.light_trace))):
-                    _copy(other, run_dir, name)
+                traces = [*filter(_TRACE.fullmatch, filter(None, (rank.trace, rank.light_trace)))]
+                digest = digest_file_name(rank.rank)
+                if not (digests and _is_file(other / digest)) and any(_is_file(other / name) for name in traces):
+                    for name in traces:
+                        _copy(other, run_dir, name)
+                else:
+                    _copy(other, run_dir, digest)
                 for name, target in logs_of_rank(logs, rank.rank).items():
                     _copy(other, run_dir, name, target, max_bytes=MAX_LOG_BYTES)
                 below(run_dir, RANKS_DIR)
@@ -82,10 +89,14 @@ def _records(other: Path) -> Iterator[RankRecord]:
                 yield read_json(path, RankRecord, RANK_SCHEMA)
 
 
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
 def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int = 0) -> None:
     """Copy one file atomically. Skip a missing file, a link, and, if `max_bytes` is given, a larger file."""
     source = other / name
-    if source.is_symlink() or not source.is_file() or 0 < max_bytes < source.stat().st_size:
+    if not _is_file(source) or 0 < max_bytes < source.stat().st_size:
         return
     target = below(run_dir, target_name or name)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def analyze(
     limits = read_limits(max_trace_gb)
     engine = None
     if scheduler is not None:
-        from gpudiag.app.cluster import on_cluster
+        from gpudiag.app.digests.cluster import on_cluster
 
         engine = on_cluster(scheduler)
 

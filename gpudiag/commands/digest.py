@@ -30,12 +30,13 @@ def digest(
     A digest is 10 to 100 times smaller than the trace and gives the same verdict. Nodes write those of their own ranks;
     only the digests have to be brought together.
     """
-    from gpudiag.app.digest import digest as write
+    from gpudiag.app.digests.write import digest as write
     from gpudiag.commands.progress.status_line import StatusLine
+    from gpudiag.model.sanitize import one_line
 
     engine = None
     if scheduler is not None:
-        from gpudiag.app.cluster import on_cluster
+        from gpudiag.app.digests.cluster import on_cluster
 
         engine = on_cluster(scheduler)
     with StatusLine() as line:
@@ -46,17 +47,17 @@ def digest(
             engine=engine,
             progress=lambda done, files: line.say(f"{done} of {files} traces", lasting=False),
         )
-    for message in written.unreadable:
-        typer.echo(f"gpudiag: {message}", err=True)
+    for message in written.warnings:
+        typer.echo(f"gpudiag: {one_line(message)}", err=True)
     if as_json:
         import msgspec
 
-        content = msgspec.to_builtins(written, enc_hook=str)
-        typer.echo(msgspec.json.format(msgspec.json.encode({"schema": "gpudiag/digests/1", **content})))
+        from gpudiag.model.sanitize import escaped_json, without_surrogates
+
+        content = without_surrogates({"schema": "gpudiag/digests/1", **msgspec.to_builtins(written, enc_hook=str)})
+        typer.echo(escaped_json(msgspec.json.format(msgspec.json.encode(content))))
         return
     ratio = written.trace_bytes / written.size_bytes
     size = f"{written.size_bytes / 1e6:.1f} MB ({ratio:.1f} times smaller than the traces)"
-    typer.echo(
-        f"{len(written.digests)} digests, {size}, in {written.directory}; next: gpudiag analyze {written.directory}",
-        err=True,
-    )
+    count = f"{len(written.digests)} {'digest' if len(written.digests) == 1 else 'digests'}"
+    typer.echo(f"{count}, {size}, in {written.directory}; next: gpudiag analyze {written.directory}", err=True)

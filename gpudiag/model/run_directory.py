@@ -22,6 +22,7 @@ FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 DIGESTS_DIR = "digests"
+DIGEST_ENDING = ".gpudiag-digest"
 LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
 #: Environment variable. With the value 0, no text of source lines is saved.
@@ -254,6 +255,11 @@ def find_kernel_only_traces(paths: Sequence[Path | str]) -> Path | None:
     directory = find_run_directory(paths)
     light = None if directory is None else directory / TRACES_DIR / KERNEL_ONLY_TRACES
     return light if light is not None and light.is_dir() and any(light.iterdir()) else None
+
+
+def digest_file_name(rank: int) -> str:
+    """Return the path of a rank's digest, relative to the run directory."""
+    return f"{DIGESTS_DIR}/rank{rank}{DIGEST_ENDING}"
 
 
 def find_facts_file(paths: Sequence[Path | str]) -> Path | None:

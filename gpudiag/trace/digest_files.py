@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.errors import GpudiagError
+from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.event import Trace
-from gpudiag.trace.ranks import rank_per_file
+from gpudiag.model.run_directory import DIGEST_ENDING
+from gpudiag.trace.ranks import check_rank_limits
 from gpudiag.trace.readers import assign_ranks, reader_of
 from gpudiag.trace.readers.digest.encode import encode
 from gpudiag.trace.sources import TraceFile
@@ -16,11 +17,19 @@ from gpudiag.trace.unpack import ReadLimits
 
 
 class Digested(msgspec.Struct, frozen=True):
-    """The digests of a file: file name → content; or the message and hint of the error if the file cannot be read."""
+    """The digests of a file.
 
-    digests: dict[str, bytes]
+    Attributes:
+        file: the file, as the user named it.
+        digests: name of the digest's file → content.
+        error: message of the error if the file cannot be read.
+        no_trace: whether the file was found in a directory and is no trace, so that it is ignored.
+    """
+
+    file: str
+    digests: dict[str, bytes] = {}
     error: str = ""
-    hint: str = ""
+    no_trace: bool = False
 
 
 def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
@@ -28,19 +37,13 @@ def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
     try:
         traces = reader_of(file.path).read(file.path, file.shown, limits)
         ranked = assign_ranks([(file, traces)], None)
-        return Digested({digest_name(trace, file.path): encode(trace) for trace in ranked})
+        check_rank_limits(ranked)
+        return Digested(file.shown, {digest_name(trace, file.path): encode(trace) for trace in ranked})
     except GpudiagError as error:
-        return Digested({}, str(error), error.hint or "")
+        no_trace = file.from_directory and isinstance(error, NotATraceError)
+        return Digested(file.shown, error=str(error), no_trace=no_trace)
 
 
 def digest_name(trace: Trace, path: Path) -> str:
     """Return the file name of a digest: by its rank if that is known, else by the trace's file."""
-    from gpudiag.trace.readers.digest.layout import DIGEST_ENDING
-
-    stem = path.name.partition(".")[0] if trace.rank is None else f"rank{trace.rank}"
-    return f"{stem}{DIGEST_ENDING}"
-
-
-def ranks_by_file(file: TraceFile) -> bool:
-    """Return whether each file of this format is one rank, so that it can be digested without the others."""
-    return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file
+    return f"{path.name if trace.rank is None else f'rank{trace.rank}'}{DIGEST_ENDING}"

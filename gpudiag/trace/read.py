@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.event import ProcessGroup, Trace
-from gpudiag.model.packed_events import with_packed_events
+from gpudiag.model.large_jobs.packed_events import with_packed_events
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.parallel import MOST_IN_MEMORY, can_fork, usable_cpus

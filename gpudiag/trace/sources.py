@@ -19,8 +19,8 @@ import msgspec
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.run_directory import DIGESTS_DIR, KERNEL_ONLY_TRACES, TRACES_DIR
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.ranks import NameFacts, parse_name
-from gpudiag.trace.readers import may_be_trace, recognised
+from gpudiag.trace.ranks import NameFacts, parse_name, rank_per_file
+from gpudiag.trace.readers import may_be_trace, reader_of, recognised
 
 #: Directories of traces in a run directory and in torchtitan's output, in order of preference. Kernel-only traces are
 #: read only if the run ended before the full traces were written.
@@ -184,7 +184,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
     """Return the traces of the most likely subdirectory, or of all subdirectories that are named like ranks."""
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
-            return files
+            return (*files, *_digests_of_others(directories, files, depth)) if name == TRACES_DIR else files
     iterations = {int(match[1]): path for name, path in directories.items() if (match := _ITERATION.fullmatch(name))}
     if files := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
         return files
@@ -192,6 +192,19 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
         return files
     ranks = [path for path in directories.values() if parse_name(path / "trace.json").rank is not None]
     return tuple(file for path in ranks for file in _search(path, depth - 1))
+
+
+def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
+    """Return a run's digests of ranks without traces: those of other nodes, which `gpudiag gather` copied."""
+    ranks = {file.name_facts.rank for file in traces}
+    if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
+        return []
+    return [file for file in _search(directories[DIGESTS_DIR], depth - 1) if file.name_facts.rank not in ranks]
+
+
+def ranks_by_file(file: TraceFile) -> bool:
+    """Return whether each file of this format is one rank, so that it can be read without the others."""
+    return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file
 
 
 def _latest(recordings: list[Path], depth: int) -> tuple[TraceFile, ...]:

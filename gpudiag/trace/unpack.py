@@ -107,7 +107,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
     """
     with opened_file(path, shown) as (file, size):
         head = file.read(_PACKED_PIECE)
-        bound = _SizeBound(shown, limits)
+        bound = SizeBound(shown, limits)
         if head.startswith(_GZIP):
             yield from _unpacked(file, head, size, bound)
         else:
@@ -157,7 +157,7 @@ def opened_file(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
             raise UnreadableInputError(f"{shown}: {error.strerror}", "Check the disk it is on.") from error
 
 
-class _SizeBound:
+class SizeBound:
     """Limit the unpacked bytes of one file."""
 
     def __init__(self, shown: str, limits: ReadLimits) -> None:
@@ -217,7 +217,7 @@ def begins_as_json(head: bytes | bytearray) -> bool:
     return bytes(head[:4096]).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in {b"{", b"["}
 
 
-def _unpacked(file: FileIO, head: bytes, size: int, bound: _SizeBound) -> Iterator[bytes]:
+def _unpacked(file: FileIO, head: bytes, size: int, bound: SizeBound) -> Iterator[bytes]:
     """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded."""
     stream = _deflate.decompressobj(_GZIP_WINDOW)
     pending, packed, unpacked = head, len(head), 0

@@ -28,6 +28,8 @@ from tests.forked import Forked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpudiag.model.analysis import Analysis
+
 ROOT = Path(__file__).parents[2]
 
 TRAIN = """
@@ -118,6 +120,12 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
     assert codes == [0, 0], [log.read_text() for log in logs]
 
 
+def analysis_without_paths(run_dir: Path) -> Analysis:
+    """Return the analysis of a run directory without the paths and names of files in it."""
+    analysis = gpudiag.analyze(run_dir)
+    return msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, paths=()))
+
+
 @pytest.mark.apart
 @pytest.mark.xdist_group("processes")
 def test_gather_two_machines_under_torchrun(tmp_path: Path, network: Network) -> None:
@@ -157,6 +165,29 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     (clock,) = analysis.clocks
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
+
+    # A node that sends only its digests.
+    traced = analysis_without_paths(first)
+    assert command("digest", str(second)).returncode == 0
+    shutil.rmtree(second / "traces")
+    for name in ("traces/rank1.pt.trace.json.gz", "traces/light/rank1.pt.trace.json.gz", "ranks/rank1.json"):
+        (first / name).unlink(missing_ok=True)
+    write_json(first / "run.json", alone)
+    assert command("gather", str(first), str(second)).returncode == 0
+    assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
+    assert analysis_without_paths(first) == traced
+    # A node that has both.
+    shutil.copytree(first / "traces", second / "traces")
+    shutil.rmtree(first / "digests")
+    write_json(first / "run.json", alone)
+    assert command("gather", str(first), str(second), "--digests").returncode == 0
+    assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
+    assert not list((first / "traces").glob("rank1*"))
+    assert analysis_without_paths(first) == traced
+    # All ranks from digests, with the run's record.
+    assert command("digest", str(first)).returncode == 0
+    shutil.rmtree(first / "traces")
+    assert analysis_without_paths(first) == traced
 
     # Records of a different run, or without a run id, are not merged.
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
@@ -202,6 +233,31 @@ def test_hostile_record_reads_no_other_file(tmp_path: Path) -> None:
     assert [rank.rank for rank in whole.ranks] == [0, 1, 2]
     assert (whole.status, whole.error) == ("failed", "rank 2: it died")
     assert list((tmp_path / "a" / "traces").iterdir()) == []
+
+
+def test_links_to_digests_are_not_followed(tmp_path: Path) -> None:
+    for node in ("a", "b"):
+        (tmp_path / node / "ranks").mkdir(parents=True)
+        (tmp_path / node / "digests").mkdir()
+    ours = RankRecord(rank=0, local_rank=0, host="a", pid=1, device="cpu", device_name="", run_id="r")
+    run = RunRecord(
+        created="", command=(), workload="w", framework="pytorch", strategy="own", world_size=3, nodes=2,
+        batch_size_per_device=None, ranks=(ours,), status="complete", run_id="r",
+    )  # fmt: skip
+    write_json(tmp_path / "a" / "run.json", run)
+    (tmp_path / "secret").write_text("s", encoding="utf-8")
+    (tmp_path / "b" / "digests" / "rank1.gpudiag-digest").symlink_to(tmp_path / "secret")
+    (tmp_path / "b" / "digests" / "rank2.gpudiag-digest").write_bytes(b"d")
+    for rank in (1, 2):
+        write_json(tmp_path / "b" / "ranks" / f"rank{rank}.json", msgspec.structs.replace(ours, rank=rank))
+    gather(tmp_path / "a", [tmp_path / "b"])
+    assert [path.name for path in (tmp_path / "a" / "digests").iterdir()] == ["rank2.gpudiag-digest"]
+    (tmp_path / "a" / "digests" / "rank2.gpudiag-digest").unlink()
+    (tmp_path / "a" / "digests").rmdir()
+    (tmp_path / "a" / "digests").symlink_to(tmp_path)
+    write_json(tmp_path / "a" / "run.json", run)
+    with pytest.raises(UnreadableInputError, match="leads out of its directory"):
+        gather(tmp_path / "a", [tmp_path / "b"])
 
 
 def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import sqlite3
 import tempfile
+import zlib
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from gpudiag.model.event import EventTable, EventWaits
 from gpudiag.model.protobuf import message_type
 from gpudiag.model.run_directory import encode_json
 from gpudiag.trace import read_traces
+from gpudiag.trace.readers.digest.encode import encode
 from tests.fuzzing import structured
 from tests.trace.readers.nsys.exports import SCHEMA_2022, SCHEMA_2024, write_export
 
@@ -79,6 +81,7 @@ _VALUES: tuple[Any, ...] = (
     *([], {}, [[]], {"a": 1}, [1] * 1000, _DEEP),
     *("X", "kernel", "cuda_runtime", "gpu_memcpy", "python_function", "user_annotation", "ProfilerStep#3", "stream 7"),
 )
+_VERSIONS = (b"digest/1", b"digest/1", b"digest/2", b"digest/\x1b")
 _NUMBERS = (0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63))
 
 #: Words of a command line, in which {} is the path of the mutant.
@@ -90,7 +93,7 @@ def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
     kinds = (
         *(_json_trace, _json_trace, _xspace, _nsys, _run_directory, _facts),
-        *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads),
+        *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads, _digest),
     )
     return kinds[number % len(kinds)](chance, directory)
 
@@ -181,6 +184,42 @@ def _facts(chance: random.Random, directory: Path) -> tuple[Command, ...]:
             )
         ),
     )
+
+
+def _digest(chance: random.Random, directory: Path) -> tuple[Command, ...]:
+    """Write a mutant of a digest, sometimes beside the intact digest of a second rank."""
+    head, size, packed, events, others = _digest_parts()
+    header = msgspec.msgpack.decode(zlib.decompress(packed))
+    columns = [bytearray(zlib.decompress(part)) for part in (events, others)]
+    if chance.random() < 0.5:
+        for _ in range(chance.choice((1, 1, 2, 4, 30))):
+            _mutate(chance, header)
+        packed = zlib.compress(content := _packed(header))
+        size = len(content) if chance.random() < 0.9 else chance.choice(_NUMBERS)
+    else:
+        for _ in range(chance.choice((1, 3, 100))):
+            part = chance.choice(columns)
+            part[chance.randrange(len(part))] = chance.randrange(256)
+    body = (size, packed, *(zlib.compress(bytes(part)) for part in columns))
+    (directory / "rank0.gpudiag-digest").write_bytes(_cut(chance, head + _packed(body)))
+    if chance.random() < 0.2:
+        intact = (directory / "rank1.gpudiag-digest", _digest_seed().replace(b"digest/1", chance.choice(_VERSIONS), 1))
+        intact[0].write_bytes(intact[1])
+    export: Command = ("export", "{}", "--to", chance.choice(("csv", "chrome", "perfetto")), "-o", "-")
+    return (chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}", "--html", "-"), export)),)
+
+
+def _packed(content: Any) -> bytes:
+    """Return MessagePack; values that it does not have (large integers, other surrogates) become null."""
+    try:
+        return msgspec.msgpack.encode(content)
+    except (OverflowError, UnicodeEncodeError):
+        if isinstance(content, dict):
+            parts = [part for item in content.items() for part in item]
+            return bytes([0xDF, *len(content).to_bytes(4, "big")]) + b"".join(map(_packed, parts))
+        if isinstance(content, list | tuple):
+            return bytes([0xDD, *len(content).to_bytes(4, "big")]) + b"".join(map(_packed, content))
+        return msgspec.msgpack.encode(None)
 
 
 def _mutate(chance: random.Random, document: Any) -> None:
@@ -283,6 +322,18 @@ def _json_seed(name: str) -> bytes:
     if isinstance(document, dict):
         document["traceEvents"] = document["traceEvents"][:_MOST_EVENTS]
     return json.dumps(document).encode()
+
+
+@cache
+def _digest_seed() -> bytes:
+    (trace,) = read_traces([_TRACES / _JSON_SEEDS[0]])
+    return encode(trace)
+
+
+def _digest_parts() -> tuple[bytes, int, bytes, bytes, bytes]:
+    """Return the first line, the header's size, and the three compressed parts of the digest."""
+    head, _, body = _digest_seed().partition(b"\n")
+    return (head + b"\n", *msgspec.msgpack.decode(body, type=tuple[int, bytes, bytes, bytes]))
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.app.analyze import least_disturbed
+from gpudiag.app.digests.kernel_only import least_disturbed
 from gpudiag.model.event import EventKind
 from gpudiag.trace import read_traces
 from gpudiag.trace.with_operators import with_operators

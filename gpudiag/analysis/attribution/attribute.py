@@ -53,7 +53,7 @@ from gpudiag.intervals import (
     union,
 )
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.each import Each
+from gpudiag.model.large_jobs.each import Each
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 

@@ -65,7 +65,7 @@ def _features(attribution: Attribution) -> dict[int, NDArray[np.float64]]:
 
 def _units(timeline: Timeline, ranks: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the ranks by unit: connected by messages and small groups, up to the largest unit that is allowed."""
-    unit = {rank: (rank,) for rank in ranks}
+    unit: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in ranks}
     for group in _groups(timeline):
         members = {unit[rank] for rank in group if rank in unit}
         joined = tuple(sorted(rank for part in members for rank in part))

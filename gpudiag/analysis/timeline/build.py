@@ -15,11 +15,11 @@ from gpudiag.analysis.timeline.collectives import (
     TrackCalls,
     match_collectives,
     track_calls,
-    without_lone_communication,
 )
 from gpudiag.analysis.timeline.completeness import covered_share, device_activities
+from gpudiag.analysis.timeline.lone_communication import without_lone_communication
 from gpudiag.analysis.timeline.mixed_runs import without_claims, without_copies
-from gpudiag.analysis.timeline.rank_view import RankView, later, view_of_rank
+from gpudiag.analysis.timeline.rank_view import RankEvents, later, view_of_rank
 from gpudiag.analysis.timeline.steps import (
     Windows,
     common_steps,
@@ -27,8 +27,8 @@ from gpudiag.analysis.timeline.steps import (
     host_windows,
 )
 from gpudiag.analysis.timeline.validity import examine
-from gpudiag.model.each import Each
 from gpudiag.model.event import HOST, Trace, framework_of
+from gpudiag.model.large_jobs.each import Each
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, HostThread, Timeline
 
 Times = NDArray[np.int64]
@@ -102,7 +102,7 @@ def _rank(trace: Trace) -> int:
     return trace.rank or 0
 
 
-def _calls(traces: Sequence[Trace], views: Sequence[RankView], slots: Sequence[Slot]) -> list[TrackCalls]:
+def _calls(traces: Sequence[Trace], views: Sequence[RankEvents], slots: Sequence[Slot]) -> list[TrackCalls]:
     """Return the collectives of each slot on the clock of the earliest trace."""
     base = min(trace.origin_ns for trace in traces)
     return [
@@ -146,7 +146,7 @@ def _messages(calls: list[TrackCalls]) -> MatchedMessages:
 
 
 def _tracks(
-    traces: Sequence[Trace], views: Sequence[RankView], slots: Sequence[Slot], matching: Matching
+    traces: Sequence[Trace], views: Sequence[RankEvents], slots: Sequence[Slot], matching: Matching
 ) -> tuple[DeviceTrack, ...]:
     """Return the track of each slot on the common clock, cut into the steps that all tracks have."""
     base = min(trace.origin_ns for trace in traces)
@@ -188,7 +188,7 @@ def _thread_later(thread: HostThread, shift: int) -> HostThread:
     )
 
 
-def _draft(view: RankView, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
+def _draft(view: RankEvents, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
     """Return the (work, steps, windows) of a device on the common clock."""
     steps = msgspec.structs.replace(view.steps, start=view.steps.start + shift, end=view.steps.end + shift)
     own = view.ops[device]

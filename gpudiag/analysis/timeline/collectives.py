@@ -1,8 +1,4 @@
-"""Match the collectives of all tracks, and find the last rank and its arrival time at each collective.
-
-`torch.nn.DataParallel` on one device, DistributedDataParallel with one rank, and collectives in groups of one rank have
-ranges, hooks and kernels of communication, but move nothing between devices. Their events get roles of other work.
-"""
+"""Match the collectives of all tracks, and find the last rank and its arrival time at each collective."""
 
 from __future__ import annotations
 
@@ -19,17 +15,11 @@ from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, a
 from gpudiag.analysis.timeline.calibration import CORRECTED_NS, SAME_CLOCK_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import (
-    DEVICE_WORK,
     POINT_TO_POINT,
     CollectiveCall,
-    Direction,
-    EventKind,
     EventTable,
-    Role,
-    Trace,
     any_of,
 )
-from gpudiag.model.packed_events import plain
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
@@ -44,13 +34,6 @@ GroupKey = tuple[str, tuple[int, ...]]
 _MESSAGES: GroupKey = ("send, recv", ())
 
 _FAR_PAST = np.iinfo(np.int64).min
-_OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
-#: Kind of event → its role if communication has a single participant.
-_ORDINARY_ROLE = np.full(256, Role.OTHER, np.uint8)
-_ORDINARY_ROLE[EventKind.OPERATOR] = Role.OPERATOR
-_ORDINARY_ROLE[EventKind.KERNEL] = Role.COMPUTE
-_ORDINARY_ROLE[EventKind.COPY] = Role.COPY
-_ORDINARY_ROLE[EventKind.MEMSET] = Role.COPY
 
 
 class Messages(NamedTuple):
@@ -285,8 +268,8 @@ def _matched(tracks: list[TrackCalls], pairs: list[_Pair]) -> dict[int, int]:
     """Return trace → number of its collectives that have a partner."""
     calls: dict[tuple[int, int], list[NDArray[np.intp]]] = defaultdict(list)
     for pair in pairs:
-        for track, indices in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
-            calls[track, id(pair.group)].append(indices)
+        for track, matching in ((pair.a, pair.alignment.a), (pair.b, pair.alignment.b)):
+            calls[track, id(pair.group)].append(matching)
     matched: dict[int, int] = defaultdict(int)
     for (track, _), indices in calls.items():
         matched[tracks[track].trace] += len(distinct(np.concatenate(indices)))
@@ -376,52 +359,3 @@ def _instances(
             last[track][indices] = ranks[latest]
         next_instance += count
     return instance, arrival, last
-
-
-def without_lone_communication(traces: Sequence[Trace], world_size: int | None = None) -> list[Trace]:
-    """Give communication of a single participant the roles of ordinary work.
-
-    `world_size` is the number of ranks, if the job's traces do not contain it.
-    """
-    return [_without_lone(trace, alone=_is_alone(traces, trace, world_size)) for trace in traces]
-
-
-def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> bool:
-    """Return whether the job is one process with one device, and nothing in its trace indicates other ranks."""
-    stated = trace.world_size or world_size
-    if len(traces) > 1 or (stated or 1) > 1 or (trace.rank or 0) > 0:
-        return False
-    if len(_devices(trace)) > 1 or bool((trace.events.direction == Direction.PEER).any()):
-        return False
-    if stated == 1:
-        return True
-    # If the group of a collective is unknown, the job may have other ranks whose traces are missing.
-    return all(len(call.group_ranks) == 1 for call in trace.collectives)
-
-
-def _devices(trace: Trace) -> NDArray[np.int16]:
-    """Return the devices with work in the trace."""
-    return distinct(trace.events.device[trace.events.rows_of(*DEVICE_WORK)])
-
-
-def _without_lone(trace: Trace, *, alone: bool) -> Trace:
-    """Give ordinary roles to collectives in groups of one rank, or if `alone` to all communication of the trace."""
-    lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
-    if not lone and not alone:
-        return trace
-    if len(_devices(trace)) > 1:
-        return trace  # its devices communicate with each other, although they belong to one rank
-    events = plain(trace.events)
-    role = events.role
-    rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)
-    if alone:
-        rows = np.flatnonzero(any_of(role, *_OF_COMMUNICATION))
-    if len(rows) == 0 and not lone:
-        return trace
-    changed = role.copy()
-    changed[rows] = _ORDINARY_ROLE[events.kind[rows]]
-    return msgspec.structs.replace(
-        trace,
-        events=msgspec.structs.replace(events, role=changed),
-        collectives=() if alone else tuple(call for call in trace.collectives if len(call.group_ranks) != 1),
-    )

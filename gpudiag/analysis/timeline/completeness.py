@@ -18,7 +18,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankView
+    from gpudiag.analysis.timeline.rank_view import RankEvents
 
 _MOST_SHOWN = 8
 _RECORD = {
@@ -147,7 +147,9 @@ def _short_window(track: DeviceTrack) -> list[Validity]:
     return [Validity(code="partial-coverage", message=message)]
 
 
-def thin_recording(traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack]) -> list[Validity]:
+def thin_recording(
+    traces: Sequence[Trace], views: Sequence[RankEvents], tracks: Sequence[DeviceTrack]
+) -> list[Validity]:
     """Warn if recorded events cover little of a track's windows."""
     shares = {track.rank: _recorded_share(views[track.trace], track) for track in tracks if len(track.bounds) > 1}
     thin = {rank: share for rank, share in shares.items() if share < THIN_SHARE}
@@ -160,7 +162,7 @@ def thin_recording(traces: Sequence[Trace], views: Sequence[RankView], tracks: S
     return [Validity(code="thin-recording", message=message)]
 
 
-def _recorded_share(view: RankView, track: DeviceTrack) -> float:
+def _recorded_share(view: RankEvents, track: DeviceTrack) -> float:
     """Return the share (0 to 1) of the track's windows covered by events other than marks of steps and modules."""
     ends = track.bounds[[0, -1]] - track.shift_ns
     return float(lengths_between(view.recorded, ends)[0] / max(int(ends[1] - ends[0]), 1))
@@ -203,7 +205,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
         return not self.missing and self.lost >= max(FEWEST_LOST, LOST_SHARE * self.launches)
 
 
-def device_activities(traces: Sequence[Trace], views: Sequence[RankView]) -> tuple[DeviceActivity, ...]:
+def device_activities(traces: Sequence[Trace], views: Sequence[RankEvents]) -> tuple[DeviceActivity, ...]:
     """Return the device activity of each trace."""
     stated = [
         trace.collectives[index].group_ranks for trace, view in zip(traces, views, strict=True) for index in view.groups

@@ -38,7 +38,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_S, milliseconds
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankView
+    from gpudiag.analysis.timeline.rank_view import RankEvents
 
 
 class Deduplicated(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 def mixed_runs(
-    traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]
+    traces: Sequence[Trace], views: Sequence[RankEvents], tracks: Sequence[DeviceTrack], lossy: Iterable[int | None]
 ) -> list[Validity]:
     """Warn if the job's traces cannot be of one run.
 
@@ -172,7 +172,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
     return [f"they say that the job has {' and '.join(map(str, sizes))} ranks"] if len(sizes) > 1 else []
 
 
-def _recorded_apart(traces: Sequence[Trace], views: Sequence[RankView], tracks: Sequence[DeviceTrack]) -> list[str]:
+def _recorded_apart(traces: Sequence[Trace], views: Sequence[RankEvents], tracks: Sequence[DeviceTrack]) -> list[str]:
     """Describe the longest pause between recordings, if the recordings before and after it cannot be of one run.
 
     Recordings whose collectives match are of one run, regardless of their clocks.

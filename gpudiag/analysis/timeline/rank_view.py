@@ -29,7 +29,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceOps, HostSteps, HostThread, Op
 Times = NDArray[np.int64]
 
 
-class RankView(msgspec.Struct, frozen=True, kw_only=True):
+class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one process, on its trace's own clock.
 
     Attributes:
@@ -64,7 +64,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
 
 
-def view_of_rank(trace: Trace) -> RankView:
+def view_of_rank(trace: Trace) -> RankEvents:
     """Return the work of the process of a trace."""
     events = trace.events
     devices = _devices(events)
@@ -73,7 +73,7 @@ def view_of_rank(trace: Trace) -> RankView:
     on_device = {
         id(call.group_ranks): index for index, call in enumerate(trace.collectives) if events.device[call.row] != HOST
     }
-    return RankView(
+    return RankEvents(
         activity=device_activity(trace, uses_devices=trace.uses_devices),
         activity_with_device=device_activity(trace, uses_devices=True),
         groups=tuple(on_device.values()),

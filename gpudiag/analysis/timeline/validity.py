@@ -21,7 +21,7 @@ from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankView
+    from gpudiag.analysis.timeline.rank_view import RankEvents
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",
@@ -42,7 +42,7 @@ _UNMARKED = {
 
 def examine(
     traces: Sequence[Trace],
-    views: Sequence[RankView],
+    views: Sequence[RankEvents],
     tracks: Sequence[DeviceTrack],
     matching: Matching,
     *,

@@ -15,10 +15,13 @@ from typing import Any
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import (
     ANALYSIS_FILE,
+    DIGEST_ENDING,
+    DIGESTS_DIR,
     KERNEL_ONLY_TRACES,
     LINES_DIR,
     RUN_FILE,
     TRACES_DIR,
+    digest_file_name,
     readable_json,
     write_json,
 )
@@ -71,6 +74,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
     for trace in (trace_name(rank), tensorflow_trace_name(rank)):
         for path in (trace, kernel_only_trace_name(trace)):
             (run_dir / path).unlink(missing_ok=True)
+    (run_dir / digest_file_name(rank)).unlink(missing_ok=True)
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
@@ -80,7 +84,13 @@ def clear_run(run_dir: Path, world_size: int) -> None:
     clear_worker_lines(run_dir)
     folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
     traces = [(folder, ending) for folder in folders for ending in _TRACE_ENDINGS]
-    for folder, ending in ((RANKS_DIR, ".json"), (LINES_DIR, ".json.gz"), *traces, (LOGS_DIR, ".log")):
+    for folder, ending in (
+        (RANKS_DIR, ".json"),
+        (LINES_DIR, ".json.gz"),
+        *traces,
+        (LOGS_DIR, ".log"),
+        (DIGESTS_DIR, DIGEST_ENDING),
+    ):
         for path in (run_dir / folder).glob(f"rank*{ending}"):
             number = path.name.removeprefix("rank").removesuffix(ending)
             if number.isdecimal() and int(number) >= world_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.collectives import without_lone_communication
+from gpudiag.analysis.timeline.lone_communication import without_lone_communication
 from gpudiag.model.event import EventKind, Role, Trace
 from tests.timeline_builder import TraceBuilder
 

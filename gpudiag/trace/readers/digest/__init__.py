@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpudiag.model.event import Trace
+from gpudiag.model.run_directory import DIGEST_ENDING
 from gpudiag.trace.unpack import ReadLimits
 
 __all__ = ["ENDINGS", "memory_bytes", "read", "recognises"]
 
-ENDINGS = (".gpudiag-digest",)
+ENDINGS = (DIGEST_ENDING,)
 #: Bytes in memory per byte on disk. Measured: 50 bytes per event in memory, 3 to 5 on disk.
 _MEMORY_PER_BYTE = 20
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
+from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.compute_rates import PRECISIONS
 from gpudiag.model.event import (
     HOST,
     NO_NUMBER,
+    NO_SIZE,
     CollectiveCall,
     Direction,
     EventKind,
@@ -28,25 +28,28 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.model.packed_events import ColumnReader, PackedTable, stand_in, unpack
-from gpudiag.model.quantities import MOST_RANKS
-from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Columns, File, Header
-from gpudiag.trace.unpack import ReadLimits
+from gpudiag.model.large_jobs.packed_events import ColumnReader, PackedTable, decompressed, stand_in, unpack
+from gpudiag.model.sanitize import with_escapes
+from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, File, Header, PartColumns
+from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
 
 _AGAIN = "Write it again from its trace: gpudiag digest TRACE."
 #: Bytes of an event in memory.
 _PER_EVENT = 50
+#: Bytes of a communication event in memory, and of a byte of the header.
+_PER_CALL = 200
+_PER_HEADER_BYTE = 10
+#: Largest time (Unix, ns) and length of a trace: the year 2116.
+_LAST_NS = 2**62
+#: Above any number of a step, and any amount of work.
+_MOST = 2**62 + 1
 _FILE = msgspec.msgpack.Decoder(File)
 _HEADER = msgspec.msgpack.Decoder(Header)
 
 
 def read_digest(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
     """Return the trace of a digest. Raise the errors of `Reader.read`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UnreadableInputError(f"{shown} cannot be read: {error.strerror or error}") from error
-    return (decode(content, shown, limits),)
+    return (decode(bytes(read_whole(path, shown, limits, binary=True)), shown, limits),)
 
 
 def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
@@ -60,39 +63,28 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
     schema, _, body = content.partition(b"\n")
     if schema != DIGEST_SCHEMA.encode():
         if schema.startswith(b"gpudiag/digest/") and len(schema) < 2 * len(DIGEST_SCHEMA):
-            version = schema.decode(errors="replace")
+            version = with_escapes(schema.decode(errors="replace"))
             raise UnreadableInputError(f"{shown} has the schema {version}, not {DIGEST_SCHEMA}", _AGAIN)
         raise NotATraceError(f"{shown} is not a digest of gpudiag", "Write digests with: gpudiag digest TRACES.")
+    bound = SizeBound(shown, limits)
     try:
         size, packed, events, others = _FILE.decode(body)
-        if size > limits.max_bytes:
-            raise _too_large(shown, size, limits)
-        header = _HEADER.decode(_decompressed(packed, size))
-        needed = header.events_size + header.size + _PER_EVENT * _events(header)
-        if needed > limits.max_bytes:
-            raise _too_large(shown, needed, limits)
+        bound.check(_PER_HEADER_BYTE * size, len(content))
+        header = _HEADER.decode(decompressed(packed, size))
+        bound.check(_memory(header), len(content))
         table = PackedTable(columns=header.events, names=header.names, size=header.events_size, data=events)
         return _trace(header, table, checked(unpack(table)), ColumnReader(header.size, others), shown)
-    except (msgspec.MsgspecError, ValueError, KeyError, IndexError, OverflowError) as error:
-        raise UnreadableInputError(f"{shown} is damaged: {error}", _AGAIN) from error
+    except (msgspec.MsgspecError, ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        raise UnreadableInputError(f"{shown} is damaged: {with_escapes(str(error))}", _AGAIN) from error
 
 
-def _too_large(shown: str, size: int, limits: ReadLimits) -> TooLargeError:
-    return TooLargeError(f"{shown} unpacks to {size:,} bytes, more than the limit of {limits.max_bytes:,}")
-
-
-def _events(header: Header) -> int:
-    return max((column.length for column in header.events.values()), default=0)
-
-
-def _decompressed(packed: bytes, size: int) -> bytes:
-    try:
-        content = zlib.decompressobj().decompress(packed, size + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if len(content) != size:
-        raise ValueError(f"a header of {len(content)} bytes instead of {size}")
-    return content
+def _memory(header: Header) -> int:
+    """Return the bytes that the columns claim, before any is allocated: a column of equal values takes none on disk."""
+    parts = (header.collectives, *header.step_marks, header.event_waits, header.modules, header.operator_work)
+    lengths = [column.length for part in parts if part is not None for column in part.columns.values()]
+    rows = max((column.length for column in header.events.values()), default=0)
+    calls = max((column.length for column in header.collectives.columns.values()), default=0)
+    return header.events_size + header.size + _PER_EVENT * rows + 8 * sum(lengths) + _PER_CALL * calls
 
 
 def checked(events: EventTable) -> EventTable:
@@ -101,16 +93,26 @@ def checked(events: EventTable) -> EventTable:
     Raises:
         ValueError: a value is impossible.
     """
+    if not len(events):
+        raise ValueError("it has no events")
     limits = {"kind": EventKind, "role": Role, "direction": Direction, "host_memory": HostMemory}
     for name, codes in limits.items():
-        if getattr(events, name).max(initial=0) > max(codes):
+        if getattr(events, name).max() > max(codes):
             raise ValueError(f"an unknown {name} of event")
     _among(events.name, len(events.names), "name")
-    if (events.end_ns < events.start_ns).any() or (np.diff(events.start_ns) < 0).any():
-        raise ValueError("events out of order")
-    if len(events) and events.device.min() < HOST:
-        raise ValueError("an impossible device")
+    _ascending(events.start_ns)
+    first, last = int(events.start_ns.min()), int(events.end_ns.max())
+    if (events.end_ns < events.start_ns).any() or first < -_LAST_NS or last > _LAST_NS or last - first > _LAST_NS:
+        raise ValueError("impossible times of events")
+    if events.device.min() < HOST or events.size_bytes.min() < NO_SIZE:
+        raise ValueError("an impossible device or size")
     return events
+
+
+def _ascending(values: NDArray[Any]) -> NDArray[Any]:
+    if (values[1:] < values[:-1]).any():
+        raise ValueError("rows out of order")
+    return values
 
 
 def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> NDArray[Any]:
@@ -120,20 +122,20 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
 
 
 def _trace(header: Header, table: PackedTable, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
-    count = len(events)
-
-    def columns(part: Columns, *, least: dict[str, int] | None = None) -> dict[str, NDArray[np.int64]]:
+    def columns(part: PartColumns, by: str = "row") -> dict[str, NDArray[np.int64]]:
+        """Return the columns of a part, which is in order of the rows in the column `by`."""
         read = {name: reader.column(column).astype(np.int64) for name, column in part.columns.items()}
         if len({len(values) for values in read.values()}) > 1:
             raise ValueError("columns of different lengths")
-        for name in ("row", "call", "record"):
-            if (name in read and part is not header.collectives) or (name == "row" and name in read):
-                _among(read[name], count, name, least=(least or {}).get(name, 0))
+        _ascending(_among(read[by], len(events), "row"))
         return read
 
-    for ranks in header.ranks:
-        _among(np.array(ranks, np.int64), MOST_RANKS, "a rank")
-    waits = columns(header.event_waits, least={"record": NO_NUMBER})
+    for group in header.groups.values():
+        if group.ranks >= len(header.ranks):
+            raise ValueError("ranks outside of their table")
+    waits = columns(header.event_waits, "call")
+    _among(waits["record"], len(events), "record", least=NO_NUMBER)
+    same: dict[str, Any] = {name: getattr(header, name) for name in SAME}
     return Trace(
         source=shown,
         events=stand_in(table),
@@ -142,21 +144,26 @@ def _trace(header: Header, table: PackedTable, events: EventTable, reader: Colum
             name: ProcessGroup(header.ranks[group.ranks], group.description) for name, group in header.groups.items()
         },
         step_marks=tuple(
-            StepMarks(source=marks.source, row=read["row"].astype(np.intp), number=read["number"])
+            StepMarks(
+                source=marks.source,
+                row=read["row"].astype(np.intp),
+                number=_among(read["number"], _MOST, "step", least=NO_NUMBER),
+            )
             for marks, read in ((marks, columns(marks)) for marks in header.step_marks)
         ),
         event_waits=EventWaits(**{name: waits[name] for name in EventWaits.__struct_fields__}),
         modules=None if header.modules is None else _modules(header.modules, columns(header.modules)),
         operator_work=None if header.operator_work is None else _work(columns(header.operator_work)),
-        **{name: getattr(header, name) for name in SAME},
+        **same | {"notes": tuple(map(with_escapes, header.notes))},
     )
 
 
 def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple[CollectiveCall, ...]:
     _among(columns["call"], len(header.calls), "call")
+    _among(columns["sequence"], 2**63, "sequence", least=NO_NUMBER)
     rows = zip(columns["row"].tolist(), columns["call"].tolist(), columns["sequence"].tolist(), strict=True)
     for call in header.calls:
-        if not 0 <= call.ranks < len(header.ranks):
+        if call.ranks >= len(header.ranks):
             raise ValueError("ranks outside of their table")
     return tuple(
         CollectiveCall(
@@ -173,7 +180,7 @@ def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple
     )
 
 
-def _modules(part: Columns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
+def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
     _among(columns["module"], len(part.modules), "module")
     return ModuleWork(
         modules=part.modules,
@@ -187,7 +194,7 @@ def _work(columns: dict[str, NDArray[np.int64]]) -> OperatorWork:
     _among(columns["precision"], len(PRECISIONS), "precision", least=NO_NUMBER)
     return OperatorWork(
         row=columns["row"],
-        flops=columns["flops"],
-        moved_bytes=columns["moved_bytes"],
+        flops=_among(columns["flops"], _MOST, "work", least=NO_NUMBER),
+        moved_bytes=_among(columns["moved_bytes"], _MOST, "work", least=NO_NUMBER),
         precision=columns["precision"].astype(np.int8),
     )

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from gpudiag.model.event import NO_NUMBER, EventWaits, Trace
-from gpudiag.model.packed_events import ColumnWriter, PackedEvents, pack
-from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Columns, Group, Header, call_of
+from gpudiag.model.large_jobs.packed_events import ColumnWriter, PackedEvents, pack
+from gpudiag.model.sanitize import without_surrogates
+from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Group, Header, PartColumns, call_of
 
 Value = TypeVar("Value", bound=Hashable)
 _LEVEL = 9
@@ -66,7 +67,10 @@ def encode(trace: Trace) -> bytes:
         **parts,  # type: ignore[arg-type]  # the values are of the fields' types
         **{name: getattr(trace, name) for name in SAME},
     )
-    packed = msgspec.msgpack.encode(header)
+    try:
+        packed = msgspec.msgpack.encode(header)
+    except UnicodeEncodeError:  # a host's name from the name of a file that is not UTF-8
+        packed = msgspec.msgpack.encode(without_surrogates(msgspec.to_builtins(header)))
     body = msgspec.msgpack.encode((len(packed), zlib.compress(packed, _LEVEL), table.data, data))
     return f"{DIGEST_SCHEMA}\n".encode() + body
 
@@ -75,5 +79,5 @@ def _index(known: dict[Value, int], value: Value) -> int:
     return known.setdefault(value, len(known))
 
 
-def _columns(writer: ColumnWriter, columns: dict[str, Any], **fields: Any) -> Columns:
-    return Columns({name: writer.add(np.asarray(values, np.int64)) for name, values in columns.items()}, **fields)
+def _columns(writer: ColumnWriter, columns: dict[str, Any], **fields: Any) -> PartColumns:
+    return PartColumns({name: writer.add(np.asarray(values, np.int64)) for name, values in columns.items()}, **fields)

@@ -6,20 +6,28 @@ compressed). The header is a MessagePack map, `Header`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from gpudiag.model.analysis import WorkloadKind
-from gpudiag.model.event import CollectiveCall, Module
-from gpudiag.model.packed_events import PackedColumn
+from gpudiag.model.event import HOST, CollectiveCall, Module
+from gpudiag.model.large_jobs.packed_events import PackedColumn
+from gpudiag.model.quantities import MOST_RANKS, Nanoseconds
+
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+#: Index into a table, or a number of bytes or events.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+DeviceOrdinal = Annotated[int, msgspec.Meta(ge=HOST, lt=2**15)]
 
 DIGEST_SCHEMA = "gpudiag/digest/1"
-DIGEST_ENDING = ".gpudiag-digest"
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """A process group; `ranks` is an index into `Header.ranks`."""
 
-    ranks: int
+    ranks: Natural
     description: str
 
 
@@ -28,14 +36,14 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
     operation: str
     group: str
-    ranks: int
-    size_bytes: int | None
-    peer: int | None
-    processor_share: float | None
+    ranks: Natural
+    size_bytes: Natural | None
+    peer: Rank | None
+    processor_share: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None
 
 
-class Columns(msgspec.Struct, frozen=True):
-    """Columns of a part of a trace, and the names or modules that they index."""
+class PartColumns(msgspec.Struct, frozen=True):
+    """PartColumns of a part of a trace, and the names or modules that they index."""
 
     columns: dict[str, PackedColumn]
     source: str = ""
@@ -55,31 +63,31 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trace: str
-    size: int
+    size: Natural
     events: dict[str, PackedColumn]
     names: tuple[str, ...]
-    events_size: int
-    ranks: tuple[tuple[int, ...], ...]
+    events_size: Natural
+    ranks: tuple[tuple[Rank, ...], ...]
     calls: tuple[Call, ...]
-    collectives: Columns
-    step_marks: tuple[Columns, ...]
-    event_waits: Columns
-    modules: Columns | None
-    operator_work: Columns | None
+    collectives: PartColumns
+    step_marks: tuple[PartColumns, ...]
+    event_waits: PartColumns
+    modules: PartColumns | None
+    operator_work: PartColumns | None
     groups: dict[str, Group]
     framework: str
-    origin_ns: int
-    rank: int | None
-    world_size: int | None
+    origin_ns: Nanoseconds
+    rank: Rank | None
+    world_size: WorldSize | None
     host: str
-    device_names: dict[int, str]
+    device_names: dict[DeviceOrdinal, str]
     waits_in_collectives: bool
     operators_merged: bool
     uses_devices: bool
     workload: WorkloadKind
     unread_devices: tuple[str, ...]
-    unrecorded_graphs: int
-    dropped_events: int
+    unrecorded_graphs: Natural
+    dropped_events: Natural
     notes: tuple[str, ...]
 
 
@@ -101,7 +109,7 @@ SAME = (
     "notes",
 )
 
-File = tuple[int, bytes, bytes, bytes]
+File = tuple[Natural, bytes, bytes, bytes]
 """(Size of the header, the header compressed, the event table's columns compressed, the other columns compressed)."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -35,6 +35,11 @@ _DTYPES = {
     "direction": np.uint8,
     "host_memory": np.uint8,
 }
+#: Columns of a packed table with one value per event, and all columns.
+_OF_EVENTS = frozenset(
+    ("gap", "duration", "name", "kind", "thread", "device", "correlated", "size_bytes", "role", "direction")
+) | {"host_memory", "moved"}
+_PACKED = _OF_EVENTS | {"correlation"}
 
 
 class PackedColumn(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +48,7 @@ class PackedColumn(msgspec.Struct, frozen=True, array_like=True):
     A column of equal values has 0 bytes per value, and `begin` is the value.
     """
 
-    length: int
+    length: Annotated[int, msgspec.Meta(ge=0, le=_MOST_VALUES)]
     width: int
     begin: int
 
@@ -149,8 +154,11 @@ def unpack(table: PackedTable) -> EventTable:
     """Unpack an event table.
 
     Raises:
-        ValueError: the packed bytes are damaged.
+        ValueError: the packed bytes are damaged. Columns of equal values may be of any length, so that callers who do
+            not trust them check `len(table)` before.
     """
+    if set(table.columns) != _PACKED or {table.columns[name].length for name in _OF_EVENTS} != {len(table)}:
+        raise ValueError("columns are missing, or of different lengths")
     reader = ColumnReader(table.size, table.data)
     parts = {name: reader.column(column) for name, column in table.columns.items()}
     duration = parts["duration"].astype(np.int64)
@@ -158,8 +166,9 @@ def unpack(table: PackedTable) -> EventTable:
     start = np.cumsum(parts["gap"] + np.concatenate([np.zeros(1, np.int64), duration[:-1]])[:count])
     correlation = np.full(count, NO_CORRELATION, np.int64)
     correlation[parts["correlated"].astype(np.bool_)] = np.cumsum(parts["correlation"], dtype=np.int64)
-    order = np.empty(count, np.intp)
+    order = np.full(count, -1, np.intp)
     order[_within(parts["moved"] + np.arange(count), count)] = _by_time(start)
+    _within(order, count)  # each row once
     whole = parts | {
         "start_ns": start,
         "end_ns": start + duration,
@@ -182,6 +191,22 @@ def _within(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     if len(rows) and (rows.min() < 0 or rows.max() >= count):
         raise ValueError("rows outside of the table")
     return rows
+
+
+def decompressed(data: bytes, size: int) -> bytes:
+    """Decompress bytes, without taking more than `size` bytes of memory.
+
+    Raises:
+        ValueError: the bytes are damaged, or decompress to another size.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(data, size + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(content) != size or not decompressor.eof or decompressor.unused_data:
+        raise ValueError(f"the compressed bytes do not have {size} bytes")
+    return content
 
 
 class ColumnWriter:
@@ -222,17 +247,11 @@ class ColumnReader:
     """
 
     def __init__(self, size: int, data: bytes) -> None:
-        decompressor = zlib.decompressobj()
-        try:
-            self._data = decompressor.decompress(data, size + 1)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
-        if len(self._data) != size:
-            raise ValueError(f"{len(self._data)} bytes instead of {size}")
+        self._data = decompressed(data, size)
 
     def column(self, column: PackedColumn) -> NDArray[Any]:
         """Return a column, of integers with as many bytes as it needs."""
-        if column.width == 0 and 0 <= column.length <= _MOST_VALUES:
+        if column.width == 0 and 0 <= column.length <= _MOST_VALUES and -(2**63) <= column.begin < 2**63:
             return np.broadcast_to(np.int64(column.begin), column.length)
         end = column.begin + column.length * column.width
         if column.width not in (1, 2, 4, 8) or column.length < 0 or not 0 <= column.begin <= end <= len(self._data):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 
-from gpudiag.app.digest import Engine
+from gpudiag.app.digests.write import DigestEngine
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.trace import ReadLimits
 from gpudiag.trace.digest_files import Digested, digest_file
@@ -21,33 +23,32 @@ _CONNECT_S = 20
 _RETRIES = 3
 
 
-def on_cluster(address: str) -> Engine:
+def on_cluster(address: str) -> DigestEngine:
     """Return an engine that reads files on the workers of a Dask cluster; they must see the same file system.
 
     Args:
         address: the scheduler's address (`tcp://host:8786`), or `local` for processes of this machine.
 
+    The engine raises GpudiagError if the scheduler cannot be reached or has no workers. It can be pickled.
+
     Raises:
         UsageError: Dask is not installed.
-        GpudiagError: the scheduler cannot be reached, or has no workers.
     """
-    try:
-        import distributed  # noqa: PLC0415  # the extra `cluster`
-    except ImportError as error:
-        raise UsageError(
-            "--scheduler needs Dask, which is not installed", "Install it: pip install 'gpudiag[cluster]'"
-        ) from error
+    if find_spec("distributed") is None:  # the extra `cluster`
+        raise UsageError("--scheduler needs Dask, which is not installed", "Install it: pip install 'gpudiag[cluster]'")
+    return partial(_read, address)
 
-    def read(files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
-        with contextlib.ExitStack() as stack:
-            client = stack.enter_context(_client(distributed, address, stack))
-            futures = client.map(_digest, files, limits=limits, retries=_RETRIES, pure=False)
-            of_file = {future.key: file for future, file in zip(futures, files, strict=True)}
-            for future in distributed.as_completed(futures):
-                yield _outcome(future, of_file[future.key])
-                future.release()
 
-    return read
+def _read(address: str, files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
+    import distributed  # noqa: PLC0415  # an extra
+
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(_client(distributed, address, stack))
+        futures = client.map(_digest, files, limits=limits, retries=_RETRIES, pure=False)
+        of_file = {future.key: file for future, file in zip(futures, files, strict=True)}
+        for future in distributed.as_completed(futures):
+            yield _outcome(future, of_file[future.key])
+            future.release()
 
 
 def _digest(file: TraceFile, *, limits: ReadLimits) -> Digested:
@@ -59,7 +60,7 @@ def _outcome(future: Any, file: TraceFile) -> Digested:
     if future.status == "finished":
         return msgspec.convert(future.result(), Digested)
     error = future.exception()
-    return Digested({}, f"{file.shown}: its worker failed: {type(error).__name__}: {error}")
+    return Digested(file.shown, error=f"{file.shown}: its worker failed: {type(error).__name__}: {error}")
 
 
 def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:

@@ -1,0 +1,1 @@
+"""Write digests of ranks, on this machine or on a cluster."""

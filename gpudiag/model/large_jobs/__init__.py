@@ -1,0 +1,1 @@
+"""Hold and analyse the ranks of large jobs in little memory."""
