@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpudiag.model.event import ProcessGroup, Trace
+from gpudiag.model.run_directory import DIGEST_ENDING
 from gpudiag.trace import read_traces
 from gpudiag.trace.readers.digest.encode import encode
-from gpudiag.trace.readers.digest.layout import DIGEST_ENDING
 
 ROOT = Path(__file__).parents[1]
 _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')

@@ -14,7 +14,7 @@ SUMMARIES = {
     "profile": "Train, record traces, and say where each step's time went.",
     "analyze": "Say where each step's time went, from existing traces.",
     "explain": "Say what a finding or a warning means, and what to do.",
-    "digest": "Write what an analysis reads of each trace into small files, for many ranks.",
+    "digest": "Write what an analysis reads of each rank's trace into a small file, its digest.",
     "gather": "Bring the ranks of several nodes into one run directory.",
     "recommend": "Say which strategy suits this machine and model best.",
     "scale": "Measure how training scales over the GPUs of this machine.",

@@ -25,10 +25,10 @@ def digest(
     as_json: Json = False,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
-    """Write all that an analysis reads of each rank's trace into a small file, its digest.
+    """Write what an analysis reads of each rank's trace into a small file, its digest.
 
-    A digest is 10 to 100 times smaller than the trace and gives the same verdict. Nodes write those of their own ranks;
-    only the digests have to be brought together.
+    A digest is 3 to 7 times smaller than a compressed trace, and gives the same verdict. Nodes write those of their own
+    ranks; only the digests have to be brought together.
     """
     from gpudiag.app.digests.write import digest as write
     from gpudiag.commands.progress.status_line import StatusLine

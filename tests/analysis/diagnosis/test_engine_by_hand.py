@@ -40,7 +40,8 @@ def simulation(
 
 
 def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
-    return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled, lines=None)
+    timeline = SimpleNamespace(framework="pytorch")
+    return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled, lines=None, timeline=timeline)
 
 
 @pytest.mark.parametrize(("simulated", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
@@ -185,7 +186,7 @@ def collectives(*calls: tuple[int, int, int, float]) -> Any:
 
 
 def unseen(*of: Any, world: int = 2) -> float:
-    return case(tracks(), tracks=of, world_size=world).unseen_share()
+    return case(tracks(), tracks=of, world_size=world, left_out=frozenset()).unseen_share()
 
 
 def test_transfer_with_missing_ranks_counts_as_unseen() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -12,7 +14,6 @@ from unittest import mock
 import msgspec
 import pytest
 
-from benchmarks.many_ranks import make_ranks
 from gpudiag.app.analyze import analyze
 from gpudiag.app.digests.write import digest
 from gpudiag.model.run_directory import encode_json
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TRACES = Path(__file__).parents[2] / "traces"
+MANY_RANKS = Path(__file__).parents[3] / "benchmarks" / "many_ranks.py"
 WHOLE = TRACES / "whole"
 JOBS = ("clean", "gloo_dataloader", "resnet50_dataloader", "slow_loader_rank2", "tiny", "vgg_p2poff")
 SINGLE = sorted(
@@ -117,7 +119,8 @@ def test_unusable_kernel_only_traces_are_reported_from_digests(tmp_path: Path) -
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the traces of a job with more ranks than are analysed in one process."""
     directory = tmp_path_factory.mktemp("many")
-    make_ranks(TRACES / "gloo_dataloader", directory, 66, fault=1, late=17)
+    command = [sys.executable, str(MANY_RANKS), str(directory), "--ranks", "66", "--fault", "1", "--late", "17"]
+    subprocess.run([*command, "--from", str(TRACES / "gloo_dataloader")], check=True, timeout=300)
     return directory
 
 

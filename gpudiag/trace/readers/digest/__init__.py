@@ -1,4 +1,4 @@
-"""Read and write digests: the events of one rank as gpudiag read them from a trace, in a hundredth of its size."""
+"""Read and write digests: the events of one rank as gpudiag read them from a trace, in few bytes."""
 
 from __future__ import annotations
 

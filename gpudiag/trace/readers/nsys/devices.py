@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, HOST, NO_NUMBER, EventKind, EventTable, EventWaits, Role, Trace
 from gpudiag.trace.readers.names import count_unrecorded_graphs
+from gpudiag.trace.readers.nsys.nvtx_names import ONE_RANK_PER_PROCESS
 
 Rows = NDArray[np.intp]
 
@@ -24,7 +25,7 @@ def trace_per_device(trace: Trace) -> Iterator[tuple[int, Trace]]:
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     communicating = events.device[work[events.role[work] == Role.COMMUNICATION]]
-    if trace.framework == "pytorch" or len(distinct(communicating)) < 2:
+    if trace.framework in ONE_RANK_PER_PROCESS or len(distinct(communicating)) < 2:
         yield int(np.argmax(np.bincount(events.device[work]))) if len(work) else 0, trace
         return
     called = _devices_of_calls(events, work)

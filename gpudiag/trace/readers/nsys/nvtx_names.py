@@ -120,6 +120,10 @@ def numbered_step(name: str) -> tuple[str, int] | None:
     return (name[: match.start(1)], int(match[1])) if match else None
 
 
+#: Frameworks whose processes are one rank each, whatever the number of devices.
+ONE_RANK_PER_PROCESS = frozenset({"pytorch"})
+
+
 def framework_of(names: tuple[str, ...]) -> str:
     """Return the framework that events of these names show; `unknown` if none does."""
     for framework, pattern in _FRAMEWORKS:
