@@ -24,7 +24,7 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.app.analyze import least_disturbed
+from gpudiag.app.digests.kernel_only import least_disturbed
 from gpudiag.errors import GpudiagError
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import find_run_record

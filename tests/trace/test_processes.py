@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpudiag.errors import UnreadableInputError
-from gpudiag.trace import ReadLimits, read, read_traces
+from gpudiag.trace import ReadLimits, parallel, read, read_traces
 from gpudiag.trace.readers.kineto.document import read_kineto
 from tests.trace.documents import TRACES, document, event, write
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def always_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "_MIN_PARALLEL_BYTES", 0)
-    if not read.can_fork():
+    if not parallel.can_fork():
         pytest.skip("forking needs Linux and a single thread")
 
 
@@ -143,7 +143,7 @@ def test_processes_with_other_threads_do_not_fork() -> None:
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        assert not read.can_fork()
+        assert not parallel.can_fork()
     finally:
         stop.set()
         other.join()

@@ -262,4 +262,5 @@ class ColumnReader:
         )
         one = unsigned.dtype.type(1)
         # Of the type with as many bytes, because conversions of every step to int64 take most of the time.
-        return ((unsigned >> one) ^ (np.zeros_like(unsigned) - (unsigned & one))).view(f"<i{column.width}")
+        signed: NDArray[Any] = (unsigned >> one) ^ (np.zeros_like(unsigned) - (unsigned & one))
+        return signed.view(f"<i{column.width}")

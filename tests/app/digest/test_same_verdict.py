@@ -124,6 +124,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.processes
 def test_large_job_is_the_same_in_one_process_in_forks_and_from_digests(many: Path, tmp_path: Path) -> None:
     with mock.patch.object(parallel, "usable_cpus", return_value=1):
         alone = analysed([many])
@@ -139,6 +140,7 @@ def test_large_job_is_the_same_in_one_process_in_forks_and_from_digests(many: Pa
     assert contents[0] == contents[1]
 
 
+@pytest.mark.processes
 def test_rank_of_a_large_job_that_waits_is_found_from_digests(many: Path, tmp_path: Path) -> None:
     """A digest of each rank holds the clock of its node, and the sample of simulated ranks does not depend on files."""
     digest([many], output=tmp_path)
