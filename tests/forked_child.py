@@ -21,10 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_PRINT_PATH = [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"]
+#: The import path of a new process that has no folder of its own.
+_INSTALLED: list[str] = json.loads(subprocess.run(_PRINT_PATH, check=True, stdout=subprocess.PIPE).stdout)
+
 #: The Python programs that a program starts, in order; each is described by those that it starts.
 Tree = list[Any]
 
-_ROOT = Path(__file__).parents[1]
 _OPTIONS = {"-I", "-P", "-u"}
 
 
@@ -139,7 +142,7 @@ def _run(command: list[str]) -> None:
 
 def _set_path(folders: list[str]) -> None:
     """Set the import path of a new process, and run the `sitecustomize` of PYTHONPATH if there is one."""
-    sys.path[:] = [*folders, *(path for path in sys.path if path not in {"", str(_ROOT)})]
+    sys.path[:] = [*folders, *_INSTALLED]
     if importlib.machinery.PathFinder.find_spec("sitecustomize", folders) is not None:
         sys.meta_path.insert(0, _Imported(sys.modules.pop("torch")))
         importlib.import_module("sitecustomize")
