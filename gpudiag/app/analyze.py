@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpudiag.app.digests.kernel_only import least_disturbed
+from gpudiag.app.digests.safe_path import safe_path
 from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
 from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
@@ -62,7 +62,7 @@ def analyze(
         return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
         # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
-        with _safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
         digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
     traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
@@ -134,22 +134,8 @@ def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> l
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]
-    with _safe_path(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with safe_path(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         return list(pool.map(analyse, items))
-
-
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Prevent spawned processes from importing modules of the current directory."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:

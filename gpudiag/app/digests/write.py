@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -12,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from gpudiag.app.digests.kernel_only import least_disturbed
+from gpudiag.app.digests.safe_path import safe_path
 from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
@@ -171,7 +171,6 @@ def in_processes(files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Dig
     if workers < 2:
         yield from (digest_file(file, limits) for file in files)
         return
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # spawned processes must not import from the current directory
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with safe_path(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(digest_file, file, limits) for file in files]):
             yield future.result()
