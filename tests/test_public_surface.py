@@ -125,7 +125,7 @@ def test_help_imports_no_slow_module() -> None:
 
 
 @pytest.mark.processes
-def test_analysing_one_rank_loads_at_most_120_modules_of_gpudiag() -> None:
+def test_analysing_one_rank_loads_at_most_123_modules_of_gpudiag() -> None:
     check = f"""
 import contextlib, io, sys
 from gpudiag.commands import main as cli
@@ -138,7 +138,7 @@ print(code, *sorted(name for name in sys.modules if name.partition(".")[0] == "g
     )
     code, *loaded = result.stdout.split()
     assert (code, "gpudiag.analysis.diagnosis.engine" in loaded) == ("0", True)
-    assert len(loaded) <= 120, loaded
+    assert len(loaded) <= 123, loaded
 
 
 @pytest.mark.processes
