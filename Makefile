@@ -128,7 +128,7 @@ site: build/site-venv/.made ## Build the documentation site in build/site, stric
 	fi
 	@echo "build/site/index.html"
 
-# As root, LinkChecker reads the site as the user nobody, so that the clone must be readable by all.
+# As root, LinkChecker reads the site as the user nobody, who may be unable to read the clone: it checks a copy.
 links: build/site-venv/.made ## Check all links and anchors within the site that `make site` built
 	@test -f build/site/index.html || { echo "make: no build/site: run make site first" >&2; exit 2; }
 	site=$$(mktemp -d) && chmod 755 "$$site" && cp -r build/site "$$site" && \

@@ -24,12 +24,12 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.app.digests.kernel_only import least_disturbed
 from gpudiag.errors import GpudiagError
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import find_run_record
 from gpudiag.statistics import wilson
 from gpudiag.trace import read_traces
+from gpudiag.trace.kernel_only import least_disturbed
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 

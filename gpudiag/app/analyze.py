@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpudiag.app.digests.kernel_only import least_disturbed
-from gpudiag.app.digests.safe_path import safe_path
 from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
 from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.kernel_only import least_disturbed
+from gpudiag.trace.parallel import safe_path
 from gpudiag.trace.recordings import check_one_recording
 from gpudiag.trace.sources import find_operation_table, find_sources
 
@@ -51,7 +51,8 @@ def analyze(
         engine: where the traces are read; this machine by default. It must be picklable.
 
     Raises:
-        SeveralRecordingsError: two of the paths are of different jobs.
+        SeveralRecordingsError: two of the paths are of different jobs. Not with an engine: of two traces of one rank,
+            the first is kept, with a warning.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis

@@ -1,11 +1,12 @@
-"""Work on the ranks of large jobs in several processes."""
+"""Work in several processes: on the ranks of large jobs in forks, and in spawned processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -34,6 +35,20 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
             "a process that analysed ranks was killed, probably for lack of memory",
             "Close other programs, or analyse fewer ranks at once.",
         ) from error
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Prevent processes that are spawned within the block from importing modules of the current directory."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def can_fork() -> bool:

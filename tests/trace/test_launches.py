@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpudiag.analysis.timeline.completeness import device_activities, incomplete_activity
-from gpudiag.analysis.timeline.rank_view import view_of_rank
+from gpudiag.analysis.timeline.rank_events import events_of_rank
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace import read_traces
 from gpudiag.trace.readers.names import role_of_call
@@ -41,7 +41,7 @@ def roles(trace: Trace, name: str) -> list[Role]:
 def warnings(trace: Trace) -> list[tuple[str, str]]:
     return [
         (item.code, item.message)
-        for item in incomplete_activity([trace], device_activities([trace], [view_of_rank(trace)]))
+        for item in incomplete_activity([trace], device_activities([trace], [events_of_rank(trace)]))
     ]
 
 
@@ -50,7 +50,7 @@ def test_real_memsets_without_device_work_are_not_lost_launches() -> None:
     launch_roles = roles(trace, "cudaMemsetAsync")
     assert (launch_roles.count(Role.OTHER), launch_roles.count(Role.LAUNCH)) == (49, 2)
     assert warnings(trace) == []
-    (activity,) = device_activities([trace], [view_of_rank(trace)])
+    (activity,) = device_activities([trace], [events_of_rank(trace)])
     assert (activity.lost, activity.missing) == (0, False)
 
 

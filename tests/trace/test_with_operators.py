@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.app.digests.kernel_only import least_disturbed
 from gpudiag.model.event import EventKind
 from gpudiag.trace import read_traces
+from gpudiag.trace.kernel_only import least_disturbed
 from gpudiag.trace.with_operators import with_operators
 from tests.conftest import WHOLE
 from tests.trace.documents import document, event, kernel, launch, names, read_one, write

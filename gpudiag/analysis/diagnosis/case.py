@@ -135,7 +135,7 @@ class Case:
         time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
         if not time.sum():
             return 0.0
-        if self.timeline.left_out:
+        if self.timeline.left_out:  # ranks that were left out have no table to count
             whole = np.concatenate(list(self.timeline.whole_collectives(self.tracks)))
             return float(time[(instance == UNKNOWN) | ~whole].sum() / time.sum())
         _, index, present = np.unique(instance, return_inverse=True, return_counts=True)

@@ -19,7 +19,7 @@ from gpudiag.analysis.timeline.collectives import (
 from gpudiag.analysis.timeline.completeness import covered_share, device_activities
 from gpudiag.analysis.timeline.lone_communication import without_lone_communication
 from gpudiag.analysis.timeline.mixed_runs import without_claims, without_copies
-from gpudiag.analysis.timeline.rank_view import RankEvents, later, view_of_rank
+from gpudiag.analysis.timeline.rank_events import RankEvents, events_of_rank, later
 from gpudiag.analysis.timeline.steps import (
     Windows,
     common_steps,
@@ -47,7 +47,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None, *, ea
     copies = without_copies(traces)
     claims = without_claims(_with_ranks(copies.kept))
     traces = without_lone_communication(claims.kept, world_size)
-    views = list(each(view_of_rank, traces))
+    views = list(each(events_of_rank, traces))
     activities = device_activities(traces, views)
     unseen = {index for index, activity in enumerate(activities) if activity.missing}
     world = world_size or max([trace.world_size or 0 for trace in traces] + [_rank(trace) + 1 for trace in traces])

@@ -18,7 +18,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankEvents
+    from gpudiag.analysis.timeline.rank_events import RankEvents
 
 _MOST_SHOWN = 8
 _RECORD = {

@@ -38,7 +38,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_S, milliseconds
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankEvents
+    from gpudiag.analysis.timeline.rank_events import RankEvents
 
 
 class Deduplicated(msgspec.Struct, frozen=True):

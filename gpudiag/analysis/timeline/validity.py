@@ -21,7 +21,7 @@ from gpudiag.model.timeline import DeviceTrack
 from gpudiag.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.rank_view import RankEvents
+    from gpudiag.analysis.timeline.rank_events import RankEvents
 
 _STEP_MARKS = {
     "pytorch": "Call prof.step() each step",

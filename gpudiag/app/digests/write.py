@@ -10,14 +10,13 @@ from typing import Protocol
 
 import msgspec
 
-from gpudiag.app.digests.kernel_only import least_disturbed
-from gpudiag.app.digests.safe_path import safe_path
 from gpudiag.errors import GpudiagError, NotATraceError
 from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.digest_files import Digested, digest_file, digest_name
-from gpudiag.trace.parallel import usable_cpus
+from gpudiag.trace.kernel_only import least_disturbed
+from gpudiag.trace.parallel import safe_path, usable_cpus
 from gpudiag.trace.readers.digest.encode import encode
 from gpudiag.trace.sources import TraceFile, find_sources, ranks_by_file
 

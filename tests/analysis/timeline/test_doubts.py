@@ -15,7 +15,7 @@ from gpudiag.analysis.timeline.completeness import (
     incomplete_activity,
     ranks_in_words,
 )
-from gpudiag.analysis.timeline.rank_view import view_of_rank
+from gpudiag.analysis.timeline.rank_events import events_of_rank
 from gpudiag.analysis.timeline.validity import _clocks, _missing_ranks
 from gpudiag.model.timeline import ClockAlignment
 from tests.timeline_builder import TraceBuilder
@@ -38,7 +38,7 @@ def test_kernels_count_as_lost_above_ten_and_two_percent(launches: int, lost: in
 
 
 def activities(*traces: Trace) -> tuple[DeviceActivity, ...]:
-    return device_activities(traces, [view_of_rank(trace) for trace in traces])
+    return device_activities(traces, [events_of_rank(trace) for trace in traces])
 
 
 def activity(trace: TraceBuilder) -> tuple[int, int, bool]:

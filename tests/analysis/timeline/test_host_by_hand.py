@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.host import runtime_call_of
-from gpudiag.analysis.timeline.rank_view import _top_level, _without
+from gpudiag.analysis.timeline.rank_events import _top_level, _without
 from gpudiag.intervals import as_set
 from gpudiag.model.event import HOST, EventKind, Role
 from gpudiag.model.timeline import UNKNOWN, OpClass

@@ -9,7 +9,8 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import DEVICE_WORK, Trace
 from gpudiag.model.run_directory import find_kernel_only_traces
-from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.read import read_traces
+from gpudiag.trace.unpack import ReadLimits
 
 
 def least_disturbed(
@@ -29,7 +30,7 @@ def least_disturbed(
         kernel_only = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
     except UnreadableInputError as error:
         return full, (_unused(str(error)),)
-    from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
+    from gpudiag.trace.with_operators import with_operators  # only for runs with kernel-only traces
 
     joined = [
         with_operators(kernel_only[trace.rank], trace)

@@ -64,7 +64,7 @@ class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int
 
 
-def view_of_rank(trace: Trace) -> RankEvents:
+def events_of_rank(trace: Trace) -> RankEvents:
     """Return the work of the process of a trace."""
     events = trace.events
     devices = _devices(events)
