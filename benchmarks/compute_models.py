@@ -305,14 +305,15 @@ def _of_torchvision(
     channels_last: bool,
     fused: bool,
     compiled: bool,
+    bf16: bool = False,
 ) -> None:
-    """Train a model of torchvision in fp32 on images of 224 x 224, with momentum."""
+    """Train a model of torchvision on images of 224 x 224, with momentum, in fp32 unless `bf16` is true."""
     from torchvision import models  # noqa: PLC0415  # see `prepare_resnet50`
 
     inputs, targets = _images(size(batch, 2), size(224, 64), 1000)
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, fused=fused, foreach=not fused)
     model = models.get_model(name, weights=None)
-    train(prepare(model, inputs, targets, optimizer, channels_last=channels_last, compiled=compiled))
+    train(prepare(model, inputs, targets, optimizer, bf16=bf16, channels_last=channels_last, compiled=compiled))
 
 
 def densenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
@@ -323,6 +324,38 @@ def densenet(*, channels_last: bool = False, fused: bool = False, compile: bool 
 def mobilenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
     """Train MobileNetV2 in fp32 on 192 images."""
     _of_torchvision("mobilenet_v2", 192, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def mnasnet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train MNASNet in fp32 on 192 images."""
+    _of_torchvision("mnasnet1_0", 192, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def shufflenet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train ShuffleNet-V2 in fp32 on 256 images."""
+    _of_torchvision("shufflenet_v2_x1_0", 256, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def resnext(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train ResNeXt-50 in bf16 on 96 images."""
+    _of_torchvision("resnext50_32x4d", 96, channels_last=channels_last, fused=fused, compiled=compile, bf16=True)
+
+
+def regnet(*, channels_last: bool = False, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train RegNetY-800MF in fp32 on 128 images."""
+    _of_torchvision("regnet_y_800mf", 128, channels_last=channels_last, fused=fused, compiled=compile)
+
+
+def deit(*, fused: bool = False, sdpa: bool = False, compile: bool = False) -> None:  # noqa: A002
+    """Train transformers' DeiT-B/16 in bf16 on 96 images of 224 x 224."""
+    from transformers import DeiTConfig, DeiTForImageClassification  # noqa: PLC0415  # see `prepare_gpt2`
+
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    attention = "sdpa" if sdpa else "eager"
+    config = DeiTConfig(num_labels=1000, attn_implementation=attention, **(small if TINY else {}))
+    inputs, targets = _images(size(96, 2), config.image_size, config.num_labels)
+    model = DeiTForImageClassification(config)
+    train(prepare(model, inputs, targets, _adamw(fused=fused), loss=_library_loss, bf16=True, compiled=compile))
 
 
 def llama(*, fused: bool = False, sdpa: bool = False, compile: bool = False) -> None:  # noqa: A002

@@ -50,6 +50,11 @@ CHANGES = {
     "convnext": "channels-last,fused,compile",
     "wavenet": "fused,compile",
     "translator": "tf32,fused,sdpa,compile",
+    "mnasnet": "channels-last,fused,compile",
+    "shufflenet": "channels-last,fused,compile",
+    "resnext": "channels-last,fused,compile",
+    "regnet": "channels-last,fused,compile",
+    "deit": "fused,sdpa,compile",
 }
 #: Savings, in percent of the step, from which a finding must exist, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
