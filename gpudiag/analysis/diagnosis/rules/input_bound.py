@@ -37,7 +37,8 @@ _ADVICE: Advice = (
     ),
     jax(
         "Prepare batches ahead in worker processes or threads, for example with grain (worker_count), and keep two on "
-        "the device: jax.device_put returns at once, so call it for the next batch before the step of this one."
+        "the device: call jax.device_put for the next batch before the step of this one. It returns at once, but a "
+        "step waits until its batch is copied."
     ),
     unknown("Prepare batches ahead, in separate threads or processes."),
     "Time the dataset by itself; cache decoded samples.",

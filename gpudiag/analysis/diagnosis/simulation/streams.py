@@ -157,11 +157,12 @@ def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_call
         return AwaitedOps(*(np.empty(0, np.int64) for _ in range(4)))
     awaited = awaited_by(ops, waits)
     apply_traced_waits(ops, waits, awaited)
+    infer_waits(ops, np.empty(0, np.int64), within_graphs=True)
     by_host = (waits.stream[awaited.wait] == UNKNOWN) & (waits.recorded[awaited.wait] != UNKNOWN)
     return AwaitedOps(*(column[by_host] for column in msgspec.structs.astuple(awaited)))
 
 
-def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
+def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False) -> None:
     """Infer the ops of other streams that each op waits for, for traces without events.
 
     A stream-wait call makes the next launch wait for the latest op launched in another stream before the call. If this
@@ -171,6 +172,7 @@ def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
     Args:
         ops: the ops of one track.
         wait_calls: int64, starts of the host's stream-wait calls, sorted, on the common clock.
+        within_graphs: infer only waits between ops of the same CUDA graph launch, which have no calls of their own.
     """
     if len(ops.streams) < 2:
         return
@@ -194,7 +196,8 @@ def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
             just_ended = start - history.end[ended] <= AT_ONCE_NS
             stream_free = ops.before_end[stream] <= history.end[ended] - AT_ONCE_NS
             early = (launch_time != UNKNOWN) & (launch_time < start - QUEUED_NS)
-            before = history.launch_time[ended] < launch_time
+            awaited_launch = history.launch_time[ended]
+            before = awaited_launch == launch_time if within_graphs else awaited_launch <= launch_time
             observed = (latest_ended >= 0) & just_ended & stream_free & early & before
             target = np.maximum(by_call, np.where(observed, latest_ended, -1))
             waits = target >= 0

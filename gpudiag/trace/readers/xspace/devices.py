@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, distinct
+from gpudiag.intervals import distinct
 from gpudiag.model.event import (
     DEVICE_WORK,
     HOST,
@@ -32,10 +32,13 @@ from gpudiag.trace.readers.names import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.jax_devices import trace_per_cpu_device
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, UNRECORDED_WAIT, executor_waits
-
-#: Waits, their roles, and the names of waits for the device and for communication.
-_Waits = tuple[Intervals, NDArray[np.uint8], tuple[str, str]]
+from gpudiag.trace.readers.xspace.waits import (
+    AddedWaits,
+    executor_waits,
+    joined_waits,
+    split_jax_waits,
+    unrecorded_jax_waits,
+)
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
@@ -101,10 +104,14 @@ def _device_trace(
         kept[training[lasting & (events.kind[training] != EventKind.RUNTIME)]] = True
         if trace.framework == "jax":
             kept[training[lasting & (events.role[training] == Role.SYNCHRONIZATION)]] = True
+    if trace.framework == "jax":
+        split, parts = split_jax_waits(process, calls)
+        kept[split] = False
+        waits = joined_waits(unrecorded_jax_waits(process, device, calls), parts)
+    else:
+        waits = executor_waits(process, device, calls)
     rows = np.flatnonzero(kept)
-    waits, roles = executor_waits(process, device, calls)
-    names = (UNRECORDED_WAIT, "") if trace.framework == "jax" else (DEVICE_WAIT, COMMUNICATION_WAIT)
-    table, position = _with_waits(events, rows, (waits, roles, names), _waiting_thread(process, calls))
+    table, position = _with_waits(events, rows, waits, _waiting_thread(process, calls))
     return replace(
         trace,
         events=table,
@@ -127,28 +134,28 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 
 
 def _with_waits(
-    events: EventTable, rows: NDArray[np.intp], added_waits: _Waits, thread: int
+    events: EventTable, rows: NDArray[np.intp], waits: AddedWaits, thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
     """Return (table of these rows and of the waits as blocking calls, position of each row in the table)."""
-    waits, roles, names = added_waits
+    index = {name: position for position, name in enumerate(events.names)}
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
-        "name": len(events.names) + (roles == Role.COMMUNICATION),
-        "start_ns": waits.start,
-        "end_ns": waits.end,
+        "name": [index.setdefault(name, len(index)) for name in waits.name],
+        "start_ns": waits.spans.start,
+        "end_ns": waits.spans.end,
         "thread": thread,
         "device": HOST,
         "correlation": NO_CORRELATION,
         "size_bytes": NO_SIZE,
-        "role": roles,
+        "role": waits.role,
         "direction": Direction.NONE,
         "host_memory": HostMemory.UNKNOWN,
     }
     columns = {
-        field: np.concatenate([column[rows], np.full(len(waits), added[field], column.dtype)])
+        field: np.concatenate([column[rows], np.full(len(waits.role), added[field], column.dtype)])
         for field, column in events.columns().items()
     }
-    return in_order(columns, (*events.names, *names))
+    return in_order(columns, tuple(index))
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:

@@ -66,6 +66,11 @@ def compiles(name: str) -> bool:
     return _COMPILES.match(name) is not None
 
 
+def copies_arguments(name: str) -> bool:
+    """Return whether a host event of this name copies arguments in host memory, before the device reads them."""
+    return name == "H2D Dispatch"
+
+
 def user_function(name: str) -> str | None:
     """Return a function of the user's program as PyTorch's profiler names it; None for other events.
 

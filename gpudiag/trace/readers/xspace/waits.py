@@ -11,7 +11,11 @@ A pause in the launches for a device is a wait if the last launched work ended i
 resumed. A pause in which the training thread waited for data does not count.
 
 JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
-such waits.
+such waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has copied the arguments of
+`jax.device_put` to memory from which the device reads:
+
+    python       device_put │ PjitFunction(train_step): waits            launches │
+    other thread            │ H2D Dispatch: Transpose::Execute │
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
@@ -28,6 +32,7 @@ from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subt
 from gpudiag.model.event import HOST, NO_NUMBER, Direction, EventKind, Role
 from gpudiag.trace.readers.names import events_named
 from gpudiag.trace.readers.xspace.host import is_function
+from gpudiag.trace.readers.xspace.jax_host import called_function, copies_arguments
 from gpudiag.trace.readers.xspace.process import Process
 from gpudiag.units import NS_PER_US
 
@@ -38,6 +43,8 @@ DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
 #: Name of a wait of JAX's main thread that was not recorded.
 UNRECORDED_WAIT = "wait for the device"
+#: Name of JAX's wait for the copy of a call's arguments in host memory, from which they are sent to the device.
+ARGUMENTS_WAIT = "copy of the batch in host memory, for jax.device_put"
 
 #: Minimum pause that counts as a wait. Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
@@ -55,20 +62,23 @@ class _DeviceLaunches(msgspec.Struct, frozen=True):
     work: NDArray[np.intp]
 
 
-def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.uint8]]:
-    """Return the executor's waits for a GPU or for communication, and the role of each wait.
+class AddedWaits(msgspec.Struct, frozen=True):
+    """Waits of the training thread that the profile has not recorded as such, as columns of equal length."""
+
+    spans: Intervals
+    role: NDArray[np.uint8]
+    name: tuple[str, ...]
+
+
+def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
+    """Return the waits of TensorFlow's executor for a GPU or for communication.
 
     `calls` has the rows of the calls that give the GPU work, sorted by start.
     """
     launches = _launches(process, device, calls)
     if len(launches.calls) < 2:
-        return EMPTY, np.empty(0, np.uint8)
+        return _added()
     pauses, last = _pauses(process, launches)
-    if process.trace.framework == "jax":
-        waits = subtract(union(pauses), _recorded(process))
-        long = waits.end - waits.start >= _PAUSE_NS
-        waits = Intervals(waits.start[long], waits.end[long])
-        return waits, np.full(len(waits), Role.SYNCHRONIZATION, np.uint8)
     communicated = process.trace.events.role[launches.work[last]] == Role.COMMUNICATION
     communications = union(
         Intervals(pauses.start[communicated], _until_launched(process, launches, pauses.end[communicated])),
@@ -76,11 +86,67 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tu
         _at_function_ends(process, launches),
     )
     others = subtract(union(Intervals(pauses.start[~communicated], pauses.end[~communicated])), communications)
-    waits = Intervals(
-        np.concatenate([communications.start, others.start]), np.concatenate([communications.end, others.end])
+    return _added((communications, Role.COMMUNICATION, COMMUNICATION_WAIT), (others, Role.SYNCHRONIZATION, DEVICE_WAIT))
+
+
+def unrecorded_jax_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
+    """Return the waits of JAX's main thread for a GPU or for a call's arguments; `calls` as in `executor_waits`."""
+    launches = _launches(process, device, calls)
+    if len(launches.calls) < 2:
+        return _added()
+    pauses, _ = _pauses(process, launches)
+    waits = subtract(union(pauses), _recorded(process))
+    long = waits.end - waits.start >= _PAUSE_NS
+    return _added(
+        (Intervals(waits.start[long], waits.end[long]), Role.SYNCHRONIZATION, UNRECORDED_WAIT),
+        (_argument_copies(process), Role.INPUT, ARGUMENTS_WAIT),
     )
-    return waits, np.repeat(
-        np.array([Role.COMMUNICATION, Role.SYNCHRONIZATION], np.uint8), [len(communications), len(others)]
+
+
+def split_jax_waits(process: Process, calls: NDArray[np.intp]) -> tuple[NDArray[np.intp], AddedWaits]:
+    """Split the main thread's waits for a value at the copies of this value to the host.
+
+    Another thread waits for the value's computation, and then calls the copy:
+
+        main thread    np.asarray(jax.Array): ── waits for the computation ──┤     ├─ waits for the copy ─┤
+        other thread                                                         │ copy │
+
+    Args:
+        process: the whole process.
+        calls: rows of the calls that give a GPU work.
+
+    Returns:
+        The rows of the waits that have copies, and the parts of these waits without the copies' calls.
+    """
+    events = process.trace.events
+    own = events.thread == process.training_thread
+    waits = np.flatnonzero(own & (events.role == Role.SYNCHRONIZATION))
+    copies = calls[(events.role[calls] == Role.COPY) & ~own[calls]]
+    first = np.searchsorted(events.start_ns[copies], events.start_ns[waits])
+    after = np.searchsorted(events.start_ns[copies], events.end_ns[waits])
+    waits = waits[first < after]
+    copied = union(Intervals(events.start_ns[copies], events.end_ns[copies]))
+    parts = []
+    for row in waits.tolist():
+        whole = Intervals(events.start_ns[row : row + 1], events.end_ns[row : row + 1])
+        parts.append((subtract(whole, copied), Role.SYNCHRONIZATION, events.name_of(row)))
+    return waits, _added(*parts)
+
+
+def joined_waits(*parts: AddedWaits) -> AddedWaits:
+    """Return the waits of all parts."""
+    spans = Intervals(*(np.concatenate([getattr(part.spans, end) for part in parts]) for end in ("start", "end")))
+    return AddedWaits(
+        spans, np.concatenate([part.role for part in parts]), tuple(name for part in parts for name in part.name)
+    )
+
+
+def _added(*groups: tuple[Intervals, Role, str]) -> AddedWaits:
+    """Return waits from groups of (spans, role, name)."""
+    if not groups:
+        return AddedWaits(EMPTY, np.empty(0, np.uint8), ())
+    return joined_waits(
+        *(AddedWaits(spans, np.full(len(spans), role, np.uint8), (name,) * len(spans)) for spans, role, name in groups)
     )
 
 
@@ -118,6 +184,16 @@ def _recorded(process: Process) -> Intervals:
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
     rows = rows[events.thread[rows] == process.training_thread]
     return union(Intervals(events.start_ns[rows], events.end_ns[rows]))
+
+
+def _argument_copies(process: Process) -> Intervals:
+    """Return the times in which a call of a compiled function waits for the copy of its arguments in host memory."""
+    events = process.trace.events
+    own = events.thread == process.training_thread
+    copies = np.flatnonzero(events_named(events, copies_arguments) & ~own)
+    calls = np.flatnonzero(events_named(events, called_function) & own)
+    copied, called = (union(Intervals(events.start_ns[rows], events.end_ns[rows])) for rows in (copies, calls))
+    return intersect(copied, called)
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:

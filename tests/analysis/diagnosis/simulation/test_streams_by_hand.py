@@ -120,8 +120,8 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
         (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
         (50, 179.999, 200, True),
         (50, 180, 200, False),  # may have started immediately after its launch
-        (50, 5.001, 200, True),
-        (50, 5, 200, False),  # the other op was not launched earlier
+        (50, 5, 200, True),  # launched by the same call, in one CUDA graph
+        (50, 4.999, 200, False),  # the other op was launched later
         (50, UNKNOWN, 200, False),
     ],
 )
@@ -271,3 +271,15 @@ def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> 
     assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # the thread's last launch is not before the record
     assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
     assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]
+
+
+@pytest.mark.parametrize(
+    ("same_launch", "within_graphs", "waited"), [(True, True, [0]), (True, False, [0]), (False, True, None)]
+)
+def test_op_of_a_graph_waits_for_an_op_of_another_stream_in_the_same_graph(
+    same_launch: bool, within_graphs: bool, waited: list[int] | None
+) -> None:
+    other = 10 if same_launch else 9
+    ops = ops_of([(other, 100, 500)], [(10, 100, 200), (10, 505, 600)])
+    infer_waits(ops, np.empty(0, np.int64), within_graphs=within_graphs)
+    assert ([ops.wait_a[2]] if ops.wait_a[2] != NONE else None) == waited
