@@ -31,7 +31,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """Return the part of `exposed_ms`, in ms, that recorded steps lack; 0 if they contain three quarters or more.
+        """Return the part of `exposed_ms` that recorded steps lack, in ms; 0 if they have three quarters of it or more.
 
         Recorded steps may wait less for two reasons: recording slows the job, so that the loader keeps up, or the few
         recorded steps use batches that were made before recording.
@@ -178,7 +178,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     """Return rank → upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
-    The lower of two bounds applies; the result is None if neither is known:
+    The lower of two bounds applies. The result is None if neither bound is known:
 
     - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
       the excess may be chance. If most devices did not wait for input, this bound does not apply, because a rank that
@@ -254,13 +254,13 @@ def alone_waited_for(
 
 
 def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
-    """Return the excess of the unprofiled step over the simulated one, in ms; 0 within the usual difference."""
+    """Return the excess of the unprofiled over the simulated step time, in ms; 0 if the excess is not unusual."""
     longer = (timed_ms or 0.0) - corrected_ms
     return longer if longer > AS_RECORDED * corrected_ms else 0.0
 
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
-    """Return the unprofiled host steps of these ranks; None if a rank is missing or there is only one."""
+    """Return rank → its unprofiled steps; None if a rank's steps are missing or if there is only one rank."""
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None and rank.rank in ranks}
     hosts = {rank: host for rank, host in hosts.items() if host.host_ms}
     return hosts if len(hosts) >= max(len(ranks), 2) else None

@@ -101,7 +101,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest island; of equally large ones, the one whose slowest link to the host is fastest."""
+    """Return the largest group of GPUs with peer access; of equal groups, that with the fastest slowest host link."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }

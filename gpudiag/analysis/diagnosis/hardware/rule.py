@@ -28,7 +28,7 @@ RESNET50_GRADIENT_BYTES = 102_228_128
 class FactsRule(Protocol):
     """Judge the facts of a machine. The class docstring is the finding's page in docs/findings.
 
-    Machines on which a rule fires or is silent are in tests/analysis/diagnosis/rule_examples.
+    tests/analysis/diagnosis/rule_examples has machines with and without findings of each rule.
     """
 
     code: ClassVar[str]

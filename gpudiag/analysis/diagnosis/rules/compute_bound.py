@@ -49,8 +49,8 @@ class ComputeBound:
         Args:
             case: the job.
             compute_ms: compute per step on the device that sets the pace.
-            percent: compute as a share of the step.
-            largest_percent: share of the step that the largest other bucket takes.
+            percent: compute in percent of the step.
+            largest_percent: the largest other bucket in percent of the step.
         """
         least = max(largest_percent, WARNING_PERCENT)
         title = f"compute-bound ({_shares(case, percent)}); nothing else takes over {least:.0f} %"

@@ -158,7 +158,8 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that lost its core pauses between calls that others make too. Saving and logging pause between extra calls.
+    A thread that lost its core also pauses between calls that other ranks make. A thread that saves or logs pauses
+    between additional calls.
 
     Attributes:
         ms: description of the calls before and after the pause → mean ms per step and straggler, longest first.
@@ -246,9 +247,9 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
-    little. The second condition finds parts after which another rank sets the pace. A host that lost its core is slow
-    in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if equalizing these
-    three together saves most.
+    little. The second condition is needed if another rank sets the pace once the part is equalized. A host that lost
+    its core is slow in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if
+    equalizing these three together saves most.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all
@@ -276,7 +277,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether a rank notably exceeds its peers in this part, by the maximum of each step or on average."""
+    """Return whether a rank notably exceeds its peers in this part, on average or (`each_step`) in single steps."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())

@@ -33,7 +33,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         edit: removes the cause from a scenario.
         describe: returns the finding, given its savings in ms per step and in percent of the step.
-        beyond: removes only the costs that launch overhead may explain; if `edit` saves no more, it may be dropped.
+        beyond: removes only the costs that launch overhead may explain. If `edit` saves no more than `beyond`, the
+            proposal may be dropped.
         kind: whether the cause can be removed, or only hidden or shortened.
     """
 
@@ -46,7 +47,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 class Rule(Protocol):
     """Examine a case for one kind of problem. The rule's class docstring is the page of its code in docs/findings.
 
-    Jobs in which a rule fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
+    `tests/analysis/diagnosis/rule_examples` has jobs in which each rule proposes something, proposes nothing, or cannot
+    tell.
     """
 
     code: ClassVar[str]
@@ -76,7 +78,7 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
         what_if: the job.
         parts: name of a component → the scenario without it and without the previous components.
         rest: name of the remainder.
-        gain_ms: the savings.
+        gain_ms: the savings of removing all components and the remainder, in ms per step.
     """
     gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
     running = [0.0, *itertools.accumulate(gains, max), gain_ms]

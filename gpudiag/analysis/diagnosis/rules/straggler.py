@@ -75,7 +75,7 @@ class Straggler:
     title: ClassVar[str] = "One or a few ranks delay all others"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step in which ranks are equalized to their median, and one in which pipeline stages are even."""
+        """Propose a step with ranks equalized to their median, and a step with equally long pipeline stages."""
         if case.one_of_many():
             yield CannotTell(
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
@@ -98,6 +98,7 @@ class Straggler:
             yield from uneven_stages(case, what_if)
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step (`percent` of it); `jitter` is that of `_LateRanks`."""
         late = _late_ranks(case, what_if, jitter, gain)
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
         longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
@@ -138,7 +139,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
         excess_ms: rank → excess over the median of all ranks in that part, per step.
         savings_ms: part → savings per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
-        more_work: the reason why late ranks have more work than their peers; None if they have no more.
+        more_work: the reason why late ranks have more work than their peers; None if no reason is known.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
         silent: whether the cause is input, but most of the input wait is unmarked time, in which nothing was recorded.
         jitter: whether each late rank is late in some steps only.
@@ -244,6 +245,7 @@ def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
 
 
 def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
+    """Return the evidence of the finding; `longer_ms` is the result of `_longer_ms`."""
     waits = {
         track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
         for track in case.attribution.tracks
@@ -269,7 +271,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Return a title up to "delays"; None if the cause is unknown. `place` locates the cause or describes the input."""
+    """Return the title up to "delays", or None if the cause is unknown; `place` locates it, or describes the input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"

@@ -136,7 +136,7 @@ def build_cpu_chain(
 
 
 def _calls_in_function(track: DeviceTrack, collectives: TrackOps) -> _Calls:
-    """Return TensorFlow's calls: the process waits for a collective from its start to its end."""
+    """Return TensorFlow's calls: the process waits for a collective from the collective's start to its end."""
     start, end = collectives.start.astype(np.int64), collectives.end.astype(np.int64)
     order = np.argsort(start, kind="stable")
     inside = order[end[order] < analysed_span(track)[1]]
@@ -171,11 +171,12 @@ def _waits(
     B ended the pause, not A. If the pause were attributed to A, its 49 ms would not count as transfer. If no collective
     ends in a pause, the pause is attributed to a collective that was under way for most of the pause.
 
-    Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause,
-    the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
+    Waiting inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause, the
+    thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
 
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
-    loader follows the update. A collective seems to end in the pause if its thread lost its core before recording.
+    loader follows the update. A collective may seem to end in such a pause if its thread lost its core before it
+    recorded the end.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]

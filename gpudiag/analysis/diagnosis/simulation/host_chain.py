@@ -46,9 +46,9 @@ class Chain(HostNodes, frozen=True, kw_only=True):
 def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]) -> Chain | None:
     """Return the chain of one process, and fill in launches, waits and host copies of its ops.
 
-    A node is a runtime call that blocks the thread or launched an op of the process, in order of its end; a blocking
-    copy has a second node, where it begins. Without such a call in the analysed span there is no chain. Columns have a
-    row per node (see `HostNodes`); times are int64[n], ns on the common clock.
+    A node is a runtime call that blocks the thread or launched an op of the process. A blocking copy has a second node,
+    where the call begins. Nodes are sorted by the ends of the calls. The result is None if the analysed span has no
+    such call. Columns have a row per node (see `HostNodes`); times are int64[n], ns on the common clock.
 
     Args:
         timeline: the job.
@@ -73,7 +73,8 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     present = present_threads(track, threads)
     blocking = among(start, np.concatenate([np.empty(0, np.int64), *(thread.blocked.start for thread in present)]))
     nodes = among(start, np.concatenate([process_track.ops.launch_start for process_track in tracks])) | blocking
-    # The nodes without the begins of copies: when each ends, when the node before it ends, and why it blocks.
+    # The following columns are for the nodes without the begins of copies: when each node ends, when the node before it
+    # ends, and why the node blocks.
     chosen = np.flatnonzero(nodes & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
@@ -176,7 +177,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
-    """Return intp[k]: number of events of these threads between the first of k times and each, on the trace's clock."""
+    """Return intp[k]: number of events that these threads recorded from the first of the k times until each time."""
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
@@ -192,7 +193,7 @@ def step_index(track: DeviceTrack, time: Index) -> Index:
 
 
 def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
-    """Return the training thread and the launching threads that take turns with it, or all threads that launch."""
+    """Return the training thread, and launching threads that take turns with it or (`all_launchers`) all launchers."""
     main = track.steps.thread
     training = track.threads.get(main)
     launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]
@@ -285,10 +286,10 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     rows: NDArray[np.intp],
     awaited: list[AwaitedOps],
 ) -> tuple[Index, Index, Times]:
-    """Find the op that each blocking call waited for: of the ops launched before, the last to end before its return.
+    """Find the op that each blocking call waited for: of ops launched before the call, the last to end during it.
 
-    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one launched
-    before the event's record.
+    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
+    launched before the event was recorded.
 
     A synchronization waits for its op even if the op ended before the call, because a faster host would have to wait. A
     launch that a full queue delayed waits only if an op ended during the delay.
@@ -322,7 +323,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
 
 
 def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
-    """Return float64[n], ns: the time at which all ops launched before each call had ended; -inf without any."""
+    """Return float64[n], ns: the time at which all ops launched before each call had ended; -inf without such ops."""
     until = np.full(len(call_start), -np.inf)
     for track_ops in ops:
         for history in track_ops.histories:
@@ -336,7 +337,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
     index = np.full(len(rows), NONE, np.int64)
     in_history = awaited.history == at
     if in_history.any():
-        calls = awaited.call[in_history]  # ascending, as waits are
+        calls = awaited.call[in_history]  # sorted, because waits are sorted by call
         slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
         index = np.where(calls[slot] == rows, awaited.index[in_history][slot], NONE)
     return index

@@ -1,4 +1,4 @@
-"""Order the graph's nodes for simulation, in runs that NumPy computes at once, each after the runs that it needs."""
+"""Divide the graph's nodes into runs that NumPy computes at once, and order each run after the runs that it needs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Schedule:
         run_of: the run of each node.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
         step_ends: (int64[steps], whether they are ops): the last op of each step on the stream with most ops, or else
-            the last host node of each step on the longest chain. Each is the last of its run.
+            the last host node of each step on the longest chain. Each such op or node is the last of its run.
         first_nodes, first_ops: int64[n] and int64[m], the first node or op in the run of each host node and each op.
     """
 

@@ -111,8 +111,8 @@ class System:
     """A graph compiled for simulation with any scenario.
 
     Variable 0 is minus infinity. Variable i + 1 is the time of the last node of run i, or the start of a collective if
-    run i begins one. The remaining variables are the predecessors of each chain's first run, and the start of the last
-    participant of each collective.
+    run i begins a collective. The remaining variables are the predecessors of each chain's first run, and the start of
+    the last participant of each collective.
 
     Attributes:
         graph: the graph.
@@ -180,7 +180,7 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return device run → (host run, position of the pair in `_launched`) for each host run launching into it."""
+        """Return device run → the host runs that launch into it, each with the position of the pair in `_launched`."""
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
@@ -223,7 +223,7 @@ class System:
             self._add(index + 1, terms)
 
     def _add(self, out: int, terms: list[_Term]) -> None:
-        """Append x = max(terms); x itself may appear only as the first term."""
+        """Append x = max(terms) for the variable x = `out`, which may itself appear only as the first term."""
         first, *others = terms
         for other in others or [(_NEVER, _Weight.NOTHING, 0)]:
             for variables, slot, (variable, weight, node) in (

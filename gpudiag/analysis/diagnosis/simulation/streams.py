@@ -18,7 +18,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
 class StreamHistory(msgspec.Struct, frozen=True):
-    """The ops of a stream in the analysed steps and as many ops before, as columns of equal length, in order.
+    """The ops of a stream in the analysed steps and as many ops before these steps, as columns in order.
 
     The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, an earlier op is
     represented by the op at the same distance before the end of the analysed steps. `op` is the index of this
@@ -252,7 +252,7 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
 
 
 class _RecordedEvents:
-    """The ops that events of a track's streams follow, as {position in `TrackOps.histories`: index of an op there}."""
+    """The ops that each CUDA event in a track's streams follows: position in `TrackOps.histories` → index of the op."""
 
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]
@@ -284,9 +284,10 @@ class _RecordedEvents:
 
 
 def awaited_by(ops: TrackOps, waits: TracedWaits) -> AwaitedOps:
-    """Return the ops that each wait waits for: the ops that its event follows, else all ops launched before the record.
+    """Return the ops that each wait waits for: the ops that the wait's event follows.
 
-    Without a record, all ops launched before the waiting call are used.
+    If the event's stream is unknown, these are all ops launched before the event was recorded. If the record is missing
+    too, these are all ops launched before the waiting call.
     """
     events = _RecordedEvents(ops)
     pairs: list[tuple[int, int, int]] = []
