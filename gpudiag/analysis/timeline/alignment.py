@@ -2,8 +2,9 @@
 
 All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of when they arrive.
 Measured on one host: 0.4 to 13 µs apart in the median, and at most 70 µs. Therefore matched collectives *end* together,
-up to a constant offset between clocks. Matching by index fails, because captures begin and end at different times on
-each rank, and some collectives have no partner. Example, ends in ms, captures begin one collective apart:
+up to a constant offset between clocks. Matching by index fails, because the recorded spans (captures) of ranks begin
+and end at different times, so that some collectives have no partner. Example: the ends of collectives in ms, if the
+captures begin one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
@@ -75,8 +76,8 @@ class Alignment(msgspec.Struct, frozen=True):
 def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bool) -> Alignment:
     """Match two ranks' collectives of one group.
 
-    Rooted collectives are matched by their position between matched symmetric collectives, because their root may leave
-    early. A group without symmetric collectives is not matched.
+    Rooted collectives (broadcast, reduce, …) are matched by their position between matched symmetric collectives,
+    because their root may leave early. A group without symmetric collectives is not matched.
 
     Args:
         a, b: the collectives of the two ranks.
@@ -131,7 +132,8 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of the collectives that both captures recorded, for the rank with fewer collectives.
+    `coverage` is the matched share of the collectives during both captures, on the rank with fewer such collectives.
+    `believable` says whether enough collectives match.
     """
 
     a: NDArray[np.intp]
@@ -145,8 +147,9 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    At least half of the collectives during both captures must fit. A shifted clock needs three quarters, with a small
-    spread. It also needs half of the shorter capture, because an offset with hardly any overlap always fits.
+    The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
+    three quarters must fit, with a small spread. They must also be half of the collectives of the shorter capture,
+    because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -157,7 +160,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie just outside of both
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie outside captures
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
@@ -202,7 +205,7 @@ def _by_nearest_end(
 
 
 def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
-    """Pair the collectives that overlap in time, in order, within each signature, on one clock.
+    """Pair, in order, the collectives of each signature that overlap in time, if both ranks use one clock.
 
     No participant of a symmetric collective leaves before all have arrived, so that its records on two ranks must
     overlap. On busy CPUs only this overlap is reliable, because host-side collectives (gloo) end milliseconds apart.
@@ -263,8 +266,8 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    They are rooted collectives, and symmetric ones whose ends are too far apart because a busy host recorded them late.
-    Before the first match and after the last one, a capture may lack collectives. There, rooted collectives are paired
+    Such collectives are rooted, or symmetric with ends too far apart, because a busy host recorded an end late. Before
+    the first match and after the last one, a capture may lack collectives. There, rooted collectives are paired
     outwards from the match, as long as their signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)

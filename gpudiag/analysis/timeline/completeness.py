@@ -94,7 +94,7 @@ def covered_share(track: DeviceTrack) -> float:
 
 
 def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
-    """Return (unsorted intervals of recorded device work, bool[n]: whether a recorded step launched each of them).
+    """Return (unsorted intervals of recorded device work, bool[n]: whether a recorded step launched each interval).
 
     Work before the windows is left out if its launch was not recorded, because it was queued before the recording. On a
     CPU, the work is the training thread's operators and the collectives, which run on separate threads.
@@ -178,8 +178,8 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: number of calls of names that led to recorded device work. Calls at the capture's edges are left out,
-            because their work may lie outside of the capture.
+        launches: number of calls whose name led to recorded device work at least once. Calls at the capture's edges are
+            left out, because their work may lie outside of the capture.
         lost: number of launches without a device op.
         missing: whether the process launched work, or states that it uses a device, although no kernel was recorded.
         unread: names of accelerators whose activity no reader supports, if no other device computed.
@@ -230,7 +230,8 @@ def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Without kernels, launches that led to work are memsets: a process may only set and copy memory.
+        # If no kernel was recorded, launches that led to device work are memsets. A process may only set and copy
+        # memory.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
@@ -272,6 +273,7 @@ def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActi
 
 
 def _unread(by_rank: RankActivities, sources: Sequence[str]) -> list[Validity]:
+    """Warn about ranks whose accelerators no reader supports."""
     unread = {rank: activity.unread for rank, activity in by_rank if activity.unread}
     if not unread:
         return []
@@ -286,6 +288,7 @@ def _unread(by_rank: RankActivities, sources: Sequence[str]) -> list[Validity]:
 
 
 def _empty(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about recordings with neither device work nor host operators."""
     empty = {rank: activity.absent for rank, activity in by_rank if activity.absent}
     if not empty:
         return []
@@ -298,6 +301,7 @@ def _empty(by_rank: RankActivities, framework: str) -> list[Validity]:
 
 
 def _missing(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about ranks that use devices without any recorded kernel."""
     missing = {rank: a for rank, a in by_rank if a.missing and not a.unread and not a.absent}
     if not missing:
         return []
@@ -315,6 +319,7 @@ def _of_ranks(ranks: Collection[int | None], by_rank: RankActivities) -> str:
 
 
 def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about launched CUDA graphs whose kernels were not recorded."""
     graphs = {rank: activity.graphs for rank, activity in by_rank if activity.graphs and not activity.missing}
     if not graphs:
         return []
@@ -327,6 +332,7 @@ def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
 
 
 def _lost_launches(by_rank: RankActivities) -> list[Validity]:
+    """Warn about ranks of which many launches have no device op."""
     lossy = {rank: activity for rank, activity in by_rank if activity.loses_launches}
     if not lossy:
         return []

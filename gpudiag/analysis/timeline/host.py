@@ -150,7 +150,7 @@ def _awaited(
 ) -> Intervals:
     """Return the training thread's idle time from the last communication range to the update that needs its result.
 
-    During this time, a thread of a library communicates, which no profiler records.
+    During this time a library's thread communicates, but no profiler records this thread.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -197,7 +197,7 @@ def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the waits of a CPU process's training thread inside operators for collectives, on the trace's clock."""
+    """Return the waits for collectives inside operators of a CPU process's training thread, on the trace's clock."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]

@@ -26,7 +26,7 @@ _MOST_SPANS = 6000
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
-#: Number of steps to show in addition to the typical one, from the shortest to the longest.
+#: Number of steps to show in addition to the typical step, from the shortest to the longest.
 _MOST_OTHERS = 4
 #: A step is typical if its length is within this share of the median.
 _TYPICAL = 0.02
@@ -119,7 +119,7 @@ def _view(
 
 
 def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
-    """Return the waits from the track's arrivals at collectives to the last arrivals, if these are known."""
+    """Return the waits from the track's arrivals at collectives to the last arrivals, if all arrivals are known."""
     table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
