@@ -30,7 +30,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
         node: int64[n], node of the line that runs.
-        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if unknown or none.
+        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if they are unknown or 0.
     """
 
     start: Times

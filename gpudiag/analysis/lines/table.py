@@ -34,6 +34,8 @@ def line_table(
 
 
 class _Table:
+    """The lines of one process and their mean times per step, in ms."""
+
     def __init__(self, process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None) -> None:
         self._process = process
         self._rank = rank

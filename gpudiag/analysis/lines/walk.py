@@ -52,7 +52,7 @@ class LineTree:
 
     Attributes:
         parent: node of the caller.
-        position: (code, line) of each node.
+        position: (index of the code in the log, line number) of each node.
         work: per node, the number of calls by kind of work.
     """
 
@@ -82,7 +82,7 @@ class LineTree:
         return nodes[::-1]
 
     def kind(self, node: int) -> LineWork:
-        """Return the kind of work that a line calls, apart from work that its callees call."""
+        """Return the kind of work that the line itself calls; work that its callees call does not count."""
         calls = self.work[node]
         return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
 
