@@ -233,7 +233,7 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank whose waits changed most; None unless it has most of the changed waiting."""
+    """Return the cause on the rank for which waits changed most; None unless most of the changed waiting is for it."""
     waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
