@@ -174,6 +174,7 @@ def _recorded_waterfall(
     one: RecordedSteps | None,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> Waterfall | None:
+    """Return the waterfall from recorded steps of `several` devices and `one` device; None if one is missing."""
     if base is None or several is None or one is None or several.parts is None or one.parts is None:
         return None
     return waterfall(point, base, several.parts, one.parts, independent)
@@ -196,7 +197,7 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the same job without communication, on (the same devices, one device); None if missing."""
+    """Return the points of the job without communication, on (the same devices, one device); None if one is missing."""
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -208,6 +209,7 @@ def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[
 
 
 def _untrusted_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[Remark]:
+    """Return a remark for each doubtful baseline; `doubts` is id of the point → reason."""
     return [
         Remark(
             code="no-baseline-to-trust",

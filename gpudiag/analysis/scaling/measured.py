@@ -99,6 +99,7 @@ def _complete_times(run: RunRecord | None) -> list[StepTimes]:
 
 
 def _model_figures(run: RunRecord, volume: InferenceRecord | None) -> dict[str, Any]:
+    """Return the fields of `PointRecord` about the model, its compute rate, and a predicted volume."""
     model, compute = run.model, compute_rate(run)
     return {
         "parameters": None if model is None else model.parameters,
