@@ -32,7 +32,7 @@ class ComputeBound:
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """Yield one finding if all time is explained and no other finding reaches the threshold of a warning."""
+        """Yield a finding if all time is explained (`conclusive`) and no finding but `slow-compute` asks for action."""
         others = [finding for finding in findings if finding.code != "slow-compute"]
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return

@@ -218,7 +218,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return uint8[n]: the `HostBlock` of each call; `held` has the ns for which the profiler delayed the call."""
+    """Return uint8[n], each call's `HostBlock`; `held` is its delay by the profiler in ns, `queued` a number of ops."""
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
