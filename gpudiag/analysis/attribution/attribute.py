@@ -61,7 +61,7 @@ from gpudiag.units import NS_PER_MS, NS_PER_US
 _AHEAD_NS = 20 * NS_PER_US
 #: A call that blocks for at least this time waits for the device, because launching never takes so long.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
-#: A queued op starts within this time after the previous op, unless it waits for another stream.
+#: A queued op starts within this time after the previous op, unless the op waits for another stream.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
 
@@ -286,7 +286,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return communication other than collectives, unsorted: copies and (on CPU tracks) calls that enqueue."""
+    """Return communication other than collectives, unsorted: copies and, on CPU tracks, calls that enqueue."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])

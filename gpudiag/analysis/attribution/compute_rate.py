@@ -44,7 +44,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
 
 def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons: dict[str, str]) -> float | None:
-    """Return FLOPs per step divided by the slowest rank's step time, in TFLOP/s; add a reason if it is unknown."""
+    """Return FLOPs per step / step time of the slowest rank, in TFLOP/s; if the time is unknown, add a reason."""
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     if step_ms > 0:
         return flops_per_step / step_ms / 1e9

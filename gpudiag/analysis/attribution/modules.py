@@ -34,8 +34,8 @@ def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | No
     """Return the times of all modules. If no trace has modules, return the reason in the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
-    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, of `net` 1 and 0 ms. With `net.a`, `net` takes 4 and 5
-    ms.
+    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. Including `net.a`, `net`
+    takes 4 and 5 ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):

@@ -27,7 +27,8 @@ _OF_MANY_DIFFERENT = 4
 #: A rank differs if a bucket is further than this share of a step from the usual. Judgement: half of what a warning
 #: needs.
 _DIFFERENT_SHARE = 0.025
-#: Maximum number of ranks per unit. A group that would make a larger unit (data parallelism) joins no ranks.
+#: Maximum number of ranks per unit. A group that would make a larger unit, such as a data-parallel group, joins no
+#: ranks.
 _MOST_PER_UNIT = 32
 
 
@@ -118,7 +119,7 @@ def _usual(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.floa
 
 
 def _up_to(most: int, units: Iterable[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
-    """Yield units until they have `most` ranks; at least one unit."""
+    """Yield units as long as they have at most `most` ranks in all, but at least one unit."""
     taken = 0
     for unit in units:
         if taken and taken + len(unit) > most:

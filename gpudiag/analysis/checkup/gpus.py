@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 
-#: Findings about paths between GPUs, which other checks judge.
+#: Codes of findings about paths between GPUs. Other checks judge such findings.
 _OTHER_CHECKS = frozenset({"no-peer-access", "corrupt-transfer", "peer-slower-than-host"})
 _SHOW = "gpudiag topology"
 

@@ -33,7 +33,7 @@ _SLOWING = (
 
 
 def check_transport(setting: JobSetting) -> Check:
-    """Predict the transport of each pair; warn if it is slower than the hardware allows."""
+    """Predict the transport between each pair of GPUs; warn if a transport is slower than the hardware allows."""
     if len(setting.gpus) < 2:
         return Check(code=_TRANSPORT, status="not-needed", title="Fewer than two GPUs are visible.")
     environment = setting.host.environment
@@ -86,7 +86,7 @@ def _faster(setting: JobSetting, counts: Counter[str], environment: Mapping[str,
 
 
 def check_environment(setting: JobSetting) -> Check:
-    """Report variables of this process that slow training down; the job may have others."""
+    """Report variables of this process that slow training down; the job may have other variables."""
     environment = setting.host.environment
     slowing = [(name, effect) for name, value, effect in _SLOWING if environment.get(name, "").strip() == value]
     if not slowing:

@@ -71,7 +71,7 @@ def _problem(setting: JobSetting) -> Check | None:
 
 
 def check_iommu(setting: JobSetting) -> Check:
-    """Check whether IOMMU or ACS redirect copies over PCIe through the CPU. They do not affect NVLink."""
+    """Check whether IOMMU or ACS redirect copies over PCIe through the CPU. IOMMU and ACS do not affect NVLink."""
     code, host = "iommu-acs", setting.host
     if len(setting.gpus) < 2:
         return Check(code=code, status="not-needed", title="Fewer than two GPUs are visible.")

@@ -2,8 +2,9 @@
 
 Libraries name their kernels (`sm90_xmma_gemm_…`, `flash_fwd_kernel`, `Cijk_…`), and so do code generators: inductor
 lists the fused operators (`triton_poi_fused_add_relu_3`), and XLA keeps the name of the operation. If a kernel's name
-says only how it iterates (`elementwise_kernel`), or nothing, its operator decides. The order of the patterns matters,
-because names contain each other: `softmax` contains `max`, and a convolution of cuDNN is called `implicit_gemm`.
+says nothing, or only how the kernel iterates (`elementwise_kernel`), its operator decides. The order of the patterns
+matters, because names contain each other: `softmax` contains `max`, and a convolution of cuDNN is called
+`implicit_gemm`.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out: memory bounds them.
+#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out, because they are
+#: memory-bound.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"

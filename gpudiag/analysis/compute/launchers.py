@@ -39,7 +39,7 @@ def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bo
 
 
 def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[n]: for each op of the track, the innermost of the rows `around` its launch, or `UNKNOWN`."""
+    """Return int64[n]: for each op of the track, the innermost row of `around` at the op's launch, or `UNKNOWN`."""
     ops = track.ops
     launched = np.full(len(ops), UNKNOWN, np.int64)
     if not len(around):
@@ -55,8 +55,8 @@ def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.in
 def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    Usually this is the row that began last. For the remaining times, the rows of each depth are searched, because rows
-    of one depth do not overlap. The depth of a row is the number of rows that are open at its begin.
+    Usually the innermost row is the row that began last. For the remaining times, the rows of each depth are searched,
+    because rows of one depth do not overlap. The depth of a row is the number of rows that are open at its begin.
 
     Args:
         events: one process's events.

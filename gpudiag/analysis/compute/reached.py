@@ -38,7 +38,7 @@ class _Launchers(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums by class, float64[classes]: work, its time, time with a known peak, and time that the peak would take."""
+    """Sums by class, float64[classes]: work, its time, its time with a known peak, and its time at that peak."""
 
     amount: NDArray[np.float64]
     time_ns: NDArray[np.float64]
@@ -142,7 +142,7 @@ def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArra
 def _reached(
     row: ComputeClass, total_ns: NDArray[np.float64], sums: dict[str, _Sums], sources: dict[str, set[str]]
 ) -> ComputeClass:
-    """Return a class with its rates; the peak of matrix classes is that of the matrix units, else the memory's."""
+    """Return a class with its rates. Matrix classes have the peak of matrix units, other classes the memory's peak."""
     code = CLASS_CODES[row.kernel_class]  # type: ignore[index]  # rows are made from the classes
     flops, moved = sums["flops"], sums["moved_bytes"]
     main = "flops" if code in _MATRIX_CODES else "moved_bytes"

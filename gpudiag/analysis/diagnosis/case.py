@@ -1,8 +1,8 @@
 """Provide the facts that rules read, each computed once, and leave out outlier steps.
 
 A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the others 29 ms, the mean
-suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names outlier steps
-in both cases.
+suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names all outlier
+steps, whether left out or not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Case:
 
     @cached_property
     def lines(self) -> CaseLines | None:
-        """Return the lines of the user's source; None if none were recorded."""
+        """Return the lines of the user's source; None if no lines were recorded."""
         if self.line_logs is None or not self.line_logs.ranks:
             return None
         ranks = () if self.run is None else self.run.ranks

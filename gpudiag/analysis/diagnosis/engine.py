@@ -38,7 +38,7 @@ _WEAKENING = frozenset(
 )
 #: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not forbid it, because they would only add compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not forbid this finding, because they would only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: Findings about host time: their savings are uncertain if the profiler's cost was not measured.

@@ -1,4 +1,4 @@
-"""Compare the step time with the step time if all ranks, pipeline stages and experts computed equally long."""
+"""Compare a step with a balanced step, in which all ranks, pipeline stages and experts compute equally long."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Explain each bucket of the step by findings, and order the fixes. Without a simulation, report the buckets' shares.
 
-A bucket's share of the step is an upper bound of its savings. Only this bound is known for a single recorded step, for
-a job that cannot be simulated, and for one rank of several.
+A bucket's share of the step is an upper bound of its savings. Only this upper bound is known for a single recorded
+step, for a job that cannot be simulated, and for one rank of several.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _ON_THE_HOST = (
 )
 #: Buckets of device time. Recording does not lengthen device time, but may expose more of it by delaying compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
-#: Bucket → key in `parts_ms` of a `host-stall` finding. Of its savings, only this component explains the bucket.
+#: Bucket → key in `parts_ms` of a `host-stall` finding. Only this component of the finding's savings explains the
+#: bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: Bucket → (codes of the findings that account for the bucket, edits that remove the whole bucket).
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
@@ -175,9 +176,9 @@ def _accounted_ms(finding: Finding, bucket: str) -> float:
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     """Return how many ms of a bucket, per step, recording itself may have caused.
 
-    For a bucket of host time, the result is the whole cost of recording. A bucket of device time costs more in the
-    recorded step than in the corrected one, because the slowed host leaves less compute to hide it. For such a bucket,
-    the result is at most the difference of these two costs.
+    For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, the result is at
+    most the bucket's cost in the recorded step minus its cost in the corrected step. The cost differs because a slowed
+    host leaves less compute to hide device time.
     """
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:

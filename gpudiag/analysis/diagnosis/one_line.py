@@ -1,10 +1,10 @@
 """Merge all costs of one line of the user's source into one finding.
 
 A line of the training loop is removable if it is no part of the forward pass, backward pass, update or fetch, and if it
-does not mostly launch kernels (as a loss function does). Examples are lines that save, log, compute metrics or sleep.
+does not mostly launch kernels (as a loss function does). Examples are lines that save, log, sleep or compute metrics.
 Lines of backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies,
-and kernels. A line that saves 5 % of the step becomes a finding. It replaces the findings that save nothing more once
-the line is removed.
+and kernels. A line that saves 5 % of the step becomes a finding. This finding replaces the findings that save nothing
+more once the line is removed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
 
 
 def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Reduce the savings of a stall to those outside the line; return any other finding unchanged."""
+    """Reduce the savings of a stall to its savings outside the line; return any other finding unchanged."""
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
         return scored

@@ -1,7 +1,7 @@
 """Merge findings at one location of the step into one finding.
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
-tensors to the host, waits for the copies, and runs Python in between. Each of these costs is a finding, but none can be
+tensors to the host, waits for the copies, and runs Python in between. Each such cost is a finding, but no cost can be
 fixed alone. Findings are merged if they include a stall and all disappear from a step that is simulated without the
 place. The `parts_ms` of the merged finding lists its components.
 

@@ -28,7 +28,7 @@ _DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Return user's function → number of host events (`rows` of one process) that it encloses most closely."""
+    """Return user's function → number of host events (`rows` of one process) whose innermost function it is."""
     counted: Counter[str] = Counter()
     frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
     if len(frames) == 0:

@@ -4,16 +4,17 @@ Savings alone do not determine which fix comes first. Worked example: per step, 
 15 ms on launching, and the device needs 31 ms. Removing only the loader saves 14 ms, and removing only launching saves
 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides launching. Therefore
 waste, which a fix can remove, is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job,
-the job without waste, and the job without waste and communication. The smallest of the three savings counts.
+the job without waste, and the job without waste and communication. Of the savings in three jobs, the smallest count.
 
 Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, either fix alone
-makes the device set the pace. Both are findings with their own savings, and each names the other in `instead`.
+makes the device set the pace. Both are findings with their own savings, and each finding names the other finding in
+`instead`.
 
 The confidence in a finding is the share of variations that it survives. A variation leaves out one analysed step. If
-there are no unprofiled steps, two more variations set the profiler's cost to either end of its interval. If the second
-finding saves as much as the first, one more variation exchanges the two. A finding survives if its savings stay within
-a quarter of the reported savings. The first finding must also stay first, unless the finding that becomes first names
-the reported first one in `instead`.
+there are no unprofiled steps, two more variations set the profiler's cost to the lower and the upper end of its
+interval. If the second finding saves as much as the first, one more variation exchanges the two findings. A finding
+survives if its savings stay within a quarter of the reported savings. The first finding must also stay first, unless
+the finding that becomes first names the reported first finding in `instead`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launch overhead to their minimum over three jobs; return it, or None without savings."""
+    """Lower the savings of launch overhead to the minimum over three jobs; return the minimum, or None if it is 0."""
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None

@@ -1,16 +1,16 @@
 """Test whether a finding about hosts may be due to chance or to recording, and bound the unprofiled step time.
 
-The profiler slows host work, but not kernels and copies. Its cost is known to about 15 % and differs between hosts,
-ranks and steps. A finding about hosts asks for action only if it passes two tests:
+The profiler slows host work, but not kernels and copies. The profiler's cost is known to about 15 % and differs between
+hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
   and its mean was 1.0 ms above its median. The savings must remain for the median step, or exceed half the width of the
   mean's 95 % interval. The interval combines the scatter of recorded and unprofiled steps, because the profiler's cost
   is estimated from both.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is. This time determines neither the work of other hosts nor the step time after waste is removed. A finding that
-  depends on one of these must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
-  about hosts must hold for that cost.
+  cost is. An unprofiled step time determines neither the work of other hosts nor the step time after waste is removed.
+  A finding that depends on such work or on such a step time must hold for the highest likely cost of the profiler.
+  Without unprofiled steps, every finding about hosts must hold for the highest likely cost.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from gpudiag.units import NS_PER_US, milliseconds
 #: Measured on nine recordings on H200 and H100 hosts with unprofiled steps: the cost was 0.63 to 1.5 times the estimate
 #: (standard deviation of its logarithm: 0.30; Student's t with eight degrees of freedom).
 _COST_FACTOR = 2.0
-#: Highest cost of the profiler per event, in ns, in the same nine recordings.
+#: Highest cost of the profiler per event, in ns, in the nine recordings of `_COST_FACTOR`.
 _HIGHEST_COST_NS = 5000.0
 #: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of the steps' standard deviation. Measured
 #: without a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine
-#: whose two cores were shared with other programs. Independent steps would give 1.05. No two means differed by a factor
-#: of e or more.
+#: whose two cores were shared with other programs. For independent steps, the multiple would be 1.05. No two means
+#: differed by a factor of e or more.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0
@@ -152,7 +152,7 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events than most, or is far slower than most."""
+        """Return whether a host of these ranks records more events or is far slower than most hosts."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {
@@ -197,7 +197,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
-        """Return the corrected step time divided by the simulated one, which includes the profiler's cost."""
+        """Return the corrected step time / the simulated step time, which includes the profiler's cost."""
         return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _saving_at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
@@ -233,9 +233,9 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
     """Return the 95 % interval of the step time without the profiler, in ms; None for a single step.
 
     The interval includes the scatter of the steps, the error of the simulation against the recorded step, and the usual
-    difference between recorded and unprofiled steps. Without unprofiled steps, it also includes the uncertainty of the
-    profiler's cost and the drift of the host. With unprofiled steps, the interval includes both their mean and the
-    simulated step, because the job may have run differently while it was recorded.
+    difference between recorded and unprofiled steps. Without unprofiled steps, the interval also includes the
+    uncertainty of the profiler's cost and the drift of the host. With unprofiled steps, the interval includes both
+    their mean and the simulated step, because the job may have run differently while it was recorded.
     """
     case, what_if, chance = significance.case, significance.what_if, significance.chance_ms
     if len(significance.slowest_track_ms) < 2:

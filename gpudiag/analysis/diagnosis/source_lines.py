@@ -292,7 +292,7 @@ class CaseLines:
 
 
 def _first_step_ns(track: DeviceTrack) -> int:
-    """Return when the host began the first analysed step, on the common clock; a device begins it later."""
+    """Return when the host began the first analysed step, on the common clock; a device begins the step later."""
     return int(track.steps.start[track.steps.number == track.window_steps[0]][0])
 
 

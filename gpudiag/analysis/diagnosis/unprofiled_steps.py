@@ -20,7 +20,7 @@ _NO_WORKERS = "no DataLoader worker process made a batch"
 
 
 class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The wait for input in unprofiled steps, in ms of a step.
+    """The wait for input in unprofiled steps, in ms per step.
 
     Attributes:
         exposed_ms: time in which a device waited for input, the lower median over ranks.
@@ -37,7 +37,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
         recorded steps use batches that were made before recording.
 
         Worked example. In unprofiled steps, devices wait for 24 ms and threads fetch for 26 ms. In recorded steps,
-        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). They lack 24 ms * (1 - 6.5 / 26) = 18 ms.
+        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). Recorded steps lack 24 ms * (1 - 6.5 / 26) = 18 ms.
         """
         share = recorded_ms / self.fetching_ms if self.fetching_ms > 0 else 1.0
         return (1 - share) * self.exposed_ms if share < 1 - SAME_AMOUNT else 0.0
@@ -93,8 +93,8 @@ def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """Return rank → shortest time, in ms, in which the training thread enqueued a step.
 
-    Waits within a step, mostly for a full launch queue, only lengthen this time. These waits are shortest in the steps
-    of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
+    Waits within a step, mostly for a full launch queue, only lengthen the enqueuing. Such waits are shortest in the
+    steps of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
     """
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
     return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
@@ -226,8 +226,9 @@ def alone_waited_for(
     """Return whether only these hosts delayed most unprofiled steps, while the other hosts ran ahead.
 
     A host that runs ahead fills its device's launch queue and then waits as long as the device waits for other ranks.
-    Its steps take as long as the steps of the host that delays all ranks, so that only the leads distinguish the hosts.
-    Steps that the other hosts delayed are subtracted, because hosts that delay each other in turns are slow by chance.
+    The steps of such a host take as long as the steps of the host that delays all ranks, so that only the leads
+    distinguish the hosts. Steps that the other hosts delayed are subtracted, because hosts that delay each other in
+    turns are slow by chance.
 
     Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
     host never runs ahead, and delays the steps.

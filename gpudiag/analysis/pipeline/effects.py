@@ -142,7 +142,7 @@ def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
-    """Set `sequence`, in place, to the median of `rest` over stages; of even numbers, to the middle nearest to 1."""
+    """Set `sequence`, in place, to the median of `rest` over stages; between two middle values, that nearest to 1."""
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
         return

@@ -16,7 +16,7 @@ from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
 #: Savings below this share of the step are not reported. Judgement: repeated runs differ by about one percent.
 _MIN_PERCENT = 1.0
-#: Workers are named, slowest first, until fixing them gives this share of the savings of fixing all.
+#: Workers are named, slowest first, until fixing these gives this share of the savings of fixing all workers.
 _NAMED_SHARE = 0.9
 _MOST_NAMED_RANKS = 8
 #: Stages are named if they compute for this many times the mean of the stages.
@@ -178,7 +178,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble. Its savings are half of the bubble, because microbatches of half the size halve the bubble."""
+    """Report the bubble. The savings are half of the bubble, because microbatches of half the size halve the bubble."""
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2

@@ -36,8 +36,8 @@ from gpudiag.model.parallelism.operations import (
     SEND_KINDS,
 )
 
-#: Tolerances for the order of operations on one worker, because recorded times are rounded. The second is a share of a
-#: typical computation; the smaller tolerance applies.
+#: Tolerances for the order of operations on one worker, because recorded times are rounded. The second tolerance is a
+#: share of a typical computation; the smaller tolerance applies.
 _TOLERANCE_MS = 0.1
 _TOLERANCE = 0.05
 #: Maximum number of (step, data rank) pairs that determine the order.

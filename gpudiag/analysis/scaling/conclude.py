@@ -49,7 +49,7 @@ def conclude(
         known: all points, of either mode.
         recorded: id of a profiled point → its recorded steps.
         facts: the machine's facts, if known.
-        remarks: earlier remarks, which precede the new ones.
+        remarks: earlier remarks, which precede the new remarks.
         mode: the mode of the result; points of the other mode are omitted, with a remark.
         command, version: the command line and the version of gpudiag, for the record.
         wanted: additional figures to compute.
@@ -92,7 +92,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. No GPU is marked as odd if the point of any of these GPUs is doubtful.
+    """Return the GPUs measured alone. No GPU is marked as odd if the point of any GPU is doubtful.
 
     A doubtful point suggests that the host was busy, which can make any GPU look odd.
     """

@@ -10,11 +10,11 @@ terms exactly; a fourth is needed to check the fit.
 
 Within one machine the fitted cost is extrapolated. With m machines of g devices each, every step also sends the
 gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or 2
-log2 m in a tree. The share of this communication that the backward pass hides is unknown. The fast end of the range
-assumes that communication overlaps with the whole backward pass. This pass takes two thirds of a step's compute,
-because it has two matrix products for each product in the forward pass. The slow end assumes no overlap, a ring's
-latencies, and a longer wait for the slowest device: jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed
-step times. The expected value assumes the measured overlap.
+log2 m in a tree. The share of communication between machines that the backward pass hides is unknown. The fast end of
+the range assumes that communication overlaps with the whole backward pass. The backward pass takes two thirds of a
+step's compute, because it has two matrix products for each product in the forward pass. The slow end assumes no
+overlap, a ring's latencies, and a longer wait for the slowest device: jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for
+normally distributed step times. The expected value assumes the measured overlap.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _within_machine(fitted: Fit, devices: int, batch: int) -> Forecast:
 def _between_machines(
     fitted: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
 ) -> list[Forecast]:
-    """Forecast 2, 4, 8 and more machines like the measured one, as the module's docstring describes.
+    """Forecast 2, 4, 8 and more machines like the measured machine, as the module's docstring describes.
 
     Args:
         fitted: the step time within one machine.
@@ -291,7 +291,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     """Return how long the wanted samples, iterations or volume take at each measured point's throughput.
 
     A voxel counts once, even if several blocks overlap in it. The time per voxel follows from the voxels per sample
-    that the user gives, or else from the measured volume. A point with neither has no duration for voxels.
+    that the user gives, or else from the measured volume. A point without both has no duration for voxels.
     """
     return tuple(
         duration

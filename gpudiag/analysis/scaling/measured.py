@@ -44,8 +44,8 @@ def with_figures(
     """Return the point with its job's measurements, or with the reason of the failure.
 
     A device's throughput is the number of samples in its unprofiled steps divided by their total time, without warm-up
-    and partial steps. If devices communicate gradients, the slowest device determines the job's throughput, because it
-    limits all others. If devices are independent, the job's throughput is the sum over all devices.
+    and partial steps. If devices communicate gradients, the slowest device determines the job's throughput, because all
+    other devices wait for it. If devices are independent, the job's throughput is the sum over all devices.
 
     Args:
         point: the requested measurement.

@@ -1,6 +1,6 @@
 """Break down a step's time by simulating the recorded steps without the profiler's cost.
 
-The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
+The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled steps. The profiler
 slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
 Instead, the steps are simulated without the profiler's cost per event, which is fitted so that the simulated step takes
 as long as the unprofiled step. Then causes are removed one after another, and each cause's part is the step time that
@@ -57,7 +57,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     Args:
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
-        staged: whether gradients are communicated through host memory. Then copies to and from host memory, and waits
+        staged: whether gradients are communicated through host memory. If so, copies to and from host memory, and waits
             for the threads that reduce gradients, count as transfer.
         fed: whether the job loads batches. If not, untraced waits are not input and count as launch.
     """

@@ -2,15 +2,16 @@
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
 per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
-lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. Their
-increases sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
-and all losses sum to 100 %.
+lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. The
+increases of all parts sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The
+share T1 / TN and all losses sum to 100 %.
 
 Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 ms compute, 7 ms transfer, 2 ms waiting. The efficiency is 75 %.
 Slower compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. The sum is 100 %.
 
-T1 and TN are measured without the profiler. The parts come from simulations fitted to these times (`parts`). `rest` is
-the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the factor.
+T1 and TN are measured without the profiler. The parts come from simulations that are fitted to T1 and TN (`parts`).
+`rest` is the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the
+factor.
 
 In strong scaling, each device has 1 / N of the samples, so that T1 is replaced by T1 / N.
 """

@@ -10,7 +10,7 @@ captures begin one collective apart:
     rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
 
 The offset with which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6
-ms). If the clocks have a common origin, the smallest of these offsets is the right one.
+ms). If the clocks have a common origin, the smallest of these offsets is the right offset.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
     Args:
         a, b: the collectives of the two ranks.
-        clocks_comparable: whether both clocks count from a known common origin, up to a small error. Then, of several
-            pairings that fit equally well, the one with the smallest offset is chosen.
+        clocks_comparable: whether both clocks count from a known common origin, up to a small error. If so, of several
+            pairings that fit equally well, the pairing with the smallest offset is chosen.
     """
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
@@ -148,7 +148,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     """Pair the collectives that end together under this offset.
 
     The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
-    three quarters must fit, with a small spread. They must also be half of the collectives of the shorter capture,
+    three quarters must fit, with a small spread. The fitting collectives must also be half of the shorter capture,
     because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
@@ -160,7 +160,8 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie outside captures
+    # Pairs may lie just outside of both captures.
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
@@ -170,7 +171,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
 
 
 def _equally_good(fits: list[_Fit]) -> list[_Fit]:
-    """Return the pairings that fit about as well as the best one, one per offset, most pairs first."""
+    """Return the pairings that fit about as well as the best pairing, one per offset, most pairs first."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
@@ -267,7 +268,7 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
     Such collectives are rooted, or symmetric with ends too far apart, because a busy host recorded an end late. Before
-    the first match and after the last one, a capture may lack collectives. There, rooted collectives are paired
+    the first match and after the last match, a capture may lack collectives. Rooted collectives there are paired
     outwards from the match, as long as their signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)

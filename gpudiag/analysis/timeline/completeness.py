@@ -70,9 +70,10 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share (0 to 1) of the recorded busy time of the device that the track's steps represent.
 
-    The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of
-    these two steps are unknown, so that each counts at most the largest busy time of a window. Work after the start of
-    the last step belongs to that step. On a CPU, training-thread operators and collectives replace device work.
+    The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of the
+    steps outside the windows are unknown, so that each counts at most the largest busy time of a window. Work after the
+    start of the last step belongs to the last step. On a CPU, training-thread operators and collectives replace device
+    work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -247,7 +248,7 @@ def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
 
 
 def _between_edges(answered: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Select the launches from the first to the last one that led to recorded work."""
+    """Select the launches from the first to the last launch that led to recorded work."""
     inside = np.zeros(len(answered), np.bool_)
     rows = np.flatnonzero(answered)
     if len(rows):

@@ -80,7 +80,7 @@ def without_copies(traces: Sequence[Trace]) -> Deduplicated:
 
 
 def without_claims(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the rank of an earlier trace, and warn, because they may be of different runs."""
+    """Leave out traces with the rank of an earlier trace, and warn, because both may be of different runs."""
     kept: dict[int | None, Trace] = {}
     warnings = []
     for trace in traces:

@@ -1,6 +1,6 @@
 """Infer the process group and the peer of host-side communication whose events do not state them.
 
-gloo's events have no arguments. Three facts replace them:
+gloo's events have no arguments. Three facts replace such arguments:
 
 * Each process group of gloo has threads of its own, so that all collectives of one thread belong to one group.
 * The members of a group leave a collective together, and other ranks do not. Median distance in ms from the ends on one
@@ -11,7 +11,7 @@ gloo's events have no arguments. Three facts replace them:
       rank 3   3.7
 
 * A stage of a pipeline sends activations to the next stage after a forward pass, and gradients to the stage before it
-  after a backward pass. It receives activations before a forward pass, and gradients before a backward pass.
+  after a backward pass. A stage receives activations before a forward pass, and gradients before a backward pass.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup
 
 
 def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Return (next stage's rank, previous stage's rank); None beyond the pipeline's ends unless it is interleaved."""
+    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved."""
     place = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)

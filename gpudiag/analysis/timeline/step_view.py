@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Columns = NDArray[np.int64]
 
-#: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
+#: Maximum number of spans per row. If there are more spans, the shortest spans are omitted, because they would be
+#: invisible.
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
@@ -58,7 +59,7 @@ def view_of_step(
 ) -> StepView | None:
     """Return a step of about median length on the first track, and other steps; None if no track has a window.
 
-    The last typical step is used, so that tracks that begin late have activity before it.
+    The last typical step is used, so that tracks that begin late have activity before this step.
 
     Args:
         timeline: the job's device tracks.
@@ -91,7 +92,9 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return one step on all tracks, without names. `first_window` is the index of its window on the first track."""
+    """Return one step on all tracks, without names. `first_window` is the index of the step's window on the first
+    track.
+    """
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]

@@ -109,7 +109,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 def _after_optimizer(events: EventTable) -> HostSteps | None:
     """Return steps that begin where a step of the optimizer ends; None if there are too few.
 
-    These steps are correct with gradient accumulation too. Of several optimizers, the most frequent one is used.
+    These steps are correct with gradient accumulation too. Of several optimizers, the most frequent optimizer is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -195,8 +195,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
     The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If only two steps are recorded,
-    the first one is the window; if only one step is recorded, all work is the window. If two or three steps give only
-    one window, `_two_steps` looks for a second one.
+    the first step is the window; if only one step is recorded, all work is the window. If two or three steps give only
+    one window, `_two_steps` looks for a second window.
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
@@ -220,8 +220,8 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
     end, else with the first step. An edge step must have about as many ops as its neighbour.
 
     The end of the last step is known if its mark has an end. Each step then begins at its mark, or later, when the
-    device has finished the earlier steps. It does not begin at its first op, which may follow a wait for data. The
-    begin of the first step is known if the device was idle before, so that the step contains no earlier work.
+    device has finished the earlier steps. A step does not begin at its first op, because this op may follow a wait for
+    data. The begin of the first step is known if the device was idle before, so that the step contains no earlier work.
 
     Args:
         ops: the device's work.
@@ -260,7 +260,7 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of steps, without the first and last step if there are three."""
+    """Return the windows between the begins `first` of steps; of three or more, without the first and last step."""
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:

@@ -18,7 +18,7 @@ class ClockMismatch:
     """GPUs of one model whose clocks have different limits.
 
     The **SM clock** drives arithmetic, the **memory clock** drives memory bandwidth (these are the driver's names). In
-    data-parallel training every step ends with the slowest GPU, so all of them run at the lowest limit.
+    data-parallel training every step ends with the slowest GPU, so that all GPUs run at the lowest limit.
 
     Usual causes: boards of different makers (factory overclocking), application clocks set only on some GPUs
     (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one GPU.

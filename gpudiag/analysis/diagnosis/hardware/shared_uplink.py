@@ -100,7 +100,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 
 
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Return findings about pairs without NVLink that copy both ways no faster than one way, however measured."""
+    """Return findings about pairs without NVLink whose copies in both directions are no faster than in one."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):

@@ -10,7 +10,8 @@ move:
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does this once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain reads and writes them
+  once.
 * Fused attention and a compiled chain also replace the operators of the host, as `replaced_operators` describes.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
@@ -61,8 +62,8 @@ _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
 #: Share of a batch normalization's time that remains with channels-last tensors. Measured (H100): 0.55 in a ResNet-50,
 #: 0.9 in a ResNet-101.
 _NORMALIZATION_LEFT = (0.65, 1.0, 0.55)
-#: Share of the memory's peak that cuDNN's batch normalization in fp32 reaches with channels-last tensors. Physical: its
-#: kernels read each tensor twice and reach 0.85 of the peak; the bytes count each tensor once.
+#: Share of the memory's peak that cuDNN's batch normalization in fp32 reaches with channels-last tensors. Physical:
+#: cuDNN's kernels read each tensor twice and reach 0.85 of the peak; the bytes count each tensor once.
 _CUDNN_NORMALIZATION_REACHED = (0.55, 0.3, 0.75)
 #: Share of a depthwise convolution's time that remains with channels-last tensors. Measured (H100): about 0.3 in a
 #: ConvNeXt and in a MobileNet.
@@ -198,7 +199,7 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
-    """Return the first op of the stream, before (-1) or after (1) `start`, that is not passable; None if too far."""
+    """Return the first op of the stream before (-1) or after (1) `start` that is not passable; None if too far away."""
     for distance in range(1, _MOST_BETWEEN + 1):
         index = start + direction * distance
         if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:

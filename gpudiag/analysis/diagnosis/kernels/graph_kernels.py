@@ -145,7 +145,7 @@ def graph_kernels(case: Case, what_if: WhatIf) -> GraphKernels | None:
 
 
 def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[Any]]:
-    """Return the columns of `TrackKernels` for ops given by track and event row; placeholders where unclassified."""
+    """Return the columns of `TrackKernels` for ops given by track and event row; unclassified ops get placeholders."""
     columns: dict[str, NDArray[Any]] = {
         "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
         "operator": np.full(len(row), UNKNOWN, np.int64),

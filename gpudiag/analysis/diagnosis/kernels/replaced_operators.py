@@ -45,10 +45,10 @@ def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
 def replaced_by_attention(kernels: GraphKernels, products: Index) -> tuple[HostTimes, HostTimes, HostTimes]:
     """Return the host times that fused attention saves, by the expected, the low and the high estimate.
 
-    Fused attention replaces everything from the operator of the first product to the operator of the second product. It
-    is expected to take as long as the shorter of the two operators. By the low estimate it takes as long as both, by
-    the high estimate as long as the shorter product's innermost operator. If one operator launches both products, the
-    operators nested in it count.
+    Fused attention replaces everything from the operator of the first product to the operator of the second product.
+    Fused attention is expected to take as long as the shorter of the two operators. By the low estimate of the savings,
+    it takes as long as both operators; by the high estimate, as long as the shorter product's innermost operator. If
+    one operator launches both products, the operators nested in it count.
 
     Args:
         kernels: the m ops of a graph.
@@ -79,8 +79,8 @@ def replaced_by_compiler(
     The operators of fused kernels are saved, each with the usual time until the next operator. Bucket copies remain.
     In a chain that reduces across rows, one fused kernel remains, because it uses the result of the reduction. By the
     low estimate, one more kernel of each chain remains, and the time between operators is not saved. By the high
-    estimate, of the operators around each remaining kernel only the innermost one remains, because compiled code calls
-    that operator without modules and autograd.
+    estimate, each remaining kernel keeps only its innermost operator, because compiled code calls that operator without
+    modules and autograd.
 
     Args:
         kernels: the m ops of a graph.

@@ -51,7 +51,7 @@ _NOT_PYTORCH: Advice = (
         "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
     ),
 )
-#: Options of XLA for GPUs.
+#: Advice about options of XLA for GPUs.
 _XLA_ON_GPUS: Advice = (
     jax(
         "Overlap more: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, with "
@@ -261,8 +261,8 @@ def _enqueued(case: Case) -> tuple[int, int]:
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
     """Return whether links may be slow: the bandwidth of collectives is lower than expected, or is unknown.
 
-    Expected are three quarters of the bandwidth in the probes at the same size, or without probes half of the NVLink
-    bandwidth.
+    The expected bandwidth is three quarters of the bandwidth in the probes at the same size; without probes, it is half
+    of the NVLink bandwidth.
     """
     if case.tracks[0].is_cpu:
         return False

@@ -17,7 +17,7 @@ _ADVICE = (
     unknown("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
-#: Replaces the general advice if findings `slow-compute` name the change.
+#: Advice that replaces the general advice if `slow-compute` findings name the change.
 _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger batch."
 
 

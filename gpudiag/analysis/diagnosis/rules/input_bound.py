@@ -123,7 +123,7 @@ def unmarked_words(case: Case) -> str:
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Report the input wait of unprofiled steps instead of the recorded one, unless the latter is half as long."""
+    """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait."""
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
@@ -163,7 +163,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
     """Return (ms per step, rank that determines it) of the wait common to all ranks.
 
-    It is the maximum over ranks of (wait - the rank's excess), or the lower median of the waits if excesses are
+    This wait is the maximum over ranks of (wait - the rank's excess), or the lower median of the waits if excesses are
     unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())

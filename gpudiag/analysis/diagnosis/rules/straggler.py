@@ -135,7 +135,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: the late ranks, in ascending order.
         cause: the cause of the finding.
-        part: the part of the step in which late ranks exceed the others.
+        part: the part of the step in which late ranks exceed other ranks.
         excess_ms: rank → excess over the median of all ranks in that part, per step.
         savings_ms: part → savings per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
@@ -271,7 +271,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Return the title up to "delays", or None if the cause is unknown; `place` locates it, or describes the input."""
+    """Return the title up to "delays", or None if the cause is unknown; `place` locates the cause, or names input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -290,7 +290,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return the excess of unprofiled over simulated steps, in ms; 0 unless others waited only for the late ranks."""
+    """Return the excess of unprofiled over simulated steps, in ms; 0 unless other ranks waited only for late ranks."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
@@ -360,7 +360,7 @@ def _largest_excess(what_if: WhatIf) -> Component:
 
 
 def _times_last(case: Case) -> dict[int, int]:
-    """Return rank → number of collectives at which it arrived last."""
+    """Return rank → number of collectives at which the rank arrived last."""
     times: dict[int, int] = {}
     seen: set[int] = set()
     for track in case.tracks:

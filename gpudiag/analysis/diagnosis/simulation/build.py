@@ -156,9 +156,10 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
     """Return (latency after the launch, gap after the previous work), each float64[m] in ns.
 
     `free` is the time at which the previous op of the stream and all awaited ops had ended, or -inf without any such
-    op. These ops may lie before the analysed steps. If the launch was later than `free`, the latency is the time from
-    the launch to the start, and the gap is the usual gap. Otherwise the gap is the time from `free` to the start, and
-    the latency is the usual latency. A usual gap or latency is limited to the time that remains before the start.
+    op. The previous and the awaited ops may lie before the analysed steps. If the launch was later than `free`, the
+    latency is the time from the launch to the start, and the gap is the usual gap. Otherwise the gap is the time from
+    `free` to the start, and the latency is the usual latency. A usual gap or latency is limited to the time that
+    remains before the start.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

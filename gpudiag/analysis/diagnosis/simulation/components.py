@@ -153,13 +153,13 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's share of its rank's excess, in ns; unprofiled steps limit that of input waits."""
+    """Return the share of each node or op in its rank's excess, in ns; unprofiled steps limit excess input waits."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 
 
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's share, in ns, of its rank's excess over peers, or (`each_step`) over their steps."""
+    """Return the share of each node or op, in ns, in its rank's excess over peers or (`each_step`) all their steps."""
     if not amounts.any():
         return amounts
     process, step = _process_and_step(what_if, component)
@@ -175,7 +175,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
-    """Limit each process's excess of input waits to that of the unprofiled steps, which are more numerous."""
+    """Limit each process's excess of input waits to its excess in unprofiled steps, which are more numerous."""
     process, steps = what_if.graph.host.process, what_if.graph.steps
     share = np.ones(int(process.max(initial=0)) + 1)
     for later_process, limit_ns in what_if.later_input_ns.items():

@@ -5,19 +5,19 @@ while it spins for a straggler. For example, ranks whose all-reduces spun for 40
 ms, and matrix products of a GPT's backward pass took 103 µs beside an all-reduce and 55 µs alone. If the collective is
 removed, its contention is removed too.
 
-Kernels match if they have the same name and do the same work. Such kernels are at the same position of other steps and
-on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the names of the
-kernels before and after usually distinguish. If they do not distinguish the sizes, the durations of matching kernels
-differ and are not used:
+Kernels match if they have the same name and do the same work. Matching kernels are at the same position of other steps
+and on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the names of
+the kernels before and after usually distinguish. If the names do not distinguish the sizes, the durations of matching
+kernels differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
 Matches on the same rank are preferred, because another rank's clocks may be faster.
 
-The profiler delays hosts, so that the collectives of other ranks spin longer. Without profiler overhead they spin less,
-and their contention is reduced in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute shrinks
-from 30.3 to 29.3 ms. In unprofiled steps it took 28.2 ms.
+The profiler delays hosts, so that the collectives of other ranks spin longer. Without profiler overhead, collectives
+spin less, and their contention is reduced in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute
+shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
 #: Number of kernels before and after a kernel that identify it in a layer; the larger number is tried first.
 _NEIGHBOURS = (2, 1)
-#: Pairs of keys are numbered with a table, which is faster than sorting, if it has fewer entries per kernel than this.
+#: Pairs of keys are numbered with a table of less than this many entries per kernel, or else by sorting (slower).
 _TABLE_ENTRIES_PER_KERNEL = 16
 
 
@@ -70,8 +70,8 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     def waiting_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
         """Return durations without the `share` (0 to 1, for each op) of the contention that waiting collectives cause.
 
-        Only the sum of the contention during waiting and during transferring is known. It is divided in proportion to
-        time.
+        Only the sum of the contention during waiting and during transferring is known. This sum is divided in
+        proportion to time.
         """
         return self._share_removed_from(duration, share * self.waiting_share)
 
@@ -297,7 +297,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
 
 
 def _joined(a: Index, b: Index) -> Index:
-    """Return int64[k]: one key, from 0, for each different pair of keys."""
+    """Return int64[k]: one key, counted from 0, for each different pair of keys."""
     low = b.min(initial=0)
     pairs = a * (b.max(initial=0) - low + 1) + b - low
     if pairs.max(initial=0) < _TABLE_ENTRIES_PER_KERNEL * len(pairs):

@@ -113,7 +113,7 @@ def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def with_host_copies(what_if: WhatIf, scenario: Scenario, duration_ns: Times | float = 0.0) -> Scenario:
     """Shorten copies between host and device to `duration_ns`; no copy blocks the host.
 
-    Of consecutive copies only the first keeps its host work, because they could be one copy.
+    Of consecutive copies only the first keeps its host work, because consecutive copies could be one copy.
     """
     host, device = what_if.graph.host, what_if.graph.device
     copying = host.block == HostBlock.PAGEABLE

@@ -50,7 +50,7 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
     begin, end = analysed_span(track)
     table = track.collectives
     inside = np.flatnonzero((table.start >= begin) & (table.start < end))
-    # The first free stream takes each collective.
+    # Each collective goes to the first free stream.
     stream_ends: list[float] = []
     stream = np.zeros(len(inside), np.int64)
     before = np.full(len(inside), -np.inf)
@@ -162,8 +162,8 @@ def _waits(
     """Return (from, to, op) of each pause of the training thread that a collective ended.
 
     A pause is attributed to the collective whose end is nearest to the pause's end. A collective's thread wakes the
-    training thread and then records the collective's end. If the thread loses its core in between, the recorded end may
-    lie milliseconds after the pause. For example, the last two collectives of a step, in ms:
+    training thread and then records the collective's end. If the collective's thread loses its core after the wake-up,
+    the recorded end may lie milliseconds after the pause. For example, the last two collectives of a step, in ms:
 
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
@@ -206,10 +206,10 @@ def _waits(
 
 
 def _attach_enqueues(collectives: TrackOps, enqueue_start: Index, nodes: Index) -> None:
-    """Match collectives with the nodes that enqueued them, in order, each after its enqueue.
+    """Match collectives, in order, with the nodes that enqueued them. A collective starts after its enqueue.
 
-    The start of a call is compared, not its end. A worker thread begins as soon as it gets the work, often long before
-    the enqueuing call returns, because on a busy CPU the caller may lose its core to the worker.
+    The start of the enqueuing call is compared, not its end. A worker thread begins as soon as it gets the work, often
+    long before the enqueuing call returns, because on a busy CPU the caller may lose its core to the worker.
     """
     used = 0
     for op in np.argsort(collectives.start, kind="stable"):

@@ -15,13 +15,13 @@ Two kinds of nodes, in program order:
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
 If the launch determined the recorded start, the latency explains the start exactly, and the gap is the device's usual
-gap. If the previous op determined the start, the gap explains the start exactly, and the latency is the usual one. On
-an H200, a launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes
+gap. If the previous op determined the start, the gap explains the start exactly, and the latency is the usual latency.
+On an H200, a launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes
 faster, the queue fills and hides the latency. The unchanged graph reproduces the recording.
 
 The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
-previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
-the same iteration uses that node's time in the previous iteration.
+previous iteration, until two iterations take the same time: the steady state of the job. A node that needs a later node
+of the same iteration uses that node's time in the previous iteration.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds many times as
-#: much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation is twice
-#: as fast with fewer blocking calls.
+#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds work for many
+#: times this distance, so that the device sets the pace between these calls too. If the host runs ahead, the simulation
+#: is twice as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -48,7 +48,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
 
     A node is a runtime call that blocks the thread or launched an op of the process. A blocking copy has a second node,
     where the call begins. Nodes are sorted by the ends of the calls. The result is None if the analysed span has no
-    such call. Columns have a row per node (see `HostNodes`); times are int64[n], ns on the common clock.
+    node. Columns have a row per node (see `HostNodes`); times are int64[n], ns on the common clock.
 
     Args:
         timeline: the job.
@@ -86,7 +86,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     queued = _queue_length(tracks, time)
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # An executor's threads work in parallel, so a waiting thread does not block the others.
+    # An executor's threads work in parallel, so that a waiting thread does not block other threads.
     alone = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
     copies = blocking_copies(ops, call_start, time, copying)
@@ -218,7 +218,11 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return uint8[n], each call's `HostBlock`; `held` is its delay by the profiler in ns, `queued` a number of ops."""
+    """Return uint8[n]: the `HostBlock` of each call.
+
+    `held` has the ns for which the profiler delayed each call, `queued` the number of ops in the launch queue at its
+    end.
+    """
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
@@ -250,9 +254,9 @@ def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
 def _with_copies(
     events: EventTable, rows: NDArray[np.intp], kinds: _CallKinds, call_start: Index, time: Index
 ) -> _CallKinds:
-    """Return kinds that separate waits for a copy from waits for a result.
+    """Return the kinds with waits for a copy separated from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. This synchronization is
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. Such a synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
     copies = events.rows_of(EventKind.COPY)
@@ -286,7 +290,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     rows: NDArray[np.intp],
     awaited: list[AwaitedOps],
 ) -> tuple[Index, Index, Times]:
-    """Find the op that each blocking call waited for: of ops launched before the call, the last to end during it.
+    """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
     launched before the event was recorded.

@@ -1,9 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
 A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
-blocking calls wait for an op that ended during the call. If this rule applied to copies, a call that returns before its
-copy ends would wait for nothing on an idle device. The whole copy would count as host work: 12 of 68 ms per step on a
-host that launches too slowly to keep its device busy.
+blocking calls wait for an op that ended during the call. If this rule for other calls applied to copies, a call that
+returns before its copy ends would wait for nothing on an idle device. The copy would count as host work: 12 of 68 ms
+per step on a host that launches too slowly to keep its device busy.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
     """Return the shortest time without events, in ns, that counts as untraced time of these threads."""
-    if track.is_cpu:  # most of an event is computing, so the rate shows nothing
+    if track.is_cpu:  # events of CPUs mostly compute, so their rate shows nothing
         return PAUSE_NS
     begin, end = analysed_span(track)
     analysed = slice(*events.start_ns.searchsorted([begin - track.shift_ns, end - track.shift_ns]))
@@ -157,7 +157,7 @@ def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Long intervals in which a thread was inside a call and recorded nothing; `row` has the innermost call around."""
+    """Long intervals in which a thread inside a call recorded nothing; `row` has the event row of that call."""
 
     spans: Intervals
     row: Index

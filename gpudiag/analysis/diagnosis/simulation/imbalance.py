@@ -78,7 +78,7 @@ def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) 
 
 
 def lower_median(values: Times) -> Times:
-    """Return the median over the first axis; of an even number, the smaller of the middle two."""
+    """Return the median over the first axis; of an even number of values, the smaller middle value."""
     median: Times = np.sort(values, axis=0)[(len(values) - 1) // 2]
     return median
 
@@ -103,7 +103,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) -> Excess:
-    """Return the excess of each rank's time in a component of the step over its peers.
+    """Return the excess of each rank's time in a component of the step over the rank's peers.
 
     Args:
         graph: the job's graph.

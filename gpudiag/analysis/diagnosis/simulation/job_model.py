@@ -1,6 +1,6 @@
 """The immutable model of a job: its graph, its communication and contention, and its simulation.
 
-The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this includes:
+The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this cost includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
   a GPT's with views off). The trace reader marks these operators by a role.
@@ -67,7 +67,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
     """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
 
-    A gap during a collective becomes the median gap of that device's queued ops without a collective.
+    A gap during a collective becomes the median gap of the device's queued ops without a collective.
     """
     host, device = graph.host, graph.device
     gap = device.gap.copy()

@@ -1,10 +1,10 @@
 """Estimate the profiler overhead on hosts: a fixed time per recorded event, and more on a host that is slow throughout.
 
-A process that shares its core runs only for a part of each second. All its work takes longer by the same factor, the
-profiler's work included, and most of the additional time shows as untraced time between events. Worked example: per
-step, such a rank took 75 ms of host work and 15 ms of untraced time, its peers 25 ms of host work. For 7,300 events,
-each at 1.27 µs, the profiler took 9.3 of the peers' 25 ms. It took the same share of the rank's 90 ms: 34 ms, which
-leaves 56 ms. The rank's unprofiled step took 54.7 ms.
+A process that shares its core runs only for a part of each second. All work of such a process takes longer by the same
+factor, the profiler's work included, and most of the additional time shows as untraced time between events. Worked
+example: per step, such a rank took 75 ms of host work and 15 ms of untraced time, and its peers took 25 ms of host
+work. For 7,300 events, each at 1.27 µs, the profiler took 9.3 of the peers' 25 ms. The profiler took the same share of
+the rank's 90 ms: 34 ms, which leaves 56 ms. The rank's unprofiled step took 54.7 ms.
 
 A rank with more work at one point of the step is not slow throughout, so it has the same overhead as its peers.
 """
@@ -147,7 +147,7 @@ def host_pace(graph: Graph) -> HostPace:
 
 
 def _median_ratio(by_section: Times, usual: Times) -> Times:
-    """Return for each row the median ratio of its sections to the usual time, weighted by that time."""
+    """Return for each row the median ratio of its sections to the usual time, weighted by the usual time."""
     times = by_section / np.maximum(usual, 1.0)
     order = np.argsort(times, axis=1)
     reached = np.cumsum(usual[order], axis=1)

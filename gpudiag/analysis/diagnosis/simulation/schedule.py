@@ -36,7 +36,7 @@ _ON_HOST = frozenset({RunKind.HOST_RUN, RunKind.HOST_BLOCK})
 class Run(NamedTuple):
     """Nodes or ops [first, after) of one chain or stream; `before` is the node or op that they follow.
 
-    The first run of a chain or stream follows its last node or op of the previous iteration.
+    The first run of a chain or stream follows the chain's or stream's last node or op of the previous iteration.
     """
 
     kind: RunKind
@@ -103,7 +103,7 @@ class Schedule:
         return [int(op) for op in (device.wait_a[run.first], device.wait_b[run.first]) if op != NONE]
 
     def _in_order(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs in topological order; of several possible runs, the one that was recorded first."""
+        """Return the runs in topological order; of several possible runs, the run that was recorded first."""
         recorded = [self.reached(run) for run in runs]
         needed_by: list[list[int]] = [[] for _ in runs]
         missing = [0] * len(runs)

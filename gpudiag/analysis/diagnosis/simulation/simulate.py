@@ -2,9 +2,10 @@
 
 The simulation is a max-plus system: each variable is the largest of several sums of one variable and one weight
 (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2). The variables are the time of each
-run's last node, the start of each collective, and the last arrival at it. A weight is the sum of the durations between
-two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time is a running sum.
-Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap + duration. Then
+run's last node, the start of each collective, and the last arrival at each collective. A weight is the sum of the
+durations between two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time
+is a running sum. Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap +
+duration. Then
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
@@ -50,8 +51,8 @@ def simulate(system: System, weights: Times) -> SteadyState:
     """Iterate with these weights until an iteration takes as long as the previous one.
 
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
-    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations,
-    although the host needs more time per iteration.
+    of the latest end alone would not be the iteration time: if the host runs far ahead, the device ends last for many
+    iterations, although the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -252,8 +253,8 @@ class System:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        # The predecessor is the chain's last node in the previous iteration. Its time needs a separate variable,
-        # because the variable of the chain's end may change before the device run of this launch uses it.
+        # The predecessor is the chain's last node in the previous iteration. The predecessor's time needs a separate
+        # variable, because the variable of the chain's end may change before the device run of this launch uses it.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)

@@ -111,7 +111,7 @@ class WhatIf:
 
     @property
     def now_ms(self) -> float:
-        """Return the step time from which savings count: corrected, or unprofiled if that is clearly shorter, in ms."""
+        """Return the step time, in ms, from which savings count: corrected, or unprofiled if clearly shorter."""
         unprofiled = self.corrected_ms if self.unprofiled_ms is None else self.unprofiled_ms
         return unprofiled if self.corrected_ms > (1 + SIMULATION_ERROR) * unprofiled else self.corrected_ms
 
@@ -142,7 +142,7 @@ class WhatIf:
         return [self.model.simulate(scenario).steps_ns / NS_PER_MS for scenario in scenarios]
 
     def saving_ms(self, scenario: Scenario, base: Scenario | None = None) -> float:
-        """Return the savings of this scenario against `base` (default: the corrected one), in ms per step."""
+        """Return the savings of this scenario against `base` (default: the corrected scenario), in ms per step."""
         return self.savings_ms([scenario], base)[0]
 
     def savings_ms(self, scenarios: Iterable[Scenario], base: Scenario | None = None) -> list[float]:
@@ -221,10 +221,10 @@ def build_what_if(
 
 
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
-    """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
+    """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
     A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect.
-    If a host were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    If a host were made exactly as slow as the device, this host would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
@@ -242,10 +242,10 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
     """Raise the overhead per event until no host works longer for a step than in unprofiled steps.
 
-    If the device sets the pace, the unprofiled step time does not show the host's work. But the host works no longer
-    than in the step in which it waited least for a full launch queue. If a simulated host worked longer than that, it
-    would hide the savings of device work. An overhead is rejected if it makes the corrected step shorter than the
-    unprofiled step.
+    If the device sets the pace, the unprofiled step time does not show the host's work. But the host's work takes no
+    longer than the step in which the host waited least for a full launch queue. If a simulated host worked longer than
+    in that step, its work would hide the savings of device work. An overhead is rejected if it makes the corrected step
+    shorter than the unprofiled step.
 
     Args:
         what_if: the job at the overhead that `fit_step_time` chose.
