@@ -176,6 +176,7 @@ def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tupl
 
 
 def _compared(side: ComparedAnalysis) -> ComparedRun:
+    """Return what the comparison states about the run of this side."""
     analysis = side.analysis
     source = analysis.source
     return ComparedRun(
