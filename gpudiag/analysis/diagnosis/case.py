@@ -209,7 +209,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
 
 
 def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
-    """Describe the outlier step with the largest ratio to its usual length, and count the others."""
+    """Describe the outlier step with the largest ratio to its usual length, and count the other outlier steps."""
     number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
     length, usual, rank = outliers_by_step[number]
     others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""

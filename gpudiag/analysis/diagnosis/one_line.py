@@ -89,7 +89,7 @@ def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
 def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
     """Return the savings without the line, in ms per step.
 
-    If unprofiled steps are shorter than corrected ones, recording slowed other parts of the step. The savings are then
+    If unprofiled steps are shorter than corrected steps, recording slowed other parts of the step. The savings are then
     the line's unprofiled time, multiplied by the share of its recorded time that the simulation saves.
     """
     if what_if.now_ms >= what_if.corrected_ms:

@@ -28,7 +28,7 @@ _DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Return user's function → number of host events (`rows` of one process) whose innermost function it is."""
+    """Count host events (`rows` of one process) by the innermost user's function in which each event lies."""
     counted: Counter[str] = Counter()
     frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
     if len(frames) == 0:

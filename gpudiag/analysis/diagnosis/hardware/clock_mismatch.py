@@ -24,7 +24,7 @@ class ClockMismatch:
     (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one GPU.
 
     What to do: `nvidia-smi -q -d CLOCK` shows the limits; `nvidia-smi -rac`, `-rgc` and `-rmc` reset them. If the
-    boards themselves differ, give the slower ones less work, leave them out, or accept their speed.
+    boards themselves differ, give the slower boards less work, leave them out, or accept their speed.
     """
 
     code: ClassVar[str] = "clock-mismatch"

@@ -175,6 +175,7 @@ def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: HostRates) -> list[floa
 
 
 def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
+    """Return what to do about these GPUs; links that are narrow but as fast as their siblings are risers."""
     gpus = ",".join(map(str, indices))
     compare = f"Compare with the slot: `nvidia-smi -q -i {gpus} | grep -A6 'GPU Link Info'` while a copy runs."
     if "narrow" in signs and "siblings" not in signs:

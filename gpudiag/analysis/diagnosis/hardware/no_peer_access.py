@@ -83,6 +83,7 @@ def _members(links: list[Link]) -> list[int]:
 
 
 def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tuple[str, ...]:
+    """Return what to do; `ring` means that pairs with peer access form a ring, `all_denied` that no pair has access."""
     if ring:
         return ("Nothing to do; with fewer GPUs choose ones that reach each other (see the islands above).",)
     advice = []

@@ -60,6 +60,7 @@ class ComputeBound:
     def _finding(
         cls, case: Case, compute_ms: float, title: str, confidence: Confidence, *, slow: bool = False
     ) -> Finding:
+        """Return the finding; `slow` means that `slow-compute` findings name the change to make."""
         return Finding(
             code=cls.code,
             severity="info",

@@ -161,7 +161,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 
 
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
-    """Return (ms per step, rank that determines it) of the wait common to all ranks.
+    """Return the wait common to all ranks, as (ms per step, the rank from which it is computed).
 
     This wait is the maximum over ranks of (wait - the rank's excess), or the lower median of the waits if excesses are
     unknown.

@@ -278,7 +278,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether a rank notably exceeds its peers in this part, on average or (`each_step`) in single steps."""
+    """Return whether a rank notably exceeds its peers in this part, on average or with `each_step` in single steps."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())

@@ -48,7 +48,7 @@ class MemoryAllocation:
     Frameworks keep freed memory, so that after the first steps they should need no more memory from the driver.
     `cudaMalloc` takes tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The
     evidence has the number and time of these calls by name. Savings are the step time that removing the calls saves. A
-    rank that allocates more than the others is a straggler.
+    rank that allocates more than the other ranks is a straggler.
     """
 
     code: ClassVar[str] = "memory-allocation"

@@ -66,7 +66,7 @@ class Straggler:
 
     Unprofiled steps show which hosts ran ahead of their devices, so that a host is not reported as slow only because
     recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
-    simulated ones is added to the savings. If the input makes a rank late, unprofiled steps limit its savings in two
+    simulated steps is added to the savings. If the input makes a rank late, unprofiled steps limit its savings in two
     ways. If most ranks waited for input, the limit is the rank's excess over the usual wait. If the speed of DataLoader
     workers is known, the limit is the step time minus the time in which the usual worker makes a step's batches.
     """
@@ -226,6 +226,7 @@ def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
 
 
 def _title(late: _LateRanks, place: str, gain: float) -> str:
+    """Return the title; `place` is where the late ranks lose time, `gain` the savings in ms per step."""
     one = len(late.ranks) == 1
     if late.by_turns:
         return f"ranks take turns being slow, which costs {gain:.1f} ms per step"

@@ -86,6 +86,7 @@ def _stages(timeline: Timeline) -> dict[int, int]:
 
 
 def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Index) -> HostNodes:
+    """Return the nodes of all chains; their `block_on` is an index into the ops of all tracks, not of one track."""
     block_on = []
     for chain in chains:
         # A chain identifies ops by the position of the track within its process, and of the op within the track.

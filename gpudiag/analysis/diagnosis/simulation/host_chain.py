@@ -193,7 +193,7 @@ def step_index(track: DeviceTrack, time: Index) -> Index:
 
 
 def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
-    """Return the training thread, and launching threads that take turns with it or (`all_launchers`) all launchers."""
+    """Return the training thread and launching threads: all if `all_launchers`, else those that take turns with it."""
     main = track.steps.thread
     training = track.threads.get(main)
     launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]

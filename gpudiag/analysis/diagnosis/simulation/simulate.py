@@ -48,7 +48,7 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def simulate(system: System, weights: Times) -> SteadyState:
-    """Iterate with these weights until an iteration takes as long as the previous one.
+    """Iterate with these weights until an iteration takes as long as the previous iteration.
 
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
     of the latest end alone would not be the iteration time: if the host runs far ahead, the device ends last for many
