@@ -60,6 +60,7 @@ class _Table:
             yield from self.rows(node, depth + shown)
 
     def _row(self, node: int, depth: int) -> SourceLine:
+        """Return the table's row about this node, indented by `depth`."""
         log, tree = self._process.log, self._process.tree
         code, line = tree.position[node]
         function = log.codes[code]
