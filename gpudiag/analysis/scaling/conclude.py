@@ -103,6 +103,7 @@ def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[Alon
 
 
 def _mixed_scaling(left_out: int) -> list[Remark]:
+    """Return a remark if points of the other kind of scaling were left out."""
     if not left_out:
         return []
     message = (
