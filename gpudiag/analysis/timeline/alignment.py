@@ -251,7 +251,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
-        # A pairing with a slightly larger offset, or with more pairs, may be the right one.
+        # A pairing with a slightly larger offset, or with more pairs, may be the right pairing.
         ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
             abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
         )

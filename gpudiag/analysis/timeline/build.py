@@ -179,6 +179,7 @@ def _tracks(
 
 
 def _thread_later(thread: HostThread, shift: int) -> HostThread:
+    """Return the thread with all its spans `shift` ns later."""
     return HostThread(
         thread=thread.thread,
         busy=later(thread.busy, shift),

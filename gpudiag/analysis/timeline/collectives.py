@@ -349,7 +349,7 @@ def _instances(
             # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
             latest = last_of_all[slots]
             ends = end[slots, column]
-            # Clocks agree to SAME_CLOCK_NS at best, so that a rank may seem to arrive after the others have left.
+            # Clocks agree to SAME_CLOCK_NS at best, so that a rank may seem to arrive after all other ranks left.
             until = ends + SAME_CLOCK_NS
             left = np.flatnonzero(start[slots, latest] > until)
             came = np.where(start[slots[left]] <= until[left, None], start[slots[left]], _FAR_PAST)

@@ -123,7 +123,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each device row is in a communication range on its stream.
+    """Return bool[n]: whether each row of device work is in a communication range on its stream.
 
     Traces lack the launches of a library's own threads, but have the ranges in which these threads launched work.
     """

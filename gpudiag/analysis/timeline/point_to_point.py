@@ -69,7 +69,7 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
     """Return the number of messages by which the sender's capture begins earlier.
 
-    With the right shift, nearly no receive ends before its send begins. Of such shifts, the one with the shortest
+    With the right shift, nearly no receive ends before its send begins. Of such shifts, the shift with the shortest
     median time from send to receive is returned.
     """
     best, youngest = 0, np.inf

@@ -118,6 +118,7 @@ def _steps(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Valid
 
 
 def _dropped(traces: Sequence[Trace]) -> list[Validity]:
+    """Return a warning if the profiler lost events."""
     dropped = sum(trace.dropped_events for trace in traces)
     if not dropped:
         return []
