@@ -26,7 +26,7 @@ def check_interpreter(setting: JobSetting) -> Check:
 
 
 def check_framework(setting: JobSetting) -> Check:
-    """Check that the framework is there, and that its CUDA fits the driver."""
+    """Check that the framework is installed, and that its CUDA fits the driver."""
     code, python = "framework", setting.surroundings.python
     if python is None or (python.problem is not None and python.version is None):
         return Check(code=code, status="unknown", title="The framework is unknown.", not_seen="see interpreter")

@@ -1,8 +1,8 @@
 """Provide the facts that rules read, each computed once, and leave out outlier steps.
 
-A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the others 29 ms, the mean
-suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names all outlier
-steps, whether left out or not.
+A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the other steps take 29 ms,
+the mean suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names all
+outlier steps, whether left out or not.
 """
 
 from __future__ import annotations

@@ -226,9 +226,9 @@ def alone_waited_for(
     """Return whether only these hosts delayed most unprofiled steps, while the other hosts ran ahead.
 
     A host that runs ahead fills its device's launch queue and then waits as long as the device waits for other ranks.
-    The steps of such a host take as long as the steps of the host that delays all ranks, so that only the leads
-    distinguish the hosts. Steps that the other hosts delayed are subtracted, because hosts that delay each other in
-    turns are slow by chance.
+    The steps of a host that runs ahead take as long as the steps of the host that delays all ranks, so that only the
+    leads distinguish the hosts. Steps that the other hosts delayed are subtracted, because hosts that delay each other
+    in turns are slow by chance.
 
     Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
     host never runs ahead, and delays the steps.

@@ -268,8 +268,8 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
     Such collectives are rooted, or symmetric with ends too far apart, because a busy host recorded an end late. Before
-    the first match and after the last match, a capture may lack collectives. Rooted collectives there are paired
-    outwards from the match, as long as their signatures agree.
+    the first match and after the last match, a capture may lack collectives. In these parts, rooted collectives are
+    paired outwards from the match, as long as their signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

@@ -141,7 +141,7 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
 
 
 def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
-    """Return the index of the window of this step; if no window has its number, `otherwise` (at most the last index)."""
+    """Return the index of the window with this number; if none has it, `otherwise` but at most the last index."""
     same = np.flatnonzero(track.window_steps == number)
     return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 

@@ -249,8 +249,8 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
     little. The second condition is needed if another rank sets the pace once the part is equalized. A host that lost
-    its core is slow in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if
-    equalizing launching, calls and pauses together saves most.
+    its core launches slowly, has slow calls and pauses. If no part explains the savings, the cause is therefore
+    `launch` if equalizing launching, calls and pauses together saves most.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all

@@ -295,8 +295,8 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
     launched before the event was recorded.
 
-    A synchronization waits for its op even if the op ended before the call, because a faster host would have to wait. A
-    launch that a full queue delayed waits only if an op ended during the delay.
+    A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
+    A launch that a full queue delayed waits only if an op ended during the delay.
 
     Returns:
         The position of the op's track, the op's index in this track, and the op's end in ns.

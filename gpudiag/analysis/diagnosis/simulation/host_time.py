@@ -1,9 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
 A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
-blocking calls wait for an op that ended during the call. If this rule for other calls applied to copies, a call that
-returns before its copy ends would wait for nothing on an idle device. The copy would count as host work: 12 of 68 ms
-per step on a host that launches too slowly to keep its device busy.
+blocking calls wait for an op that ended during the call. A copying call that returns before its copy ends would by this
+rule wait for nothing if the device is idle. The copy would then count as host work: 12 of 68 ms per step on a host that
+launches too slowly to keep its device busy.
 """
 
 from __future__ import annotations
