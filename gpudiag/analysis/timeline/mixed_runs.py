@@ -51,7 +51,7 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the same events as an earlier trace; a trace that states its rank counts as earlier.
+    """Leave out traces with the same events as an earlier trace; traces that state their rank are considered first.
 
     Call this function before unused ranks are given to traces without a rank, because a copy must not get a rank.
     """

@@ -32,11 +32,11 @@ HostRates = dict[int, dict[str, Bandwidth]]
 class DegradedLink:
     """A GPU's link has far less bandwidth than it should.
 
-    Any of four signs is enough. The link runs **below its own maximum under load** (an idle link lowers its generation
-    to save power, so only the generation under load counts). A pinned copy reaches **less than 60 % of the link's
-    ceiling**, or **less than 75 % of the rate of other GPUs of the same model**. The link carries **less than 2 GB/s**,
-    the rate of one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs: lanes are down that are
-    up on other GPUs of the model, or a pair of GPUs carries less than other pairs of its kind.
+    Any of four signs is enough for this finding. The link runs **below its own maximum under load** (an idle link
+    lowers its generation to save power, so only the generation under load counts). A pinned copy reaches **less than 60
+    % of the link's ceiling**, or **less than 75 % of the rate of other GPUs of the same model**. The link carries
+    **less than 2 GB/s**, the rate of one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs:
+    lanes are down that are up on other GPUs of the model, or a pair of GPUs carries less than other pairs of its kind.
 
     A link of eight lanes that runs at eight lanes is not degraded. If a virtual machine reports no maximum for a link,
     only the measured bandwidths count.
