@@ -61,7 +61,7 @@ from gpudiag.units import NS_PER_MS, NS_PER_US
 _AHEAD_NS = 20 * NS_PER_US
 #: A call that blocks for at least this time waits for the device, because launching never takes so long.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
-#: The next queued op starts within this time, unless it waits for another op.
+#: A queued op starts within this time after the previous op, unless the op waits for another stream.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
 
@@ -149,7 +149,7 @@ def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
 
 
 def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, Intervals]:
-    """Return the times in which the launching or the training thread waits for data, is blocked, and is busy."""
+    """Return the times in which the launching thread or the training thread (waits for data, is blocked, is busy)."""
     idents = dict.fromkeys((thread, track.steps.thread))
     present = [track.threads[ident] for ident in idents if ident in track.threads]
     return (
@@ -162,7 +162,7 @@ def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, 
 def _long_waits(blocked: Intervals) -> Intervals:
     """Return the blocking calls that are longer than any launch.
 
-    If an op starts only after such a call, it waited for the same work as the call, so that its launch was not slow:
+    If an op starts only after such a call, the op and the call waited for the same work. The op's launch was not slow:
 
     host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
     device                                         ├ op    the launch did not take 463 ms
@@ -286,7 +286,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return communication other than collectives, unsorted: copies and (on CPU tracks) calls that enqueue."""
+    """Return communication other than collectives, unsorted: copies and, on CPU tracks, calls that enqueue."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])

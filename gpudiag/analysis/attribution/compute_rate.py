@@ -15,7 +15,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
     If some ranks counted no operations, the result has a reason instead of a rate.
 
-    Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms.
+    Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower rank takes 100 ms.
     The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device, which is 30 % of the peak of 989 TFLOP/s.
     """
     if all(rank.flops is None for rank in run.ranks):
@@ -44,7 +44,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
 
 def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons: dict[str, str]) -> float | None:
-    """Return FLOPs per step divided by the slowest rank's step time, in TFLOP/s; add a reason if it is unknown."""
+    """Return FLOPs per step / step time of the slowest rank, in TFLOP/s; if the time is unknown, add a reason."""
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     if step_ms > 0:
         return flops_per_step / step_ms / 1e9
@@ -66,7 +66,7 @@ def _uncounted_reason(run: RunRecord) -> str:
 
 
 def _peak(ranks: tuple[RankRecord, ...], precision: str) -> tuple[float | None, str, dict[str, str]]:
-    """Return (mean peak of the devices in TFLOP/s, its source, reason by name of the field if it is unknown)."""
+    """Return (mean peak of the devices in TFLOP/s, its source, name of the field → reason if the peak is unknown)."""
     if not any(rank.device.startswith("cuda") for rank in ranks):
         return None, "", {"peak_tflops": "no peak is published for a process on CPUs"}
     peaks = []

@@ -16,7 +16,7 @@ from gpudiag.model.run import RunRecord
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import milliseconds
 
-#: Module work of a rank without marks in its recording.
+#: Module work of a rank whose recording has no modules.
 _NO_WORK = ModuleWork(
     modules=(), row=np.empty(0, np.int64), module=np.empty(0, np.int32), backward=np.empty(0, np.bool_)
 )
@@ -34,8 +34,8 @@ def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | No
     """Return the times of all modules. If no trace has modules, return the reason in the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
-    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, of `net` 1 and 0 ms. With `net.a`, `net` takes 4 and 5
-    ms.
+    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. Including `net.a`, `net`
+    takes 4 and 5 ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
@@ -78,7 +78,7 @@ def _descendants(modules: Sequence[Module]) -> list[list[int]]:
 
 
 def _module_time(module: Module, index: int, descendants: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
-    """Return the times of one module, of its self time and with descendants; None if it did not run."""
+    """Return the times of one module, with and without its descendants; None if the module did not run."""
     calls = float(np.mean([track.calls[index] for track in tracks]))
     forward = [float(track.forward_ns[descendants].sum()) for track in tracks]
     backward = [float(track.backward_ns[descendants].sum()) for track in tracks]
@@ -152,7 +152,7 @@ def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
 
 
 def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each kernel, copy and memset in the analysed windows: (row of its launching event, duration in ns)."""
+    """Return (rows of launching events, durations in ns) of the kernels, copies and memsets in the analysed windows."""
     ops = track.ops
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = launching_rows(events, track, events.rows_of(EventKind.OPERATOR, EventKind.MODULE))

@@ -1,8 +1,8 @@
-"""Choose the ranks of a large job that are simulated: those that differ most, and a sample of the others.
+"""Choose which ranks of a large job are simulated: the ranks that differ most, and a sample of the other ranks.
 
-Ranks of one job run the same program, so a simulation of all of them repeats the same work. Times of all ranks are
-attributed before, so that the ranks that others wait for are known. Ranks that depend on each other (the stages of a
-pipeline, the shards of a layer) are chosen together, as units.
+Ranks of one job run the same program, so that a simulation of all ranks repeats the same work. The times of all ranks
+are attributed before the choice, which shows for which ranks the other ranks wait. Ranks that depend on each other (the
+stages of a pipeline, the shards of a layer) are chosen together, as units.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from gpudiag.model.timeline import Attribution, Timeline
 
 #: Jobs of at most this many ranks are simulated as a whole. Judgement: 64 ranks take 5 s and 300 MB.
 MOST_WHOLE = 64
-#: About as many ranks of a larger job are simulated.
+#: Approximate number of simulated ranks of a larger job.
 _CHOSEN = 40
-#: At most this many ranks are chosen because they differ; the others show what is usual.
+#: Maximum number of ranks that are chosen because they differ; the other chosen ranks show what is usual.
 _DIFFERENT = 12
-#: At most this many, if more than that differ.
+#: Maximum number of ranks that are chosen because they differ, if more than `_DIFFERENT` ranks differ.
 _OF_MANY_DIFFERENT = 4
-#: Ranks differ from this share of a step on. Judgement: half of what a warning needs.
+#: A rank differs if a bucket is further than this share of a step from the usual. Judgement: half of what a warning
+#: needs.
 _DIFFERENT_SHARE = 0.025
-#: Ranks per unit. Groups that would make larger units (data parallelism) connect units instead.
+#: Maximum number of ranks per unit. A group that would make a larger unit, such as a data-parallel group, joins no
+#: ranks.
 _MOST_PER_UNIT = 32
 
 
@@ -50,7 +52,7 @@ def represent(timeline: Timeline, attribution: Attribution) -> tuple[Timeline, A
 
 
 def _features(attribution: Attribution) -> dict[int, NDArray[np.float64]]:
-    """Return rank → ns per step in each bucket, and in which other ranks waited for this rank (their mean)."""
+    """Return rank → ns per step in each bucket, followed by the mean time for which other ranks waited for it."""
     awaited: dict[int, float] = defaultdict(float)
     for track in attribution.tracks:
         for rank, waits in track.waits_ns.items():
@@ -64,7 +66,7 @@ def _features(attribution: Attribution) -> dict[int, NDArray[np.float64]]:
 
 
 def _units(timeline: Timeline, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the ranks by unit: connected by messages and small groups, up to the largest unit that is allowed."""
+    """Return units of at most `_MOST_PER_UNIT` ranks, each joined by messages and small groups."""
     unit: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in ranks}
     for group in _groups(timeline):
         members = {unit[rank] for rank in group if rank in unit}
@@ -75,16 +77,16 @@ def _units(timeline: Timeline, ranks: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _groups(timeline: Timeline) -> list[tuple[int, ...]]:
-    """Return the ranks of each group that communicates, and of each pair that exchanges messages; small ones first."""
-    found: dict[int, tuple[int, ...]] = {}
+    """Return the ranks of each communicating group, and of each pair that exchanges messages; the smallest first."""
+    groups: dict[int, tuple[int, ...]] = {}
     pairs: set[tuple[int, ...]] = set()
     for trace in timeline.traces:
         for call in trace.collectives:
             if call.peer is not None and trace.rank is not None:
                 pairs.add((min(trace.rank, call.peer), max(trace.rank, call.peer)))
             elif 1 < len(call.group_ranks) <= _MOST_PER_UNIT:
-                found[id(call.group_ranks)] = call.group_ranks
-    return sorted(pairs | set(found.values()), key=lambda group: (len(group), group))
+                groups[id(call.group_ranks)] = call.group_ranks
+    return sorted(pairs | set(groups.values()), key=lambda group: (len(group), group))
 
 
 def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> frozenset[int]:
@@ -97,7 +99,7 @@ def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.flo
     }
     by_difference = sorted(units, key=lambda unit: (-differs[unit], unit))
     differing = [unit for unit in by_difference if differs[unit] > _DIFFERENT_SHARE * step]
-    # Many ranks that differ are a kind of ranks, which the even sample has in proportion: usual values stay usual.
+    # If many ranks differ, the even sample contains enough of them, in proportion to all ranks.
     most = _DIFFERENT if sum(map(len, differing)) <= _DIFFERENT else _OF_MANY_DIFFERENT
     different = list(_up_to(most, differing))
     others = by_difference[len(different) :]
@@ -108,7 +110,7 @@ def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.flo
 
 
 def _usual(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Return the median features of the ranks at each place within a unit."""
+    """Return for each position within a unit the median features of the ranks at this position."""
     places: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
     for unit in units:
         for place, rank in enumerate(unit):
@@ -117,7 +119,7 @@ def _usual(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.floa
 
 
 def _up_to(most: int, units: Iterable[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
-    """Yield units until they have `most` ranks; at least one unit."""
+    """Yield units as long as they have at most `most` ranks in all, but at least one unit."""
     taken = 0
     for unit in units:
         if taken and taken + len(unit) > most:

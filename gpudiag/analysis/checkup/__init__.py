@@ -1,4 +1,4 @@
-"""Judge what stands in the way of a job, from facts and readings: pure functions, each returning one check."""
+"""Check a machine for problems that would block or slow a job. Each function is pure and returns one check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.analysis.checkup.training_python import check_framework, check_inte
 from gpudiag.analysis.checkup.virtualization import check_container, check_virtual_machine
 from gpudiag.model.checkup import Check
 
-#: In the order of `CHECK_CODES`.
+#: The checks in the order of `CHECK_CODES`.
 _CHECKS = (
     check_interpreter,
     check_framework,

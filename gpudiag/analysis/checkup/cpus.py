@@ -1,4 +1,4 @@
-"""Check the CPU cores of each rank, and their NUMA nodes beside those of the GPUs."""
+"""Check the number of CPU cores per rank, and whether the cores are on the GPUs' NUMA nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.facts import number_list, parse_cpu_list
 
-#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once; DataLoader workers come on
-#: top.
+#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once; DataLoader workers need
+#: more.
 _LEAST_CPUS_PER_RANK = 2
 
 
@@ -32,6 +32,7 @@ def check_cores(setting: JobSetting) -> Check:
 
 
 def _more_cores(setting: JobSetting, quota: float | None) -> tuple[str, ...]:
+    """Return the steps that give ranks more CPUs; `quota` is the control group's limit in CPUs."""
     environment = setting.host.environment
     wanted = 4 * setting.ranks
     steps = []
@@ -85,7 +86,7 @@ def check_numa(setting: JobSetting) -> Check:
 
 
 def _numbers(text: str) -> set[int]:
-    """Return the numbers of a CPU list; empty for text that is none."""
+    """Return the numbers of a CPU list; empty if `text` is no CPU list."""
     try:
         return set(parse_cpu_list(text))
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 
-#: Findings about paths between GPUs, which other checks judge.
+#: Codes of findings about paths between GPUs. Other checks judge such findings.
 _OTHER_CHECKS = frozenset({"no-peer-access", "corrupt-transfer", "peer-slower-than-host"})
 _SHOW = "gpudiag topology"
 
@@ -45,7 +45,7 @@ def _driver_steps(setting: JobSetting) -> tuple[str, ...]:
 
 
 def check_state(setting: JobSetting) -> Check:
-    """Report other findings about the GPUs: throttling, degraded links, processes of others, different clocks."""
+    """Report other findings about the GPUs: throttling, degraded links, foreign processes, different clocks."""
     if not setting.facts.gpus:
         return Check(code="gpu-state", status="not-needed", title="There is no GPU.")
     findings = [

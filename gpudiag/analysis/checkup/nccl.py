@@ -1,8 +1,8 @@
 """Predict NCCL's transport between the GPUs of one machine, and check variables that slow training down.
 
-NCCL copies directly between two GPUs if the driver allows peer access and they are no farther apart than
-NCCL_P2P_LEVEL. The default is PXB; on AMD processors with at most two GPUs it is SYS (NCCL, graph/paths.cc). Else it
-copies through shared memory, and if that is disabled, through the network.
+NCCL copies directly between two GPUs if the driver allows peer access and the GPUs are no farther apart than
+NCCL_P2P_LEVEL. The default of this variable is PXB, or SYS on AMD processors with at most two GPUs (NCCL,
+graph/paths.cc). Otherwise NCCL copies through shared memory or, if shared memory is disabled, through the network.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpudiag.model.facts import Link
 
 _TRANSPORT = "nccl-transport"
 _ORDER = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
-#: Values of NCCL_P2P_LEVEL before 2.5.
+#: Values of NCCL_P2P_LEVEL before NCCL 2.5 → values today.
 _OLD_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
 _SEE = (
     "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,P2P,SHM,NET python …   # NCCL's log names the transport: via P2P, SHM, NET"
 )
-#: Variable, value that slows training down, and the effect.
+#: (Environment variable, value that slows training down, effect).
 _SLOWING = (
     ("CUDA_LAUNCH_BLOCKING", "1", "every kernel launch waits for the kernel"),
     ("NCCL_P2P_DISABLE", "1", "GPUs copy through host memory"),
@@ -33,7 +33,7 @@ _SLOWING = (
 
 
 def check_transport(setting: JobSetting) -> Check:
-    """Predict the transport of each pair; warn if it is slower than the hardware allows."""
+    """Predict the transport between each pair of GPUs; warn if a transport is slower than the hardware allows."""
     if len(setting.gpus) < 2:
         return Check(code=_TRANSPORT, status="not-needed", title="Fewer than two GPUs are visible.")
     environment = setting.host.environment
@@ -49,6 +49,7 @@ def check_transport(setting: JobSetting) -> Check:
 
 
 def _transport(link: Link, setting: JobSetting) -> str:
+    """Return the transport that NCCL will likely use between two GPUs, in words."""
     environment = setting.host.environment
     if link.peer_access is None and link.lanes == 0:
         return "unknown"
@@ -61,6 +62,7 @@ def _transport(link: Link, setting: JobSetting) -> str:
 
 
 def _level(environment: Mapping[str, str], setting: JobSetting) -> str:
+    """Return the value of NCCL_P2P_LEVEL, or its default on this machine."""
     value = environment.get("NCCL_P2P_LEVEL", "").upper()
     value = _OLD_LEVELS.get(value, value)
     if value in _ORDER:
@@ -84,7 +86,7 @@ def _faster(setting: JobSetting, counts: Counter[str], environment: Mapping[str,
 
 
 def check_environment(setting: JobSetting) -> Check:
-    """Report variables of this process that slow training down; the job may have others."""
+    """Report variables of this process that slow training down; the job may have other variables."""
     environment = setting.host.environment
     slowing = [(name, effect) for name, value, effect in _SLOWING if environment.get(name, "").strip() == value]
     if not slowing:

@@ -44,7 +44,7 @@ def check_peers(setting: JobSetting) -> Check:
 
 
 def _problem(setting: JobSetting) -> Check | None:
-    """Return the worst that copies and findings show; None if they show nothing wrong."""
+    """Return the check for the worst problem that copies and findings show; None without a problem."""
     peers = setting.surroundings.peers
     findings = {finding.code: finding for finding in setting.facts.findings}
     if peers is not None and peers.status == "hung":
@@ -71,7 +71,7 @@ def _problem(setting: JobSetting) -> Check | None:
 
 
 def check_iommu(setting: JobSetting) -> Check:
-    """Check what sends copies over PCIe through the CPU. NVLink is not concerned."""
+    """Check whether IOMMU or ACS redirect copies over PCIe through the CPU. IOMMU and ACS do not affect NVLink."""
     code, host = "iommu-acs", setting.host
     if len(setting.gpus) < 2:
         return Check(code=code, status="not-needed", title="Fewer than two GPUs are visible.")
@@ -106,7 +106,7 @@ def check_iommu(setting: JobSetting) -> Check:
 
 
 def _redirections(host: Host) -> tuple[list[str], list[str]]:
-    """Return what redirects copies over PCIe, and the steps that end it."""
+    """Return (reasons why copies over PCIe are redirected, steps that end the redirection)."""
     problems, steps = [], []
     if host.iommu is not None and "translating" in host.iommu:
         problems.append(f"the IOMMU is {host.iommu}")

@@ -1,8 +1,8 @@
 """Check that a profiler can record kernels: CUPTI is found, loads, and accepts a subscriber.
 
 The driver's option NVreg_RestrictProfilingToAdminUsers reserves hardware counters for administrators (NVIDIA,
-ERR_NVGPUCTRPERM). From CUDA 11 on it does not concern the recording of kernels, which gpudiag needs. CUPTI of CUDA 10
-refuses that too, with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES (tensorflow#35860).
+ERR_NVGPUCTRPERM). From CUDA 11 on, the option does not affect the recording of kernels, which gpudiag needs. With this
+option, CUPTI of CUDA 10 refuses to record kernels too, with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES (tensorflow#35860).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_CONTAINER = "docker run --cap-add=SYS_ADMIN …   # or allow it on the host"
 
 
 def check_profiler(setting: JobSetting) -> Check:
-    """Check CUPTI's answer, the restriction, and this process's capabilities."""
+    """Check CUPTI's answer, the driver's restriction of profiling, and this process's capabilities."""
     code, surroundings = "profiler-access", setting.surroundings
     if not setting.facts.gpus:
         return Check(code=code, status="not-needed", title="Without a GPU, the CPU's profiler needs no permission.")

@@ -15,6 +15,7 @@ class JobSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         facts: the inventory, with findings, and with rates of copies if they were tried.
+        surroundings: readings besides the inventory: interpreter, CUPTI, permissions, CPUs, tried copies.
         ranks: number of training processes on this machine.
     """
 

@@ -26,7 +26,7 @@ def check_interpreter(setting: JobSetting) -> Check:
 
 
 def check_framework(setting: JobSetting) -> Check:
-    """Check that the framework is there, and that its CUDA fits the driver."""
+    """Check that the framework is installed, and that its CUDA fits the driver."""
     code, python = "framework", setting.surroundings.python
     if python is None or (python.problem is not None and python.version is None):
         return Check(code=code, status="unknown", title="The framework is unknown.", not_seen="see interpreter")
@@ -82,7 +82,7 @@ def _major(version: str) -> int:
 
 
 def _index(driver_cuda: str | None) -> str:
-    """Return the option for the package index of PyTorch builds that every driver of this major version runs."""
+    """Return the option for the package index of PyTorch builds that run on every driver of this major CUDA version."""
     builds = {11: "cu118", 12: "cu126", 13: "cu130"}
     build = builds.get(_major(driver_cuda or ""))
     return f" --index-url https://download.pytorch.org/whl/{build}" if build else ""

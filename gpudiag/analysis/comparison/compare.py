@@ -176,6 +176,7 @@ def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tupl
 
 
 def _compared(side: ComparedAnalysis) -> ComparedRun:
+    """Return what the comparison states about the run of this side."""
     analysis = side.analysis
     source = analysis.source
     return ComparedRun(
@@ -200,10 +201,10 @@ def find_cause(
     ranks: Sequence[RankChange],
     waits: Sequence[WaitChange],
 ) -> Cause | None:
-    """Return the cause of a difference of mean step times; None if no bucket changed in the same direction.
+    """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
 
-    A straggler is the cause if waiting changed by a large share of the difference, mostly for that rank. Otherwise the
-    cause is the bucket that changed most, on all ranks or on the few ranks on which it changed.
+    A straggler is the cause if waiting changed by a large share of the difference, and mostly waiting for this rank.
+    Otherwise the cause is the bucket that changed most, on all ranks or on the few ranks on which it changed.
 
     Args:
         difference_ms: difference of the profiled step.
@@ -233,7 +234,7 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank whose waits changed most; None unless it has most of the changed waiting."""
+    """Return the cause on the rank for which waits changed most; None unless this is most of the change."""
     waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
@@ -259,7 +260,7 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
 
 
 def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
-    """Return the ranks with at least half of the largest change of the bucket; empty if most ranks have it."""
+    """Return the ranks with at least half of the largest change of the bucket; empty if these are most ranks."""
     largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
     changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
     return changed if len(changed) * 2 <= len(ranks) else []

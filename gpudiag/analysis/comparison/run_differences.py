@@ -96,6 +96,7 @@ def _compute(side: ComparedAnalysis) -> dict[str, float]:
 
 
 def _ranks(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
+    """Yield a difference if the runs have different numbers of ranks, or steps on different ranks."""
     message = "buckets are means over each run's own devices; only ranks that both have are compared"
     old, new = before.analysis.world_size, after.analysis.world_size
     if old != new:

@@ -2,8 +2,9 @@
 
 Libraries name their kernels (`sm90_xmma_gemm_…`, `flash_fwd_kernel`, `Cijk_…`), and so do code generators: inductor
 lists the fused operators (`triton_poi_fused_add_relu_3`), and XLA keeps the name of the operation. If a kernel's name
-says only how it iterates (`elementwise_kernel`), or nothing, its operator decides. The order of the patterns matters,
-because names contain each other: `softmax` contains `max`, and a convolution of cuDNN is called `implicit_gemm`.
+says nothing, or only how the kernel iterates (`elementwise_kernel`), its operator decides. The order of the patterns
+matters, because names contain each other: `softmax` contains `max`, and a convolution of cuDNN is called
+`implicit_gemm`.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ _GENERIC = re.compile(
     r"elementwise_kernel|unrolled_elementwise|vectorized_elementwise|elementwise_kernel_with_index|reduce_kernel"
     r"|multi_tensor_apply|^fusion|^loop_|^input_|^wrapped_|^void at::native::\(anonymous|^kernel|^subtensorop"
 )
-#: Operators whose class replaces the class of the name of their generic kernels.
+#: Patterns of operators. If a kernel's name is generic, the class of its operator replaces the class of its name.
 _BY_OPERATOR: tuple[tuple[KernelClass, str], ...] = (
     ("optimizer", r"optimizer|_fused_(adam|sgd|adagrad)|resourceapply"),
     ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention"),
@@ -162,7 +163,8 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out: memory bounds them.
+#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out, because they are
+#: memory-bound.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"
@@ -192,13 +194,14 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
     # Convolutions with kernels of one pixel run as matrix products of cuBLAS.
     if by_name == "matmul" and _CONVOLVES.search(launcher):
         return "convolution"
-    # An update scales, copies and sums parameters by kernels that other operators use too.
+    # An update scales, copies and sums parameters with kernels that other operators use too.
     if in_optimizer and by_name not in {"matmul", "convolution", "attention", "normalization", "layout-conversion"}:
         return "optimizer"
     return by_name
 
 
 def _by_name(name: str, operator: str) -> KernelClass:
+    """Return the class by the kernel's name or, if the name is generic or unknown, by the operator (lower case)."""
     fused = _FUSED.search(name)
     if fused is not None:
         return _class_of_fused(fused["operators"], _BY_TRITON_KIND[fused[1]])
@@ -268,8 +271,8 @@ def is_batched(operator: str) -> bool:
     return bool(_BATCHED.search(operator))
 
 
-#: Reductions of each row of a tensor, so that a compiler fuses the use of the result into the same kernel. All other
-#: reductions are across rows, so that a second kernel uses the result.
+#: Reductions within each row of a tensor: a compiler fuses the use of the result into the same kernel. All other
+#: reductions are across rows: a second kernel uses the result.
 _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
 
 
@@ -287,7 +290,7 @@ def is_contiguous_depthwise(name: str) -> bool:
 
 
 def is_across_rows(class_name: KernelClass, name: str, operator: str) -> bool:
-    """Return whether a kernel of a launching operator reduces a tensor across its rows.
+    """Return whether a kernel that `operator` launched reduces a tensor across the tensor's rows.
 
     >>> is_across_rows("normalization", "bn_fw_tr_1C11", "aten::cudnn_batch_norm")
     True

@@ -20,8 +20,8 @@ def launching_operators(events: EventTable, track: DeviceTrack) -> NDArray[np.in
 def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bool_]:
     """Return bool[n]: whether each op of the track was launched within an optimizer's update.
 
-    An optimizer's step with a closure (Lightning, L-BFGS) includes the forward and backward pass. The update begins
-    after the last module's range, and after the last launch of autograd's thread.
+    An optimizer's step with a closure (Lightning, L-BFGS) includes the forward and backward pass. In such a step, the
+    update begins after the last module's range and after the last launch of autograd's thread.
     """
     row = launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER))
     ops = track.ops
@@ -39,7 +39,7 @@ def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bo
 
 
 def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[n]: for each op of the track, the innermost of the rows `around` its launch, or `UNKNOWN`."""
+    """Return int64[n]: for each op of the track, the innermost row of `around` at the op's launch, or `UNKNOWN`."""
     ops = track.ops
     launched = np.full(len(ops), UNKNOWN, np.int64)
     if not len(around):
@@ -55,8 +55,8 @@ def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.in
 def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    Usually this is the row that began last. The other times are searched for at each depth, because rows of one depth
-    do not overlap. The depth of a row is the number of rows that are open at its begin.
+    Usually the innermost row is the row that began last. For the remaining times, the rows of each depth are searched,
+    because rows of one depth do not overlap. The depth of a row is the number of rows that are open at its begin.
 
     Args:
         events: one process's events.
@@ -91,7 +91,7 @@ def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
-    """Return float64[n], ns: each raw interval's share of the normal set `spans` if each instant is divided equally.
+    """Return float64[n], ns: each op's share of `spans`, sorted and disjoint, if ops divide each instant equally.
 
     >>> from gpudiag.intervals import as_set
     >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))
@@ -117,7 +117,7 @@ def operator_times(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDA
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # The slice extends to the latest end of the analysed operators, so that it includes nested ones.
+            # The slice extends to the latest end of the analysed operators, so that it includes nested operators.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 

@@ -1,4 +1,4 @@
-"""Compute the rates that kernels of each class reached, from their operators' shapes, beside the device's peaks."""
+"""Compute the rates that kernels of each class reached, from operators' shapes, as shares of the device's peaks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpudiag.model.timeline import UNKNOWN, Attribution, Timeline
 
 #: Classes whose peak is that of the matrix units.
 _MATRIX_CODES = [CLASS_CODES[name] for name in MATRIX_CLASSES]
-#: A share of the peak is stated if the peak is known for this share of the known kernels' time.
+#: A share of the peak is stated if the peak is known for this share of the time of kernels with known work.
 _PEAK_KNOWN = 0.9
-#: Largest valid value of a rate in JSON. Shapes in hostile files give more.
+#: Limit of rates in JSON, because shapes in hostile files may give higher rates.
 _MOST = 1e15
 
 
@@ -26,8 +26,8 @@ class _Launchers(NamedTuple):
 
     Attributes:
         row: index into `OperatorWork`'s columns.
-        code: the class for which it counts.
-        time_ns: time of its kernels of this class.
+        code: class of kernels for which each operator counts.
+        time_ns: time of each operator's kernels of this class.
         units: whether these kernels use tensor cores (1) or fp32 units (0); `UNKNOWN` if their names do not say.
     """
 
@@ -38,7 +38,7 @@ class _Launchers(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums by class, float64[classes]: work, its time, time with a known peak, and time that the peak would take."""
+    """Sums by class, float64[classes]: work, its time, its time with a known peak, and its time at that peak."""
 
     amount: NDArray[np.float64]
     time_ns: NDArray[np.float64]
@@ -49,7 +49,7 @@ class _Sums(NamedTuple):
 def with_reached(
     classes: tuple[ComputeClass, ...], timeline: Timeline, attribution: Attribution, work: ComputeWork
 ) -> tuple[ComputeClass, ...]:
-    """Return the classes with what their kernels reached, where shapes are known."""
+    """Add to each class the rates that its kernels reached, if shapes are known."""
     total_ns = np.zeros(NO_CLASS)
     sums = {"flops": _no_sums(), "moved_bytes": _no_sums()}
     sources: dict[str, set[str]] = {"flops": set(), "moved_bytes": set()}
@@ -78,9 +78,10 @@ def _no_sums() -> _Sums:
 
 
 def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Launchers:
-    """Return the operators with known work among those that launched `ops`.
+    """Return the operators that launched `ops` and whose work is known.
 
-    An operator counts for one class, although it may launch kernels of others: a matrix class if its FLOPs are known.
+    An operator may launch kernels of several classes, but counts for one class: a matrix class if its FLOPs are known,
+    else the class with the most time.
     """
     slot = np.minimum(np.searchsorted(work.row, table.operator[ops]), len(work.row) - 1)
     known = work.row[slot] == table.operator[ops]
@@ -102,7 +103,8 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
 def _flops_peaks(device: str, calls: _Launchers, work: OperatorWork, sources: set[str]) -> NDArray[np.float64]:
     """Return each call's peak in FLOP/ns; NaN if it is unknown. Sources are added to `sources`.
 
-    Tensor cores are assumed for half precisions unless names say otherwise, because GPUs have no other peak for these.
+    Tensor cores are assumed for half precisions unless kernels' names say otherwise, because GPUs have no other peak
+    for half precisions.
     """
     peaks = np.full(len(calls.row), np.nan)
     precision = work.precision[calls.row]
@@ -124,6 +126,7 @@ def _memory_peaks(device: str, calls: _Launchers, sources: set[str]) -> NDArray[
 
 
 def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArray[np.float64]) -> None:
+    """Add amounts (FLOPs or bytes), times, and times at the peak (amount per ns) of the calls to `sums`, in place."""
     known = (amount != NO_NUMBER) & (calls.time_ns > 0)
     has_peak = known & np.isfinite(peak)
     for column, chosen, values in (
@@ -139,7 +142,7 @@ def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArra
 def _reached(
     row: ComputeClass, total_ns: NDArray[np.float64], sums: dict[str, _Sums], sources: dict[str, set[str]]
 ) -> ComputeClass:
-    """Return a class with its rates. The peak is that of the matrix units for matrix classes, else the memory's."""
+    """Return a class with its rates. Matrix classes have the peak of matrix units, other classes the memory's peak."""
     code = CLASS_CODES[row.kernel_class]  # type: ignore[index]  # rows are made from the classes
     flops, moved = sums["flops"], sums["moved_bytes"]
     main = "flops" if code in _MATRIX_CODES else "moved_bytes"

@@ -43,7 +43,7 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     """Compilations of one process.
 
     Attributes:
-        spans: times in which the training thread or a launching thread compiled: a normal set on the common clock.
+        spans: sorted disjoint times in which the training thread or a launching thread compiled, on the common clock.
         starts: int64[k], begins of compilations in ns on the common clock.
         frames: compiled frame → highest number of its recompilations, for PyTorch.
     """
@@ -64,7 +64,7 @@ def compiles(name: str) -> bool:
 
 
 def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
-    """Return the compilations of a track's process; None without any."""
+    """Return the compilations of a track's process; None if the process compiled nothing."""
     threads = {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.ANNOTATION)
     used = distinct(events.name[rows]).tolist()
@@ -84,7 +84,7 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     return Compilation(spans=spans, starts=starts, frames=frames)
 
 
-#: Classes that multiply matrices. Memory bounds all other classes, except that the bound of `other` is unknown.
+#: Classes that multiply matrices. All other classes are bound by memory, except `other`, whose bound is unknown.
 MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
 #: Maximum number of examined characters of a name, and of classified distinct kernels, because files are untrusted.
 _LONGEST_NAME = 2000
@@ -152,6 +152,7 @@ def compute_work(timeline: Timeline) -> ComputeWork:
 
 
 def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
+    """Classify the ops of one track; equal combinations of name, operator and `in_update` are classified once."""
     ops = track.ops
     computes = ops.op_class == OpClass.COMPUTE
     if track.is_cpu:
@@ -273,6 +274,6 @@ def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:
 
 
 def _main_bound(share_ns: NDArray[np.float64]) -> Bound | None:
-    """Return the bound of more than half of a class's time; None if there is none or it is unknown."""
+    """Return the bound of more than half of a class's time; None if no known bound has so much of the time."""
     first = int(np.argmax(share_ns))
     return _BOUNDS[first] if first != _UNKNOWN_BOUND and 2 * share_ns[first] > share_ns.sum() else None

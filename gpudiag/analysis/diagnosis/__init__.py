@@ -1,5 +1,5 @@
 """Diagnose a job: rules propose scenarios, a simulation scores them, and the engine reports findings.
 
-`hardware` judges the facts of a machine without arrays. Import code that judges traces from `engine`, so that
-`gpudiag topology` does not load it.
+The package `hardware` diagnoses machines without NumPy. Import the diagnosis of traces from `engine`, not from here, so
+that `gpudiag topology` does not load the simulation.
 """

@@ -1,9 +1,10 @@
 """Thresholds of the diagnosis, each with its source.
 
-The text below each threshold states its effect, then its source: *Contract* (findings promise it), *Physical*,
-*Statistical*, *Definition* (of a word), *Measured* (on what, how often), or *Judgement* (and why it does no harm).
-Limits of memory, time and convergence are defined in the modules that use them. `docs/calibration.md` is generated from
-this module. tests/analysis/diagnosis/test_calibration.py has a case just below and one just above each threshold.
+The text below each threshold states the threshold's effect and then its source: *Contract* (a promise about findings),
+*Physical*, *Statistical*, *Definition* (of a word), *Measured* (with the measured values), or *Judgement* (with the
+reason why an error does little harm). Limits of memory, time and convergence are defined in the modules that use them.
+`docs/calibration.md` is generated from this module. tests/analysis/diagnosis/test_calibration.py has a case just below
+and one just above each threshold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Provide the facts that rules read, each computed once, and leave out outlier steps.
 
-A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the others 29 ms, the mean
-suggests that each step loses 20 ms. Therefore a few outlier steps are left out and reported, but many are kept.
+A mean over steps of different kinds describes no step: if one step in six takes 147 ms and the other steps take 29 ms,
+the mean suggests that each step loses 20 ms. Therefore outlier steps are left out if they are few. A warning names all
+outlier steps, whether left out or not.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Case:
         work: classes of the kernels, and compilations; None if kernels were not classified.
         line_logs: line events of the run's processes.
         rate: FLOPs per step and per second, if the run counted FLOPs.
-        outlier_steps: message about outlier steps; empty without any.
+        outlier_steps: message about outlier steps; "" if there are none.
     """
 
     timeline: Timeline
@@ -77,7 +78,7 @@ class Case:
 
     @cached_property
     def lines(self) -> CaseLines | None:
-        """Return the lines of the user's source; None if none were recorded."""
+        """Return the lines of the user's source; None if no lines were recorded."""
         if self.line_logs is None or not self.line_logs.ranks:
             return None
         ranks = () if self.run is None else self.run.ranks
@@ -110,7 +111,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return rank → exposed ms per step in these buckets, the maximum over the rank's devices."""
+        """Return rank → mean ms per step in these buckets, on the rank's device with the largest mean."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -121,7 +122,7 @@ class Case:
 
     @cached_property
     def unprofiled_ms(self) -> float | None:
-        """Return the mean unprofiled step of the slowest rank, in ms; None if the run has no unprofiled steps."""
+        """Return the mean unprofiled step time of the slowest rank, in ms; None if the run has no unprofiled steps."""
         if self.run is None:
             return None
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
@@ -148,10 +149,10 @@ class Case:
 
 
 def without_outlier_steps(case: Case) -> Case:
-    """Return the case reduced to its longest run of steps without outliers if outliers are few, else the whole case.
+    """Reduce the case to its longest run of steps without outliers; return the whole case if outliers are many.
 
-    If the unprofiled step time is known, outliers may be many. The whole case is then kept if its mean step is nearer
-    to the unprofiled step time.
+    If the unprofiled step time is known, the number of outliers does not matter. The function then returns the case,
+    whole or reduced, whose mean step time is nearer to the unprofiled step time.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:
@@ -183,7 +184,7 @@ def without_outlier_steps(case: Case) -> Case:
 def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Container[int]) -> list[int]:
     """Return the indices of the longest run of steps without outliers.
 
-    The step after an outlier is left out too, because the outlier may delay its start.
+    The step after an outlier is left out too, because the outlier may have delayed this step.
     """
     runs = [
         list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in outliers_by_step) if not odd
@@ -192,7 +193,7 @@ def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Contai
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Return outlier step → (length in ns, usual length in ns, rank), for the rank with the largest ratio."""
+    """Return number of an outlier step → (length, usual length, rank), in ns, on the rank with the largest ratio."""
     outliers: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)
@@ -208,7 +209,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
 
 
 def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
-    """Describe the outlier step with the largest ratio to its usual length, and count the others."""
+    """Describe the outlier step with the largest ratio to its usual length, and count the other outlier steps."""
     number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
     length, usual, rank = outliers_by_step[number]
     others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""

@@ -38,10 +38,10 @@ _WEAKENING = frozenset(
 )
 #: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not forbid it, because they would only add compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not forbid this finding, because they would only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
-#: Findings about host time, which an unmeasured profiler cost makes uncertain.
+#: Findings about host time: their savings are uncertain if the profiler's cost was not measured.
 _ON_THE_HOST = frozenset({"launch-bound", "host-sync"})
 
 _NOT_ONE_JOB = (
@@ -53,14 +53,14 @@ _CONFIDENCES_FROM_HIGH: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a job, and the checks that gave no answer.
+    """The findings of a job, and warnings about the diagnosis.
 
     Attributes:
         findings: the findings; those most worth fixing come first.
-        next: the path of fixes.
+        next: the fixes in order, each with the step time that it leaves.
         explained: the explanation of each bucket that takes 5 % of the step or more.
-        validity: the checks that gave no answer, and why.
-        rejected: whether the simulated step time misses the recorded one, so that no simulated time may be shown.
+        validity: warnings about rules that gave no answer, unexplained time, profiler overhead and outlier steps.
+        rejected: whether the job could not be simulated, or not accurately, so that no simulated time may be shown.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -71,7 +71,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Return the diagnosis of a case; without a simulation, its findings come from the shares of the recorded step."""
+    """Diagnose a case; if it cannot be simulated, derive findings from the buckets' shares of the recorded step."""
     what_if = case.what_if
     reason = _reason_not_to_simulate(case, what_if)
     if what_if is None or reason:
@@ -132,17 +132,17 @@ def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
 
 
 def _without_simulation(case: Case, reason: str) -> Diagnosis:
-    """Report the wait for input in unprofiled steps; if there is none, report the shares of the recorded step."""
+    """Report the wait for input in unprofiled steps; without such a wait, report the buckets' shares of the step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
-    # `compute-bound` needs no simulation, so a missing simulation does not lower its confidence.
+    # If `compute-bound` is the only finding, a missing simulation is no reason to warn.
     certain = bool(findings) and all(finding.code == CONCLUSION.code for finding in findings)
     doubts = () if certain else (Validity(code="cannot-tell", message=reason),)
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)
 
 
 def _ask_rules(case: Case, what_if: WhatIf, warnings: set[str]) -> tuple[list[Proposal], list[Validity]]:
-    """Return the proposals of all rules, and the reasons of rules that gave no answer."""
+    """Return the proposals of all rules, and a warning for each rule that gave no answer."""
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -176,7 +176,7 @@ def _with_input_lines(case: Case, findings: list[Finding]) -> list[Finding]:
 
 
 def _graded(what_if: WhatIf, scored: list[ScoredFinding]) -> list[Finding]:
-    """Give each finding the lower of its rule's confidence and the grade for the variations that it survives."""
+    """Lower each finding's confidence to the grade of the share of variations that it survives (see scoring.py)."""
     findings = []
     for scored_finding, share in zip(scored, survival(what_if, scored), strict=True):
         finding = scored_finding.finding
@@ -225,7 +225,7 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
 
 
 def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
-    """Lower the confidence by one grade for each kind of doubt about the data on which the finding depends."""
+    """Lower the confidence by one grade for each reason to doubt the finding's data."""
     if "timed_steps" in finding.evidence:
         return finding
     saved_ms = finding.recoverable_ms_per_step or 0.0
@@ -235,7 +235,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         finding.code in _BETWEEN_RANKS and bool(codes & _WEAKENING_BETWEEN_RANKS),
         abs(what_if.simulated_ms - case.slowest_ms) > POOR_SIMULATION * case.slowest_ms,
         finding.code in _ON_THE_HOST and case.unprofiled_ms is None and mostly_overhead,
-        # The profiler may have slowed this rank's host, because the profiler's cost differs between ranks and steps.
+        # The profiler may have slowed this rank's host most, because the profiler's cost differs between ranks.
         finding.code == "straggler" and finding.cause == "launch" and mostly_overhead,
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),

@@ -1,4 +1,4 @@
-"""Compare the step with one in which all ranks, stages and experts compute equally long."""
+"""Compare a step with a balanced step, in which all ranks, pipeline stages and experts compute equally long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_THE_WORK = ("sequence", "experts")
 
 
 def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | None:
-    """Return the slowdown by the whole imbalance and by each of its causes; None if a step takes no time."""
+    """Return step time / balanced step time, for the whole imbalance and by cause; None if a step takes no time."""
     now = what_if.corrected
     now_ms = milliseconds(what_if.model.simulate(now).step_ns)
     causes = [finding.cause for finding in findings if finding.code == "straggler"]
@@ -61,7 +61,7 @@ def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
-    """Return float64[processes], ns per step: compute of each process, which is host work on CPUs."""
+    """Return float64[processes]: compute of each process in ns per step; on CPUs, host work is compute."""
     on_cpu = what_if.timeline.tracks[0].is_cpu
     work = scenario.busy if on_cpu else amount(what_if, scenario, "compute")
     process = what_if.graph.host.process if on_cpu else what_if.model.process_of_op
@@ -71,7 +71,7 @@ def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
 
 
 def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
-    """Return the compute of each stage, as the lower median of its ranks, divided by the mean over stages."""
+    """Return the compute of each stage (lower median over its ranks) / mean compute of the stages."""
     work = work_of_processes(what_if, scenario)
     stages = np.array([lower_median(work[peers]) for peers in what_if.graph.peers])
     relative: list[float] = (stages / max(float(stages.mean()), 1.0)).tolist()
@@ -99,7 +99,7 @@ def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def work_by_segment(what_if: WhatIf, scenario: Scenario) -> Times | None:
-    """Return float64[processes, segments], ns: work between consecutive collectives; None without segments."""
+    """Return float64[processes, segments]: ns of work in segments between collectives; None without segments."""
     component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     graph = what_if.graph
     process = graph.host.process if component == "launch" else what_if.model.process_of_op

@@ -1,7 +1,7 @@
 """Explain each bucket of the step by findings, and order the fixes. Without a simulation, report the buckets' shares.
 
-A bucket's share of the step is an upper bound of its savings. Only this bound is known for a single recorded step, for
-a job that cannot be simulated, and for one rank of several.
+A bucket's share of the step is an upper bound of its savings. Only this upper bound is known for a single recorded
+step, for a job that cannot be simulated, and for one rank of several.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _ON_THE_HOST = (
 )
 #: Buckets of device time. Recording does not lengthen device time, but may expose more of it by delaying compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
-#: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
+#: Bucket → key in `parts_ms` of a `host-stall` finding. Only this component of the finding's savings explains the
+#: bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: Bucket → (codes of the findings that account for the bucket, edits that remove the whole bucket).
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
@@ -117,7 +118,7 @@ def explain(
 ) -> tuple[Explained, ...]:
     """Explain each bucket, except compute, that takes 5 % of the step or more.
 
-    A finding accounts for as much of a bucket as it saves. The host time that the profiler added is also explained.
+    A finding explains as much of a bucket as it saves. Host time that the profiler added counts as explained.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(
@@ -176,8 +177,8 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     """Return how many ms of a bucket, per step, recording itself may have caused.
 
     For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, the result is at
-    most the bucket's savings in the recorded step minus its savings in the corrected step, because a slowed host leaves
-    less compute to hide the bucket.
+    most the bucket's cost in the recorded step minus its cost in the corrected step. The cost differs because a slowed
+    host leaves less compute to hide device time.
     """
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
@@ -199,7 +200,7 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Return (codes of findings that hide the unexplained `left_ms`, explanation in words)."""
+    """Return (codes of the findings behind which the unexplained `left_ms` is hidden, explanation in words)."""
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)
@@ -307,7 +308,7 @@ def _unit_words(timeline: Timeline) -> str:
 
 
 def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None) -> str:
-    """Return the end of a title: the bandwidths, and whether these suggest that ranks wait."""
+    """Return the end of a title: the bandwidths, and whether such a bandwidth suggests that ranks wait."""
     if link_gb_per_s is None:
         return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} GB/s)"
     waits = ", which points to waiting" * (collective.busbw_gb_per_s < OF_NVLINK * link_gb_per_s)
@@ -315,7 +316,7 @@ def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None)
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
-    """Return the fixes in the reported order, without fixes that save nothing more after the fixes before them."""
+    """Return the fixes in the order of `findings`, without fixes that save nothing after the fixes before them."""
     costs, chain = what_if.corrected, []
     for scored in findings:
         costs = scored.proposal.edit(what_if, costs)

@@ -44,7 +44,7 @@ def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceLocation]) -> SourceLocation | None:
-    """Return the line of a finding, or None; a stall is not assigned to a line that another finding already has."""
+    """Return the line of a finding, or None; lines that other findings have (`known`) are not assigned to a stall."""
     assert case.lines is not None  # noqa: S101  # the callers check
     finding = scored.finding
     if finding.source is not None:
@@ -61,7 +61,7 @@ def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceL
 
 
 def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
-    """Return float64[n], ns of operators, calls and waits for the device before each host node, removed by `gone`."""
+    """Return float64[n]: ns of operators, calls and device waits that scenario `gone` removes before each host node."""
     host, now = what_if.graph.host, what_if.corrected
     unblocked = now.blocking & ~gone.blocking & (host.block != HostBlock.COLLECTIVE)
     first = np.append(True, host.process[1:] != host.process[:-1])

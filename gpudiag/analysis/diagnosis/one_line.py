@@ -1,9 +1,10 @@
 """Merge all costs of one line of the user's source into one finding.
 
-A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch, and does not
-mostly launch kernels, as a loss function does. Examples are lines that save, log, compute metrics or sleep. Lines of
-backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies, and
-kernels. A line that saves 5 % of the step becomes a finding, and replaces findings that save nothing more.
+A line of the training loop is removable if it is no part of the forward pass, backward pass, update or fetch, and if it
+does not mostly launch kernels (as a loss function does). Examples are lines that save, log, sleep or compute metrics.
+Lines of backward hooks are removable too. The simulation removes the line's host time, waits for the device, copies,
+and kernels. A line that saves 5 % of the step becomes a finding. This finding replaces the findings that save nothing
+more once the line is removed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
 
-#: Advice for a stall in a known line, without advice on finding its location.
+#: Advice for a stall whose line is known: the advice for all stalls without the hints for locating them.
 _KNOWN_LINE: Advice = ELSEWHERE[1:3]
 #: Maximum number of examined lines.
 _MOST_LINES = 4
@@ -54,7 +55,7 @@ def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) 
 
 
 def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line: LineInSteps) -> list[ScoredFinding]:
-    """Add a finding for the line if it saves enough, or name the line in the finding that it mostly explains."""
+    """Add a finding for the line if it saves enough; if a rule's finding saves almost as much, name the line there."""
     edit = partial(_without_line, line)
     gone = edit(what_if, what_if.corrected)
     if _mostly_launches(what_if, gone):
@@ -88,7 +89,7 @@ def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
 def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
     """Return the savings without the line, in ms per step.
 
-    If unprofiled steps are shorter than corrected ones, recording slowed other parts of the step. The savings are then
+    If unprofiled steps are shorter than corrected steps, recording slowed other parts of the step. The savings are then
     the line's unprofiled time, multiplied by the share of its recorded time that the simulation saves.
     """
     if what_if.now_ms >= what_if.corrected_ms:
@@ -101,7 +102,7 @@ def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
 
 
 def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Reduce the savings of a stall to those outside the line; return any other finding unchanged."""
+    """Reduce the savings of a stall to its savings outside the line; return any other finding unchanged."""
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
         return scored
@@ -119,7 +120,7 @@ def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what
 
 
 def _describe_rest(describe: Callable[[float, float], Finding], gain: float, percent: float) -> Finding:
-    """Describe a stall whose main place, the line, is already a finding."""
+    """Describe the rest of a stall whose main source line already has its own finding."""
     title = f"the training thread stalls at other points of the step, which costs {gain:.1f} ms per step"
     return msgspec.structs.replace(describe(gain, percent), title=title, place="", evidence={})
 
@@ -137,7 +138,7 @@ def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scen
 
 
 def _may_lie_in_a_line(finding: Finding) -> bool:
-    """Return whether a line may cause the finding; `input-bound` counts only if it is a guess from unmarked time."""
+    """Return whether a line may cause the finding; `input-bound` findings count only if inferred from unmarked time."""
     return finding.code in {*MERGED_CODES, "recompilation"} or (finding.cause or "").startswith("unmarked time")
 
 
@@ -179,6 +180,7 @@ def _ops_of(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
 def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case, what_if: WhatIf, line: LineInSteps, absorbed: tuple[ScoredFinding, ...], gain: float, percent: float
 ) -> Finding:
+    """Return the finding about a line for savings of `gain` ms per step, which are `percent` of the step."""
     copied = bool({"host-sync", "slow-copy"} & {scored.finding.code for scored in absorbed})
     advice: Advice = (SAVING, *_KNOWN_LINE) if copied else _KNOWN_LINE
     places = [scored.finding.place for scored in absorbed if scored.finding.place]

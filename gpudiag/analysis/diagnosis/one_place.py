@@ -1,7 +1,7 @@
 """Merge findings at one location of the step into one finding.
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
-tensors to the host, waits for the copies, and runs Python in between. Each of these costs is a finding, but none can be
+tensors to the host, waits for the copies, and runs Python in between. Each such cost is a finding, but no cost can be
 fixed alone. Findings are merged if they include a stall and all disappear from a step that is simulated without the
 place. The `parts_ms` of the merged finding lists its components.
 
@@ -76,7 +76,7 @@ def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
-    """Return the findings that save hardly anything more in the scenario `gone`, without a place or line."""
+    """Return the findings that save hardly anything in the scenario `gone`, which lacks a place or a line."""
     left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
     return [
         scored for scored, rest in zip(findings, left, strict=True) if rest <= max(SAME_AMOUNT * scored.savings_ms, 0.0)
@@ -84,7 +84,7 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether the place absorbs several findings, and a stall is the largest of them within the tolerance.
+    """Return whether the place absorbs several findings, and a stall has the largest savings, or nearly so.
 
     Waits or copies that cost clearly more than the stall stay separate findings.
     """
@@ -189,6 +189,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     gain: float,
     percent: float,
 ) -> Finding:
+    """Return the finding about a place for savings of `gain` ms per step, which are `percent` of the step."""
     waits = nodes & (what_if.graph.host.block == HostBlock.SYNC)
     copied = bool(waits.any())
     advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
@@ -209,7 +210,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 
 
 def parts_of(what_if: WhatIf, whole: Scenario, gain: float) -> dict[str, float]:
-    """Split the savings of the scenario `whole`, in ms per step, by removing one component after another."""
+    """Split `gain`, the savings of the scenario `whole` in ms per step, into component → ms."""
     costs = what_if.corrected
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)

@@ -28,7 +28,7 @@ _DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Count the host events `rows` of one process by the user's function that encloses each most closely."""
+    """Count host events (`rows` of one process) by the innermost user's function in which each event lies."""
     counted: Counter[str] = Counter()
     frames = np.flatnonzero(events.role == Role.USER_FUNCTION)
     if len(frames) == 0:
@@ -48,7 +48,7 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
 
 
 def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return user's function → ns within a span in which it was the innermost one on a thread.
+    """Return user's function → ns of a span in which the function was the innermost on a thread.
 
     Args:
         events: one process's events.
@@ -116,16 +116,16 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
 
 
 def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
-    """Return the first of `places` (longest first) if it has most of their time and of the savings, else None.
+    """Return the longest place if it has most of the time of all places and most of the savings, else None.
 
-    `gain_ms` is the savings of removing all stalls, in ms per step.
+    `places` begins with the longest. `gain_ms` is the savings of removing all stalls, in ms per step.
     """
     most = MOST * max(sum(place.ms_per_step for place in places), gain_ms)
     return places[0] if places and places[0].ms_per_step >= most else None
 
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
-    """Describe the location of most untraced time before the first op of these ranks' steps; "" without one."""
+    """Describe the location of most untraced time before the first op of these ranks' steps; "" without such time."""
     places = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
     return max(places, key=lambda place: place.ms_per_step).words if places else ""
 
@@ -149,7 +149,7 @@ def _places(case: Case, track: DeviceTrack, find: Callable[[DeviceTrack, EventTa
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Return operator → (self time in ms, calls) per step and process, for slow calls, slowest operator first."""
+    """Return operator → (self time in ms, number) of its slow calls per step and process, slowest operator first."""
     own_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
     steps = 0
@@ -200,9 +200,9 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call with the latest or earliest edge, its start or its end.
+    """Return the name of the call with the latest or earliest `edge`, which is the start or end time of each event.
 
-    Of calls whose edges are close, the longest one encloses the others and is returned.
+    If the edges of several calls are close, the longest call is returned, because it encloses the other calls.
     """
     if len(rows) == 0:
         return ""

@@ -44,8 +44,7 @@ def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Findin
     return PipelineBubble.findings(case, findings)
 
 
-#: Functions that revise the findings of `RULES` in this order: by unprofiled steps, by missing traces, and by the
-#: schedule of a pipeline.
+#: Functions that revise the findings of `RULES`, in this order: for unprofiled steps, missing traces, and pipelines.
 REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
 #: The function that makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes

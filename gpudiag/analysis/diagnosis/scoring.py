@@ -3,17 +3,18 @@
 Savings alone do not determine which fix comes first. Worked example: per step, the host spends 30 ms in the loader and
 15 ms on launching, and the device needs 31 ms. Removing only the loader saves 14 ms, and removing only launching saves
 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides launching. Therefore
-waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job, the job without waste,
-and the job without waste and communication. The smallest of the three savings counts.
+waste, which a fix can remove, is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job,
+the job without waste, and the job without waste and communication. Of the savings in three jobs, the smallest count.
 
 Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, either fix alone
-makes the device set the pace. Both are findings with their own savings, and each names the other in `instead`.
+makes the device set the pace. Both are findings with their own savings, and each finding names the other finding in
+`instead`.
 
 The confidence in a finding is the share of variations that it survives. A variation leaves out one analysed step. If
-there are no unprofiled steps, two more variations set the profiler's cost to either end of its interval. If the second
-finding saves as much as the first, one more variation exchanges the two. A finding survives if its savings stay within
-a quarter of the reported savings. The first finding must also stay first, unless the finding that becomes first names
-the reported first one in `instead`.
+there are no unprofiled steps, two more variations set the profiler's cost to the lower and the upper end of its
+interval. If the second finding saves as much as the first, one more variation exchanges the two findings. A finding
+survives if its savings stay within a quarter of the reported savings. The first finding must also stay first, unless
+the finding that becomes first names the reported first finding in `instead`.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def score(
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     """Return the savings of each proposal, in ms per step.
 
-    A proposal about communication gets no savings if removing only the host calls (`beyond`) saves as much, and
-    removing launch overhead saves clearly more, because launch overhead is then the cause.
+    A proposal about communication gets no savings if removing only its host calls (`beyond`) saves as much and removing
+    launch overhead saves clearly more. Launch overhead is then the cause.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -93,7 +94,7 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower launch overhead in `savings` to its minimum over the three jobs; return the minimum, or None if it is 0."""
+    """Lower the savings of launch overhead to the minimum over three jobs; return the minimum, or None if it is 0."""
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None
@@ -112,7 +113,7 @@ def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequ
 
 
 def without_waste(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
-    """Return the scenario without all waste of notable savings."""
+    """Return the scenario without any waste that has notable savings."""
     return _without_kind("waste", what_if.corrected, what_if, proposals, savings)
 
 
@@ -128,7 +129,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return (significant findings, warnings about others); `wastes` are removed before scoring launch overhead."""
+    """Return (significant findings, warnings about the rest); `wastes` are removed before launch overhead is scored."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -182,7 +183,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Set the `instead` of each finding to the codes of findings that save nothing more once the finding is fixed."""
+    """Name in the `instead` of each finding the codes of findings that save nothing more once that finding is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -256,7 +257,7 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
     if count < 2:
         return []
     whole = by_step.sum(axis=1)
-    # Unprofiled steps may be shorter than simulated ones, so the savings are scaled to the reported ones.
+    # Reported savings may be less than simulated savings, because unprofiled steps may be shorter.
     scale = np.array([scored.savings_ms for scored in findings]) / np.maximum(whole / count, 1e-9)
     return [scale * (whole - by_step[:, left_out]) / (count - 1) for left_out in range(count)]
 
@@ -274,10 +275,10 @@ def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[
 
 
 def settled(case: Case, finding: Finding) -> Finding:
-    """Return the finding with high confidence if the unprofiled steps show the same wait for input.
+    """Set the finding's confidence to high if the unprofiled steps show the same wait for input.
 
-    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of the savings, and if
-    half of the wait's 95 % interval is at most that quarter.
+    The wait is the same if the unprofiled wait differs from the savings by at most a quarter of the savings, and if
+    half the width of the wait's 95 % interval is at most the same quarter.
     """
     saved = finding.recoverable_ms_per_step
     wait_ms, half_width_ms = _unprofiled_wait(case, finding) or (None, 0.0)
@@ -291,7 +292,7 @@ def settled(case: Case, finding: Finding) -> Finding:
 
 
 def _unprofiled_wait(case: Case, finding: Finding) -> tuple[float, float] | None:
-    """Return (mean, half of the 95 % interval), in ms, of a finding's wait in unprofiled steps; None if unknown."""
+    """Return (mean, half-width of its 95 % interval), in ms, of the finding's unprofiled wait; None if unknown."""
     waits = exposed_input_by_rank(case.run)
     if finding.code == "straggler" and finding.cause == "input":
         half_widths = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]

@@ -1,15 +1,16 @@
 """Test whether a finding about hosts may be due to chance or to recording, and bound the unprofiled step time.
 
-The profiler slows host work, but not kernels and copies. Its cost is known to about 15 % and differs between hosts,
-ranks and steps. A finding about hosts asks for action only if it passes two tests:
+The profiler slows host work, but not kernels and copies. The profiler's cost is known to about 15 % and differs between
+hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
-  and its mean was 1.0 ms above its median. The savings must hold for the median step, or exceed half the 95 % interval
-  of the mean. The interval covers recorded and unprofiled steps, which together show the profiler's cost.
+  and its mean was 1.0 ms above its median. The savings must remain for the median step, or exceed half the width of the
+  mean's 95 % interval. The interval combines the scatter of recorded and unprofiled steps, because the profiler's cost
+  is estimated from both.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is. It determines neither the work of other hosts nor the step time after waste is removed. A finding that
-  depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding about
-  hosts must hold for that cost.
+  cost is. An unprofiled step time determines neither the work of other hosts nor the step time after waste is removed.
+  A finding that depends on such work or on such a step time must hold for the highest likely cost of the profiler.
+  Without unprofiled steps, every finding about hosts must hold for the highest likely cost.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from gpudiag.units import NS_PER_US, milliseconds
 #: Measured on nine recordings on H200 and H100 hosts with unprofiled steps: the cost was 0.63 to 1.5 times the estimate
 #: (standard deviation of its logarithm: 0.30; Student's t with eight degrees of freedom).
 _COST_FACTOR = 2.0
-#: Highest cost of the profiler per event, in ns, in the same nine recordings.
+#: Highest cost of the profiler per event, in ns, in the nine recordings of `_COST_FACTOR`.
 _HIGHEST_COST_NS = 5000.0
-#: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of their standard deviation. Measured without
-#: a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine whose
-#: two cores were shared with other programs. Independent steps would give 1.05. All means differed by less than a
-#: factor e.
+#: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of the steps' standard deviation. Measured
+#: without a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine
+#: whose two cores were shared with other programs. For independent steps, the multiple would be 1.05. No two means
+#: differed by a factor of e or more.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0
-#: Factor by which GPU hosts drift between minutes at 95 %. Measured without a profiler on blocks of tens of steps of
-#: one job whose host sets the pace (`docs/accuracy.md`, "How often the interval ... holds it").
+#: Factor by which the speed of GPU hosts drifts within minutes, at 95 %. Measured without a profiler on blocks of tens
+#: of steps of one job whose host sets the pace (`docs/accuracy.md`, "How often the interval ... holds it").
 _HOST_DRIFT = 1.3
 #: Largest difference between recorded and unprofiled steps, as a share, if the host does not set the pace.
 _RECORDING_SHARE = 0.03
@@ -139,7 +140,7 @@ class Significance(msgspec.Struct, frozen=True):
         return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
     def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Return a message with the savings for two cases: the profiler slows all ranks alike, or these ranks more."""
+        """Return a message with the savings if the profiler slows all ranks alike, and if it slows these ranks more."""
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
@@ -151,7 +152,7 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events than most, or is far slower than most."""
+        """Return whether a host of these ranks records more events or is far slower than most hosts."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {
@@ -169,7 +170,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def chance_ms(self) -> float:
-        """Return half the width of the mean step's 95 % interval, in ms: recorded and unprofiled scatter combined."""
+        """Return the half-width of the mean step's 95 % interval, in ms, for recorded and unprofiled steps together."""
         recorded = half_width_ms(self.slowest_track_ms) * self._shortened
         timed = max((half_width_ms(steps) for steps in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
@@ -196,7 +197,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
-        """Return the corrected step time divided by the simulated one, which includes the profiler's cost."""
+        """Return the corrected step time / the simulated step time, which includes the profiler's cost."""
         return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _saving_at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
@@ -232,9 +233,9 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
     """Return the 95 % interval of the step time without the profiler, in ms; None for a single step.
 
     The interval includes the scatter of the steps, the error of the simulation against the recorded step, and the usual
-    difference between recorded and unprofiled steps. Without unprofiled steps, it also includes the uncertainty of the
-    profiler's cost and the drift of the host. With unprofiled steps, it includes both their mean and the simulated
-    step, because the recorded job may have run differently.
+    difference between recorded and unprofiled steps. Without unprofiled steps, the interval also includes the
+    uncertainty of the profiler's cost and the drift of the host. With unprofiled steps, the interval includes both
+    their mean and the simulated step, because the job may have run differently while it was recorded.
     """
     case, what_if, chance = significance.case, significance.what_if, significance.chance_ms
     if len(significance.slowest_track_ms) < 2:
@@ -260,7 +261,7 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
 
 
 def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
-    """Return the step time, in ms, if host work and untraced host time get (shorter, longer) by the usual drift."""
+    """Return the step times, in ms, if the usual drift (shortens, lengthens) host work and untraced host time."""
     costs, value = what_if.corrected, what_if.corrected_ms
     shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
     fast, slow = what_if.each_step_ms(

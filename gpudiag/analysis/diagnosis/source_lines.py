@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of recompiled functions in the evidence.
 _MOST_FRAMES = 5
-#: The longest host nodes are divided among lines, up to this number of nodes and this share of all time.
+#: Only the longest host nodes are divided among lines: at most this number of nodes, up to this share of all time.
 _MOST_NODES, _COVERED = 3000, 0.98
 
 Times = NDArray[np.float64]
@@ -41,7 +41,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the line.
         ms: time in the line and the lines that it calls, per unprofiled step; the median over ranks.
-        longest_ms: mean over unprofiled steps of the same time's maximum over ranks.
+        longest_ms: the same time on the slowest rank of each unprofiled step; the mean over these steps.
         times: intervals of the line and the lines that it calls, by index of the trace.
         untraced: the part of `times` without operators and calls.
         begin_ns: when the host begins the first analysed step, on the common clock, by index of the trace.
@@ -151,7 +151,7 @@ class CaseLines:
     def removable(self, least_share: float) -> list[LineInSteps]:
         """Return the lines outside of training that take this share of the step or more, longest first.
 
-        A line that most ranks do not run is excluded, because it causes a straggler.
+        A line that few ranks run is excluded, because the straggler rule reports it.
         """
         processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
         if not processes or len(processes) < len(self._tracks):
@@ -219,7 +219,7 @@ class CaseLines:
         return None
 
     def recompiled(self) -> list[dict[str, Any]]:
-        """Return the functions that the process with most compilation time compiles in the steps, slowest first."""
+        """Return functions that are recompiled in the steps of the process with most compilation, slowest first."""
         processes = [process for process in self.ranks.values() if process.alone is not None]
         longest = max(processes, key=lambda process: sum(row.ms for row in process.log.compilations), default=None)
         if longest is None:
@@ -251,7 +251,7 @@ class CaseLines:
 
     @staticmethod
     def _nodes_of(process: ProcessTimes, lines: Set[SourceLocation]) -> NDArray[np.int64]:
-        """Return the nodes of these lines and of the lines below them."""
+        """Return the nodes of these lines and of the lines that they call."""
         wanted = {(line.file, line.line) for line in lines}
         nodes: set[int] = set()
         for node in range(1, len(process.tree.parent)) if wanted else ():
@@ -292,7 +292,7 @@ class CaseLines:
 
 
 def _first_step_ns(track: DeviceTrack) -> int:
-    """Return when the host began the first analysed step, on the common clock; a device begins it later."""
+    """Return when the host began the first analysed step, on the common clock; a device begins the step later."""
     return int(track.steps.start[track.steps.number == track.window_steps[0]][0])
 
 
@@ -304,6 +304,6 @@ def _within_lines(process: ProcessTimes) -> Times:
 
 
 def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
-    """Return (node, mean ns per step in the line itself) by path. A path is a tuple of (file, line)."""
+    """Return path of (file, line) → (node, mean ns per step in the node's line itself)."""
     mean = process.self_ns.mean(axis=1)
     return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

@@ -20,7 +20,7 @@ _NO_WORKERS = "no DataLoader worker process made a batch"
 
 
 class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The wait for input in unprofiled steps, in ms of a step.
+    """The wait for input in unprofiled steps, in ms per step.
 
     Attributes:
         exposed_ms: time in which a device waited for input, the lower median over ranks.
@@ -31,13 +31,13 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """Return the part of `exposed_ms`, in ms, that recorded steps lack; 0 if they contain three quarters or more.
+        """Return the part of `exposed_ms` that recorded steps lack, in ms; 0 if they have three quarters of it or more.
 
         Recorded steps may wait less for two reasons: recording slows the job, so that the loader keeps up, or the few
         recorded steps use batches that were made before recording.
 
         Worked example. In unprofiled steps, devices wait for 24 ms and threads fetch for 26 ms. In recorded steps,
-        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). They lack 24 ms * (1 - 6.5 / 26) = 18 ms.
+        threads fetch for 6.5 ms (`recorded_ms`, the mean per step). Recorded steps lack 24 ms * (1 - 6.5 / 26) = 18 ms.
         """
         share = recorded_ms / self.fetching_ms if self.fetching_ms > 0 else 1.0
         return (1 - share) * self.exposed_ms if share < 1 - SAME_AMOUNT else 0.0
@@ -93,8 +93,8 @@ def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """Return rank → shortest time, in ms, in which the training thread enqueued a step.
 
-    Waits within a step, mostly for a full launch queue, only lengthen this time. These waits are shortest in the steps
-    of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
+    Waits within a step, mostly for a full launch queue, only lengthen the enqueuing. Such waits are shortest in the
+    steps of `idle_host_ms`, which run before the unprofiled steps and begin with an idle device.
     """
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
     return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
@@ -178,7 +178,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     """Return rank → upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
-    The lower of two bounds applies; the result is None if neither is known:
+    The lower of two bounds applies. The result is None if neither bound is known:
 
     - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
       the excess may be chance. If most devices did not wait for input, this bound does not apply, because a rank that
@@ -226,8 +226,9 @@ def alone_waited_for(
     """Return whether only these hosts delayed most unprofiled steps, while the other hosts ran ahead.
 
     A host that runs ahead fills its device's launch queue and then waits as long as the device waits for other ranks.
-    Its steps take as long as the steps of the host that delays all ranks, so that only the leads distinguish the hosts.
-    Steps that the other hosts delayed are subtracted, because hosts that delay each other in turns are slow by chance.
+    The steps of a host that runs ahead take as long as the steps of the host that delays all ranks, so that only the
+    leads distinguish the hosts. Steps that the other hosts delayed are subtracted, because hosts that delay each other
+    in turns are slow by chance.
 
     Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
     host never runs ahead, and delays the steps.
@@ -254,13 +255,13 @@ def alone_waited_for(
 
 
 def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
-    """Return the excess of the unprofiled step over the simulated one, in ms; 0 within the usual difference."""
+    """Return the excess of the unprofiled over the simulated step time, in ms; 0 if the excess is not unusual."""
     longer = (timed_ms or 0.0) - corrected_ms
     return longer if longer > AS_RECORDED * corrected_ms else 0.0
 
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
-    """Return the unprofiled host steps of these ranks; None if a rank is missing or there is only one."""
+    """Return rank → its unprofiled steps; None if a rank's steps are missing or if there is only one rank."""
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None and rank.rank in ranks}
     hosts = {rank: host for rank, host in hosts.items() if host.host_ms}
     return hosts if len(hosts) >= max(len(ranks), 2) else None

@@ -18,7 +18,7 @@ Times = NDArray[np.float64]
 
 
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
-    """Return the deepest node of a user's line in the loop with most of the time; None if there is none.
+    """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; else None.
 
     `amounts`, float64[nodes], is the time in each line itself, in any unit.
     """

@@ -15,8 +15,8 @@ from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
-#: Maximum median deviation of (step mark in the trace - step in the line log) from its median. A larger deviation shows
-#: that section and trace have different steps.
+#: Maximum median deviation of the difference (step mark in the trace - step in the line log) from its median. A larger
+#: deviation shows that section and trace have different steps.
 _MAX_SPREAD_NS = 2 * NS_PER_MS
 #: Minimum number of steps paired with marks.
 _MIN_STEPS = 2
@@ -25,12 +25,12 @@ Times = NDArray[np.int64]
 
 
 class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive stretches of the training thread's time, with the one line that runs in each.
+    """Consecutive stretches of the training thread's time, with the one line that runs in each stretch.
 
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
         node: int64[n], node of the line that runs.
-        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if unknown or none.
+        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if they are unknown or 0.
     """
 
     start: Times

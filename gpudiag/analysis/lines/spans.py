@@ -39,6 +39,8 @@ def line_spans(process: ProcessTimes, lines: LinesOnTrace) -> LineSpans:
 
 
 class _Spans:
+    """Spans under construction, from stretches of one process that are added in order."""
+
     def __init__(self, process: ProcessTimes) -> None:
         self._process = process
         self._loop_depth = loop_depth(process)
@@ -49,7 +51,7 @@ class _Spans:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:
-        """Add a stretch of a line and its callers: extend their spans if these end at `start`, else begin new ones."""
+        """Add a stretch of a line and its callers: extend their spans if these end at `start`, else begin new spans."""
         shown = self._shown.get(node)
         if shown is None:
             shown = self._shown[node] = self._shown_above(node)

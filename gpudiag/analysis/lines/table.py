@@ -20,7 +20,7 @@ _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 def line_table(
     process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
 ) -> tuple[SourceLine, ...]:
-    """Return the lines of one process, each caller before its callees, in the order of their first event.
+    """Return the lines of one process, each caller before its callees, and lines of one caller by line number.
 
     Args:
         process: the lines.
@@ -34,6 +34,8 @@ def line_table(
 
 
 class _Table:
+    """The lines of one process and their mean times per step, in ms."""
+
     def __init__(self, process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None) -> None:
         self._process = process
         self._rank = rank
@@ -58,6 +60,7 @@ class _Table:
             yield from self.rows(node, depth + shown)
 
     def _row(self, node: int, depth: int) -> SourceLine:
+        """Return the table's row about this node, indented by `depth`."""
         log, tree = self._process.log, self._process.tree
         code, line = tree.position[node]
         function = log.codes[code]

@@ -6,7 +6,7 @@ Worked example. Line 3 calls `f` at 0 ns. `f` runs its line 8 from 1 ns and retu
 Line 3 takes 6 ns, of which 4 ns are in line 8 of `f`.
 
 With a GPU, backward hooks run on autograd's thread while a line of the training thread waits in `backward`. The hooks'
-lines count as called from that line.
+lines count as called from the line that waits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LineTree:
 
     Attributes:
         parent: node of the caller.
-        position: (code, line) of each node.
+        position: (index of the code in the log, line number) of each node.
         work: per node, the number of calls by kind of work.
     """
 
@@ -82,7 +82,7 @@ class LineTree:
         return nodes[::-1]
 
     def kind(self, node: int) -> LineWork:
-        """Return the kind of work that a line calls, apart from work that its callees call."""
+        """Return the kind of work that the line itself calls; work that its callees call does not count."""
         calls = self.work[node]
         return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
 
@@ -244,7 +244,7 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event; ignore it and return False if it is of another thread and outside of backward."""
+        """Follow an event and return True; ignore events of other threads outside of backward and return False."""
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()

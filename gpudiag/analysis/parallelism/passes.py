@@ -61,9 +61,12 @@ def passes_of_step(
             for each in _passes(timeline, track, compute, stage)
             if each.microbatch < schedule.microbatches * schedule.chunks
         ]
-    first = min((one.start_ms for one in passes), default=0.0)
+    first = min((shown_pass.start_ms for shown_pass in passes), default=0.0)
     replace = msgspec.structs.replace
-    return tuple(replace(one, start_ms=one.start_ms - first, end_ms=one.end_ms - first) for one in passes)
+    return tuple(
+        replace(shown_pass, start_ms=shown_pass.start_ms - first, end_ms=shown_pass.end_ms - first)
+        for shown_pass in passes
+    )
 
 
 def _named(

@@ -20,10 +20,10 @@ class RankGrid:
     """The grid of a job.
 
     Attributes:
-        sizes: size by role, without those of size 1, from the outermost to the innermost.
+        sizes: role → size of its dimension, without sizes of 1, from the outermost to the innermost dimension.
         stated: whether the descriptions of the process groups state all roles in use.
         role_of_group: rank → name of its group → role.
-        position: index of each rank in its group, by role.
+        position: rank → role → index of the rank in its group.
     """
 
     sizes: dict[GroupRole, int]
@@ -33,7 +33,7 @@ class RankGrid:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages; 1 without a pipeline."""
+        """Return the number of pipeline stages; 1 without a pipeline."""
         return self.sizes.get("pipeline", 1)
 
     def stage(self, rank: int) -> int:
@@ -65,7 +65,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
             role_of_group[rank][name] = group.role
     in_use = {key: group for key, group in groups.items() if group.role != "unknown"}
     along = _simplest(in_use)
-    sizes = {role: max(len(group.ranks) for group in found) for role, found in along.items()}
+    sizes = {role: max(len(group.ranks) for group in of_role) for role, of_role in along.items()}
     for role in _of_all_ranks(in_use, timeline.world_size):
         # A group of all ranks spans the other dimensions too.
         others = prod(size for other, size in sizes.items() if other != role)
@@ -74,8 +74,8 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
     if not sizes or (set(sizes) <= {"data", "shard"} and prod(sizes.values()) >= timeline.world_size):
         return None
     position: dict[int, dict[GroupRole, int]] = defaultdict(dict)
-    for role, found in along.items():
-        for index, rank in ((index, rank) for group in found for index, rank in enumerate(group.ranks)):
+    for role, of_role in along.items():
+        for index, rank in ((index, rank) for group in of_role for index, rank in enumerate(group.ranks)):
             position[rank][role] = index % sizes[role]
     in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
     return RankGrid(

@@ -113,6 +113,7 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
 
 
 def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> PipelineShape | None:
+    """Return the pipeline's shape, with the passes of one step; None without a pipeline of known schedule."""
     stages, schedule = grid.stages, schedule_of(timeline, grid)
     if schedule is None:
         return None

@@ -60,6 +60,7 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
 
 
 def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
+    """Return the sizes of the job; the distances of ranks show how many ranks a worker has (tensor parallelism)."""
     stages, data_ranks = grid.ranks.shape
     spacing = reduce(math.gcd, np.diff(np.unique(grid.ranks)).tolist(), 0)
     return ParallelGrid(
@@ -74,6 +75,7 @@ def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
 
 
 def _validity(table: OperationTable, grid: OperationGrid, error: float) -> Iterator[Validity]:
+    """Yield warnings about the table; `error` is the mean error of the simulated step times, in percent."""
     analysed = grid.starts_ms.shape[1]
     if analysed < _FEW_STEPS:
         yield Validity(code="few-steps", message=f"{analysed} complete steps: amounts may be chance. Record more.")

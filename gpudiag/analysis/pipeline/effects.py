@@ -2,8 +2,9 @@
 
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
-to all stages that compute the same microbatch. If two explanations are possible (of two workers, one is slow or the
-other is fast), factors nearer to the median of all are taken, so that fewer workers or microbatches deviate.
+to all stages that compute the same microbatch. Two explanations may be possible: of two workers, either one is slow or
+the other is fast. The factors nearer to the median of all are then taken, so that fewer workers or microbatches
+deviate.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
-#: Forward and backward durations correlate above this value if microbatches differ in length, as in the published
-#: analysis of production jobs. With a single stage, nothing else distinguishes different lengths from noise.
+#: If microbatches differ in length, the correlation of their forward and backward durations exceeds this value (as in
+#: the published analysis of production jobs). With a single stage, only this correlation distinguishes different
+#: lengths from noise.
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the cause.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches cause this by
+#: chance.
 _BY_CHANCE = 4.0
 
 
@@ -30,7 +33,7 @@ class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
     """Factors of the computation times of all slots; 1 for slots that do not compute.
 
     Attributes:
-        stage: `[slot, 1, 1]`, relative to the mean of all stages, so that dividing by it conserves the work.
+        stage: `[slot, 1, 1]`, relative to the mean of all stages, so that dividing by this factor conserves the work.
         worker: `[slot, 1, data rank]`, relative to the worker's peers on its stage.
         sequence: `[slot, step, data rank]`, relative to the mean of all microbatches.
         correlation: correlation of forward and backward durations of the same microbatch, without the stage's and
@@ -101,7 +104,8 @@ def _estimate_workers(
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
+    If microbatches differ in length, some data ranks get longer microbatches by chance and are slower on all stages
+    alike.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
@@ -138,7 +142,7 @@ def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
-    """Set the sequence's factors to the median over stages, for even numbers to the middle value nearest to 1."""
+    """Set `sequence`, in place, to the median of `rest` over stages; between two middle values, that nearest to 1."""
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
         return

@@ -16,7 +16,7 @@ from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
 #: Savings below this share of the step are not reported. Judgement: repeated runs differ by about one percent.
 _MIN_PERCENT = 1.0
-#: Workers are named, slowest first, until fixing them gives this share of the savings of fixing all.
+#: Workers are named, slowest first, until fixing these gives this share of the savings of fixing all workers.
 _NAMED_SHARE = 0.9
 _MOST_NAMED_RANKS = 8
 #: Stages are named if they compute for this many times the mean of the stages.
@@ -26,7 +26,7 @@ _SEVERAL_STEPS = 3
 
 
 def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: ScheduleBubble | None) -> tuple[Finding, ...]:
-    """Return the findings by severity; those of equal severity with stragglers first, then by savings."""
+    """Return the findings sorted by severity, then stragglers before other findings, then by savings."""
     step_ms = float(job.steps.step_ms.mean())
     findings = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
     return tuple(
@@ -46,6 +46,7 @@ def _severity(percent: float) -> Severity:
 
 
 def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iterator[Finding]:
+    """Yield a finding for each cause of imbalance that costs `_MIN_PERCENT` of the step or more."""
     describe = {"rank": _slow_workers, "stage": _long_stages, "sequence": _uneven_sequences}
     for cause, effect in imbalance.by.items():
         percent = 100 * effect.saved_ms / step_ms if step_ms > 0 else 0.0
@@ -71,7 +72,7 @@ def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
 
 
 def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the smallest set of workers whose slowness causes nearly all of the savings."""
+    """Return the fields of the finding about the few slowest workers, which cause nearly all of the savings."""
     grid, factor = job.grid, job.factors.worker
     computes = {stage: grid.rows_of(*COMPUTE_KINDS, stage=stage) for stage in range(grid.stages)}
     total = job.durations_ms.mean(axis=1)
@@ -112,7 +113,7 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _long_stages(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the stages that compute longer than the mean of the stages."""
+    """Return the fields of the finding about stages that compute longer than the mean of the stages."""
     grid = job.grid
     total = job.durations_ms.mean(axis=(1, 2)) / job.factors.worker.mean(axis=(1, 2))
     times = np.array([total[grid.rows_of(*COMPUTE_KINDS, stage=stage)].sum() for stage in range(grid.stages)])
@@ -152,7 +153,7 @@ def _long_stages(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
-    """Describe the spread of the microbatches' times."""
+    """Return the fields of the finding about the spread of the microbatches' times."""
     grid = job.grid
     spread = job.factors.sequence[grid.rows_of(FORWARD, BACKWARD)]
     low, high = np.quantile(spread, (0.05, 0.95))
@@ -177,7 +178,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble. Its savings are half of the bubble, because microbatches of half the size halve the bubble."""
+    """Report the bubble. The savings are half of the bubble, because microbatches of half the size halve the bubble."""
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2

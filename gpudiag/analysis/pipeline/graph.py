@@ -1,10 +1,10 @@
 """Derive the dependencies between the operations of a step.
 
 A worker computes in the recorded order. A receive must end before the computation of its microbatch starts, and a send
-starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last of
-them has started. A communication also follows the last computation on its worker that had ended when the communication
-started, because the host starts operations in program order. The graph depends only on the order of recorded times, so
-that it is the same for all steps and data-parallel ranks.
+starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last
+member has started. A communication also follows the last computation on its worker that had ended when the
+communication started, because the host starts operations in program order. The graph depends only on the order of
+recorded times, so that it is the same for all steps and data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from gpudiag.model.parallelism.operations import (
     SEND_KINDS,
 )
 
-#: Tolerances for the order of operations on one worker, because recorded times are rounded. The second is a share of a
-#: typical computation; the smaller tolerance applies.
+#: Tolerances for the order of operations on one worker, because recorded times are rounded. The second tolerance is a
+#: share of a typical computation; the smaller tolerance applies.
 _TOLERANCE_MS = 0.1
 _TOLERANCE = 0.05
 #: Maximum number of (step, data rank) pairs that determine the order.
@@ -68,7 +68,7 @@ class OperationGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Dependencies of the slots.
 
     Attributes:
-        groups: groups in topological order. Every slot of `grid.slots` is in exactly one.
+        groups: groups in topological order. Every slot of `grid.slots` is in exactly one group.
         before: for each slot, the indices in `grid.slots` of the slots that must end before it starts.
     """
 
@@ -94,7 +94,8 @@ class _Transfers:
     """Sends and receives, matched with computations and with each other.
 
     Attributes:
-        computation: for each send, the computation that it follows; for each receive, the computation that it precedes.
+        computation: row of a send → row of the computation before it; row of a receive → row of the computation after
+            it.
         pairs: (send, receive) of each transfer.
     """
 
@@ -120,7 +121,7 @@ class _Transfers:
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
         """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfer.
 
-        Some recorders write transfers for that chunk too. They transfer nothing and are ignored.
+        Some recorders write transfers for that chunk too. Such transfers move nothing and are ignored.
         """
         by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):

@@ -91,7 +91,7 @@ def arrange(table: OperationTable) -> OperationGrid:
     stages, data_ranks = (np.unique(column) for column in (table.stage, table.data_rank))
     if not len(table) or stages[0] != 0 or stages[-1] != len(stages) - 1:
         raise UnreadableInputError(f"{table.source}: its stages are not numbered from 0", _NO_STEP_HINT)
-    # Receives may start together, so they are sorted by their ends.
+    # Receives may start together, so that receives of one start are sorted by their ends.
     order = np.lexsort(
         (table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step)
     )

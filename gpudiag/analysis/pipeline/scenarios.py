@@ -21,7 +21,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
         grid, graph: operations and their dependencies.
         durations_ms: durations without waiting for other members of a transfer, `[slot, step, data rank]`.
         steps: the simulated recorded steps, without host gaps.
-        ideal: the ideal step; its arrays have one step and one data rank.
+        ideal: the step with `ideal_durations`; its arrays have one step and one data rank.
         factors: factors of the computation times.
     """
 

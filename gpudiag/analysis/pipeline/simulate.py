@@ -17,7 +17,7 @@ class SimulatedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_ms(self) -> Times:
-        """Return the time of each step."""
+        """Return float64[steps]: the time of each step in ms."""
         return np.asarray(self.ends_ms.max(axis=(0, 2)) - self.starts_ms.min(axis=(0, 2)))
 
 
@@ -47,7 +47,7 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
     """Return the host's delay of each operation, `[slot, 1, 1]`, ms: minimum over data ranks, median over steps.
 
-    The minimum is used because an unrecorded synchronization makes all workers but the last one wait.
+    The minimum is used because an unrecorded synchronization makes all workers except the last wait.
     """
     ends = grid.ends_ms
     ready = np.stack([ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before])

@@ -1,1 +1,1 @@
-"""Scaling of training with devices: conclusions from measured points."""
+"""Conclude from measured points, each a job on some devices, how training scales with the number of devices."""

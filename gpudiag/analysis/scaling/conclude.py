@@ -49,7 +49,7 @@ def conclude(
         known: all points, of either mode.
         recorded: id of a profiled point → its recorded steps.
         facts: the machine's facts, if known.
-        remarks: earlier remarks, which precede the new ones.
+        remarks: earlier remarks, which precede the new remarks.
         mode: the mode of the result; points of the other mode are omitted, with a remark.
         command, version: the command line and the version of gpudiag, for the record.
         wanted: additional figures to compute.
@@ -92,7 +92,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. No GPU is marked as odd if the point of any of these GPUs is doubtful.
+    """Return the GPUs measured alone. No GPU is marked as odd if the point of any GPU is doubtful.
 
     A doubtful point suggests that the host was busy, which can make any GPU look odd.
     """
@@ -103,6 +103,7 @@ def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[Alon
 
 
 def _mixed_scaling(left_out: int) -> list[Remark]:
+    """Return a remark if points of the other kind of scaling were left out."""
     if not left_out:
         return []
     message = (
@@ -174,6 +175,7 @@ def _recorded_waterfall(
     one: RecordedSteps | None,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> Waterfall | None:
+    """Return the waterfall from recorded steps of `several` devices and `one` device; None if one is missing."""
     if base is None or several is None or one is None or several.parts is None or one.parts is None:
         return None
     return waterfall(point, base, several.parts, one.parts, independent)
@@ -196,7 +198,7 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the same job without communication, on (the same devices, one device); None if missing."""
+    """Return the points of the job without communication, on (the same devices, one device); None if one is missing."""
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -208,6 +210,7 @@ def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[
 
 
 def _untrusted_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[Remark]:
+    """Return a remark for each doubtful baseline; `doubts` is id of the point → reason."""
     return [
         Remark(
             code="no-baseline-to-trust",

@@ -10,11 +10,11 @@ terms exactly; a fourth is needed to check the fit.
 
 Within one machine the fitted cost is extrapolated. With m machines of g devices each, every step also sends the
 gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or 2
-log2 m in a tree. How much backward hides of this communication is unknown. The fast end of the range assumes that all
-of backward hides communication. Backward takes two thirds of a step's compute, because it has two matrix products for
-each one in forward. The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
-jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed step times. The expected value is for the measured
-overlap.
+log2 m in a tree. The share of communication between machines that the backward pass hides is unknown. The fast end of
+the range assumes that communication overlaps with the whole backward pass. The backward pass takes two thirds of a
+step's compute, because it has two matrix products for each product in the forward pass. The slow end assumes no
+overlap, a ring's latencies, and a longer wait for the slowest device: jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for
+normally distributed step times. The expected value assumes the measured overlap.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Array = NDArray[np.float64]
 
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
-#: Number of random draws of the step times for each growth.
+#: Number of random draws of the step times for each growth of the latency.
 _DRAWS = 400
 #: Smallest relative error of a mean step time, because repeated runs differ by at least this much.
 _REPEAT_ERROR = 0.005
-#: Smallest drawn step time, as a share of the measured one, so that step times stay positive.
+#: Smallest drawn step time, as a share of the measured step time, so that step times stay positive.
 _SHORTEST_DRAW = 0.05
 #: Maximum degrees of freedom for the random generator, which does not accept infinity.
 _MOST_FREEDOM = 1e6
@@ -74,7 +74,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cost: the best fit.
-        possible: `_DRAWS` fits for each growth, to step times drawn from the distribution of the measured ones.
+        possible: `_DRAWS` fits for each growth, each to step times drawn from the distribution of the measured times.
         worst_error: largest relative deviation of a measured point from `cost`.
         degrees: degrees of freedom: points minus terms. At 0, the fit is exact and unchecked.
     """
@@ -114,7 +114,7 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
 
 
 def _draw(estimates: Sequence[Estimate], errors_ms: Array) -> Array:
-    """Return float64[_DRAWS, n]: random step times in ms that agree with n measured ones.
+    """Return float64[_DRAWS, n]: random step times in ms that agree with n measured step times.
 
     A drawn time deviates from the measured mean by Student's t times the standard error of the mean, and by a normal
     variable for the remainder of `errors_ms` (float64[n], at least the standard errors). The seed is fixed, so that
@@ -135,7 +135,7 @@ def _terms(devices: float, growth: str) -> tuple[float, float, float]:
 
 
 def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str) -> tuple[list[StepCost], Array]:
-    """Solve weighted non-negative least squares for the three terms exactly, by trying every subset with compute.
+    """Solve weighted non-negative least squares for the three terms exactly, by trying every subset that has compute.
 
     Args:
         devices: n numbers of devices.
@@ -170,7 +170,7 @@ def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str
 
 
 def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share: float | None) -> Prospect | None:
-    """Forecast from the measured points of one curve; None if there are too few.
+    """Forecast from the measured points of one curve; None if there are too few points.
 
     Args:
         curve: points that differ only in the number of devices.
@@ -230,7 +230,7 @@ def _within_machine(fitted: Fit, devices: int, batch: int) -> Forecast:
 def _between_machines(
     fitted: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
 ) -> list[Forecast]:
-    """Forecast 2, 4, 8 and more machines like the measured one, as the module's docstring describes.
+    """Forecast 2, 4, 8 and more machines like the measured machine, as the module's docstring describes.
 
     Args:
         fitted: the step time within one machine.
@@ -291,7 +291,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     """Return how long the wanted samples, iterations or volume take at each measured point's throughput.
 
     A voxel counts once, even if several blocks overlap in it. The time per voxel follows from the voxels per sample
-    that the user gives, or else from the measured volume. A point with neither has no duration for voxels.
+    that the user gives, or else from the measured volume. A point without both has no duration for voxels.
     """
     return tuple(
         duration

@@ -44,8 +44,8 @@ def with_figures(
     """Return the point with its job's measurements, or with the reason of the failure.
 
     A device's throughput is the number of samples in its unprofiled steps divided by their total time, without warm-up
-    and partial steps. If devices communicate gradients, the slowest device determines the job's throughput, because it
-    limits all others. If devices are independent, the job's throughput is the sum over all devices.
+    and partial steps. If devices communicate gradients, the slowest device determines the job's throughput, because all
+    other devices wait for it. If devices are independent, the job's throughput is the sum over all devices.
 
     Args:
         point: the requested measurement.
@@ -99,6 +99,7 @@ def _complete_times(run: RunRecord | None) -> list[StepTimes]:
 
 
 def _model_figures(run: RunRecord, volume: InferenceRecord | None) -> dict[str, Any]:
+    """Return the fields of `PointRecord` about the model, its compute rate, and a predicted volume."""
     model, compute = run.model, compute_rate(run)
     return {
         "parameters": None if model is None else model.parameters,

@@ -1,6 +1,6 @@
 """Break down a step's time by simulating the recorded steps without the profiler's cost.
 
-The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
+The parts are not read from the trace, because recorded steps take up to twice as long as unprofiled steps. The profiler
 slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
 Instead, the steps are simulated without the profiler's cost per event, which is fitted so that the simulated step takes
 as long as the unprofiled step. Then causes are removed one after another, and each cause's part is the step time that
@@ -15,11 +15,11 @@ its removal saves:
     the time of calls on the host                      launch            28
     the device's kernels, which remain                 compute            0
 
-The parts add up to the simulated step by construction. It may differ from the unprofiled step by a few percent. On a
-busy machine, or with a library that stays slow once the profiler was loaded, no cost of the profiler may explain the
-recorded step time. Then the parts are scaled to the unprofiled step, and the factor is stored. On CPUs all parts are
-scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled, and the
-kernels keep their time.
+The parts add up to the simulated step by construction. The simulated step may differ from the unprofiled step by a few
+percent. On a busy machine, or with a library that stays slow once the profiler was loaded, the difference may be
+larger, because no cost of the profiler explains the recorded step time. The parts are then scaled to the unprofiled
+step, and the factor is stored. On CPUs all parts are scaled, because all work shares the cores. On GPUs only the parts
+caused by the host or by peers are scaled, and the kernels keep their time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
-#: The parts are scaled if the simulated step differs from the unprofiled one by more than this share.
+#: The parts are scaled if the simulated step differs from the unprofiled step by more than this share.
 _NEAR = 0.03
 #: Parts that are caused by the host or by peers, and may be scaled on GPUs.
 _SCALABLE_PARTS = ("waiting", "exposed_transfer", "input", "launch")
@@ -57,7 +57,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     Args:
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
-        staged: whether gradients are communicated through host memory. Then copies to and from host memory, and waits
+        staged: whether gradients are communicated through host memory. If so, copies to and from host memory, and waits
             for the threads that reduce gradients, count as transfer.
         fed: whether the job loads batches. If not, untraced waits are not input and count as launch.
     """
@@ -66,7 +66,8 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         return None
     on_cpu = timeline.tracks[0].is_cpu
     costs = what_if.corrected
-    # In the order of `STEP_PARTS`. The first scenario has all causes, and each later one has one cause less.
+    # The scenarios are in the order of `STEP_PARTS`: the first has all causes, and each later scenario has one cause
+    # less.
     scenarios = [costs]
     if len(what_if.graph.ranks) > 1:
         costs = equalize_ranks(what_if, costs, each_step=True)
@@ -103,7 +104,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
 
 
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
-    """Return the factor that scales the parts to the unprofiled step; 1 if the sum of the parts is near that step.
+    """Return the factor that scales the parts to the unprofiled step; 1 if the parts' sum is near the unprofiled step.
 
     Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
     in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels: 7 ms

@@ -59,7 +59,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return curve → its measured one-device point; of several points, the one on the lowest device index."""
+    """Return curve → its measured one-device point; of several points, the point on the lowest device index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
@@ -94,6 +94,7 @@ def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[st
 
 
 def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collection[tuple[str, str]]) -> PointRecord:
+    """Return the point with speedup and efficiency, or unchanged if it or its baseline was not measured."""
     rate = rate_of(point)
     base = _baseline_of(point, baselines, need_peers)
     alone = rate_of(base) if base is not None else None
@@ -138,7 +139,7 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
-    """Widen a point's interval by the relative scatter between starts, and to contain the throughput of each."""
+    """Widen a point's interval by the relative scatter between starts, and until it contains every start's rate."""
     rate = rate_of(point)
     if rate is None:
         return point
@@ -196,7 +197,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether two points on one device differ only in the strategy, which hardly changes the step time there."""
+    """Return whether two points differ only in the strategy, which hardly changes the step time on one device."""
     same_curve = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same_curve and a.strategy != b.strategy and a.device_indices == b.device_indices
 

@@ -1,8 +1,9 @@
 """Arrange many results in one table, and rank only results that differ only in the strategy.
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
-options, on the same number of devices, on the same machine with the same software. The table states why others are not:
-throughputs with 32 and 64 samples per device are not comparable, and a faster GPU shows nothing about a strategy.
+options, on the same number of devices, on the same machine with the same software. The table states why other results
+are not ranked together: throughputs with 32 and 64 samples per device are not comparable, and a faster GPU shows
+nothing about a strategy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _SETTING = (
 )
 #: Maximum number of listed reasons against ranking together. The headings of the groups show all differences.
 _MOST_REFUSALS = 20
-#: Maximum number of machines that a row is compared with, because comparing 20,000 with each other takes too long.
+#: Maximum number of machines that a row is compared with, because comparing 20,000 machines with each other takes too
+#: long.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -118,7 +120,7 @@ def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
     """Return why groups of one workload are not ranked together; each pair of different settings is listed once."""
-    # Points that differ only in their devices have equal reasons; all 20,000 points would be 200 million pairs.
+    # Points that differ only in their devices have equal reasons. All of 20,000 points would make 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
         settings.setdefault(

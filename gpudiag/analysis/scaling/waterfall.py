@@ -2,15 +2,16 @@
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
 per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
-lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. Their
-increases sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
-and all losses sum to 100 %.
+lost. The parts of a step are compute, launching, waiting for input, exposed transfer and waiting for peers. The
+increases of all parts sum to TN - T1. The increase of a part divided by TN is its loss as a share of the ideal. The
+share T1 / TN and all losses sum to 100 %.
 
 Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 ms compute, 7 ms transfer, 2 ms waiting. The efficiency is 75 %.
 Slower compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. The sum is 100 %.
 
-T1 and TN are measured without the profiler. The parts come from simulations fitted to these times (`parts`). `rest` is
-the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the factor.
+T1 and TN are measured without the profiler. The parts come from simulations that are fitted to T1 and TN (`parts`).
+`rest` is the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the
+factor.
 
 In strong scaling, each device has 1 / N of the samples, so that T1 is replaced by T1 / N.
 """
@@ -36,7 +37,7 @@ _NOTABLE_REST = 1.0
 _MOST_REST = 5.0
 #: If the parts are scaled by less than this factor, they do not explain the unprofiled steps.
 _LEAST_SCALE = 0.5
-#: A note mentions the profiler's cost if recorded steps are longer than unprofiled ones by more than this factor.
+#: A note mentions the profiler's cost if recorded steps are longer than unprofiled steps by more than this factor.
 _NOTABLE_RECORDING = 1.25
 
 
@@ -85,13 +86,13 @@ def closes(fall: Waterfall) -> bool:
 def measured_waterfall(
     point: PointRecord, baseline: PointRecord, independent: tuple[PointRecord, PointRecord]
 ) -> Waterfall:
-    """Compute two losses of `point` from unprofiled steps: of running devices concurrently, and of communication.
+    """Compute two losses of `point` from unprofiled steps: by running devices concurrently, and by communication.
 
     Worked example. T1 = 30 ms and T4 = 40 ms; without communication a step takes 29 ms on one device and 31 ms on four.
     Running concurrently costs 2 of the 40 ms, 5 %, and communication costs the other 8 ms, 20 %.
 
     Args:
-        point, baseline: as for `waterfall`.
+        point, baseline: N devices and one device, of the same curve.
         independent: N devices and one device without communication.
 
     Raises:
@@ -141,7 +142,7 @@ def _waterfall(
 def pace_ms(point: PointRecord) -> float:
     """Return the time, in ms, in which the job processes one global batch.
 
-    The time follows from the throughput, which for independent devices is their sum, not that of the slowest.
+    The time follows from the throughput, which for independent devices is the sum of their throughputs.
 
     Raises:
         ValueError: the step time was not measured.
@@ -158,6 +159,7 @@ def _notes(
     rest_percent: float,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> list[str]:
+    """Return the notes of a waterfall; `rest_percent` is the residual in percent of the ideal."""
     notes = []
     if independent is not None:
         many, alone = map(pace_ms, independent)

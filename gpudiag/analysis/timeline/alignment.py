@@ -2,14 +2,15 @@
 
 All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of when they arrive.
 Measured on one host: 0.4 to 13 µs apart in the median, and at most 70 µs. Therefore matched collectives *end* together,
-up to a constant offset between clocks. Matching by index fails, because captures begin and end at different times on
-each rank, and some collectives have no partner. Example, ends in ms, captures begin one collective apart:
+up to a constant offset between clocks. Matching by index fails, because the recorded spans (captures) of ranks begin
+and end at different times, so that some collectives have no partner. Example: the ends of collectives in ms, if the
+captures begin one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        rank 1 - rank 0: 0 ms in 3 pairs, 6 ms in 2, 4 and 5 ms in 1
 
 The offset with which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6
-ms). If the clocks have a common origin, the smallest of these offsets is the right one.
+ms). If the clocks have a common origin, the smallest of these offsets is the right offset.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ class Alignment(msgspec.Struct, frozen=True):
 def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bool) -> Alignment:
     """Match two ranks' collectives of one group.
 
-    Rooted collectives are matched by their position between matched symmetric collectives, because their root may leave
-    early. A group without symmetric collectives is not matched.
+    Rooted collectives (broadcast, reduce, …) are matched by their position between matched symmetric collectives,
+    because their root may leave early. A group without symmetric collectives is not matched.
 
     Args:
         a, b: the collectives of the two ranks.
-        clocks_comparable: whether both clocks count from a known common origin, up to a small error. Then, of several
-            pairings that fit equally well, the one with the smallest offset is chosen.
+        clocks_comparable: whether both clocks count from a known common origin, up to a small error. If so, of several
+            pairings that fit equally well, the pairing with the smallest offset is chosen.
     """
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
@@ -131,7 +132,8 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of the collectives that both captures recorded, for the rank with fewer collectives.
+    `coverage` is the matched share of the collectives during both captures, on the rank with fewer such collectives.
+    `believable` says whether enough collectives match.
     """
 
     a: NDArray[np.intp]
@@ -145,8 +147,9 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    At least half of the collectives during both captures must fit. A shifted clock needs three quarters, with a small
-    spread. It also needs half of the shorter capture, because an offset with hardly any overlap always fits.
+    The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
+    three quarters must fit, with a small spread. The fitting collectives must also be half of the shorter capture,
+    because an offset with hardly any overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -157,7 +160,8 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
     end_a, end_b = a.end[a.symmetric], b.end[b.symmetric] - offset
     seen_a = (end_a >= end_b.min() - tolerance) & (end_a <= end_b.max() + tolerance)
     seen_b = (end_b >= end_a.min() - tolerance) & (end_b <= end_a.max() + tolerance)
-    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)  # pairs may lie just outside of both
+    # Pairs may lie just outside of both captures.
+    coverage = min(len(pairs_a) / max(min(seen_a.sum(), seen_b.sum()), 1), 1.0)
     if abs(offset) <= SAME_CLOCK_NS:
         believable = coverage >= MATCHED_SHARE
     else:
@@ -167,7 +171,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
 
 
 def _equally_good(fits: list[_Fit]) -> list[_Fit]:
-    """Return the pairings that fit about as well as the best one, one per offset, most pairs first."""
+    """Return the pairings that fit about as well as the best pairing, one per offset, most pairs first."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
@@ -202,7 +206,7 @@ def _by_nearest_end(
 
 
 def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
-    """Pair the collectives that overlap in time, in order, within each signature, on one clock.
+    """Pair, in order, the collectives of each signature that overlap in time, if both ranks use one clock.
 
     No participant of a symmetric collective leaves before all have arrived, so that its records on two ranks must
     overlap. On busy CPUs only this overlap is reliable, because host-side collectives (gloo) end milliseconds apart.
@@ -247,7 +251,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
-        # A pairing with a slightly larger offset, or with more pairs, may be the right one.
+        # A pairing with a slightly larger offset, or with more pairs, may be the right pairing.
         ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
             abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
         )
@@ -263,9 +267,9 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair collectives between two neighbouring matches, if both ranks recorded the same sequence between them.
 
-    They are rooted collectives, and symmetric ones whose ends are too far apart because a busy host recorded them late.
-    Before the first match and after the last one, a capture may lack collectives. There, rooted collectives are paired
-    outwards from the match, as long as their signatures agree.
+    Such collectives are rooted, or symmetric with ends too far apart, because a busy host recorded an end late. Before
+    the first match and after the last match, a capture may lack collectives. In these parts, rooted collectives are
+    paired outwards from the match, as long as their signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

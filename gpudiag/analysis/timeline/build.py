@@ -123,7 +123,7 @@ def _calls(traces: Sequence[Trace], views: Sequence[RankEvents], slots: Sequence
 
 
 def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Return the calls with groups and peers that the traces do not state but that can be inferred."""
+    """Add to the calls the groups and peers that the traces do not state, if these can be inferred."""
     unstated = any(
         (not call.group_ranks and traces[track.trace].groups)
         or (call.operation in {"send", "recv"} and call.peer is None)
@@ -179,6 +179,7 @@ def _tracks(
 
 
 def _thread_later(thread: HostThread, shift: int) -> HostThread:
+    """Return the thread with all its spans `shift` ns later."""
     return HostThread(
         thread=thread.thread,
         busy=later(thread.busy, shift),

@@ -58,8 +58,8 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    Tracks of one trace share a clock, as do the traces of one file (`source`), which has a trace for each device of a
-    process. `on_host` is true for the track of a process without devices.
+    All tracks of one trace share a clock. All traces of one file (`source`) share a clock too: the file has a trace for
+    each device of a process. `on_host` is true for the track of a process without devices.
     """
 
     rank: int
@@ -92,7 +92,7 @@ def track_calls(
     clock_known: bool,
     source: str = "",
 ) -> TrackCalls:
-    """Return the chosen communication of a trace; `start` and `end` are those of all its communication."""
+    """Return the chosen communication of a trace; `start` and `end` are the times of all communication of the trace."""
     own = tuple(calls[index] for index in chosen.tolist())
     return TrackCalls(
         rank=rank,
@@ -108,7 +108,7 @@ def track_calls(
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """The matched collectives and clock offset of each track, and whether the clock alignment is ambiguous."""
+    """The result of matching: each track's collectives and clock offset (ns), alignments, and ranks without a trace."""
 
     collectives: list[TrackCollectives]
     offsets: list[int]
@@ -194,7 +194,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         )
 
     for group, by_track in groups.items():
-        # The track with the most collectives has the longest capture, which contains the others.
+        # The track with the most collectives has the longest capture, which contains the other captures.
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         base = sequence(tracks[reference], by_track[reference])
         for track, indices in by_track.items():
@@ -211,10 +211,10 @@ def _signature(call: CollectiveCall) -> tuple[str, int | None]:
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset of each track to add to its times, in ns, and the alignments, by the pairs with most matches.
+    """Return (ns to add to the times of each track, clock alignments), from the pairs with the most matches.
 
-    Processes that no chain of pairs connects (for example pipeline stages) are aligned among themselves: the first
-    process of each connected component keeps its clock.
+    Pairs may connect only some processes, for example those of a pipeline stage. The first process of each connected
+    component keeps its clock.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
@@ -349,7 +349,7 @@ def _instances(
             # Ranks that arrived after this rank had left do not count (a broadcast's root does not wait for them).
             latest = last_of_all[slots]
             ends = end[slots, column]
-            # Clocks agree to SAME_CLOCK_NS at best, so that a rank may seem to arrive after the others have left.
+            # Clocks agree to SAME_CLOCK_NS at best, so that a rank may seem to arrive after all other ranks left.
             until = ends + SAME_CLOCK_NS
             left = np.flatnonzero(start[slots, latest] > until)
             came = np.where(start[slots[left]] <= until[left, None], start[slots[left]], _FAR_PAST)

@@ -70,9 +70,10 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share (0 to 1) of the recorded busy time of the device that the track's steps represent.
 
-    The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of
-    these two steps are unknown, so that each counts at most the largest busy time of a window. Work after the start of
-    the last step belongs to that step. On a CPU, training-thread operators and collectives replace device work.
+    The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of the
+    steps outside the windows are unknown, so that each counts at most the largest busy time of a window. Work after the
+    start of the last step belongs to the last step. On a CPU, training-thread operators and collectives replace device
+    work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -94,7 +95,7 @@ def covered_share(track: DeviceTrack) -> float:
 
 
 def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
-    """Return (unsorted intervals of recorded device work, bool[n]: whether a recorded step launched each of them).
+    """Return (unsorted intervals of recorded device work, bool[n]: whether a recorded step launched each interval).
 
     Work before the windows is left out if its launch was not recorded, because it was queued before the recording. On a
     CPU, the work is the training thread's operators and the collectives, which run on separate threads.
@@ -178,8 +179,8 @@ class DeviceActivity(msgspec.Struct, frozen=True):
     """Numbers of launches of one process with and without recorded device work.
 
     Attributes:
-        launches: number of calls of names that led to recorded device work. Calls at the capture's edges are left out,
-            because their work may lie outside of the capture.
+        launches: number of calls whose name led to recorded device work at least once. Calls at the capture's edges are
+            left out, because their work may lie outside of the capture.
         lost: number of launches without a device op.
         missing: whether the process launched work, or states that it uses a device, although no kernel was recorded.
         unread: names of accelerators whose activity no reader supports, if no other device computed.
@@ -230,7 +231,8 @@ def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Without kernels, launches that led to work are memsets: a process may only set and copy memory.
+        # If no kernel was recorded, launches that led to device work are memsets. A process may only set and copy
+        # memory.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
@@ -246,7 +248,7 @@ def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
 
 
 def _between_edges(answered: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Select the launches from the first to the last one that led to recorded work."""
+    """Select the launches from the first to the last launch that led to recorded work."""
     inside = np.zeros(len(answered), np.bool_)
     rows = np.flatnonzero(answered)
     if len(rows):
@@ -272,6 +274,7 @@ def incomplete_activity(traces: Sequence[Trace], activities: Sequence[DeviceActi
 
 
 def _unread(by_rank: RankActivities, sources: Sequence[str]) -> list[Validity]:
+    """Warn about ranks whose accelerators no reader supports."""
     unread = {rank: activity.unread for rank, activity in by_rank if activity.unread}
     if not unread:
         return []
@@ -286,6 +289,7 @@ def _unread(by_rank: RankActivities, sources: Sequence[str]) -> list[Validity]:
 
 
 def _empty(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about recordings with neither device work nor host operators."""
     empty = {rank: activity.absent for rank, activity in by_rank if activity.absent}
     if not empty:
         return []
@@ -298,6 +302,7 @@ def _empty(by_rank: RankActivities, framework: str) -> list[Validity]:
 
 
 def _missing(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about ranks that use devices without any recorded kernel."""
     missing = {rank: a for rank, a in by_rank if a.missing and not a.unread and not a.absent}
     if not missing:
         return []
@@ -315,6 +320,7 @@ def _of_ranks(ranks: Collection[int | None], by_rank: RankActivities) -> str:
 
 
 def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
+    """Warn about launched CUDA graphs whose kernels were not recorded."""
     graphs = {rank: activity.graphs for rank, activity in by_rank if activity.graphs and not activity.missing}
     if not graphs:
         return []
@@ -327,6 +333,7 @@ def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
 
 
 def _lost_launches(by_rank: RankActivities) -> list[Validity]:
+    """Warn about ranks of which many launches have no device op."""
     lossy = {rank: activity for rank, activity in by_rank if activity.loses_launches}
     if not lossy:
         return []

@@ -94,7 +94,8 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
-    # A send's record lasts until its process waits for the send. Its true end is known only from a matched receive.
+    # A send's record lasts until its process waits for the send. The true end of a send is known only from a matched
+    # receive.
     messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
     communications = communications[~among(communications, messages)]
@@ -122,7 +123,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each device row is in a communication range on its stream.
+    """Return bool[n]: whether each row of device work is in a communication range on its stream.
 
     Traces lack the launches of a library's own threads, but have the ranges in which these threads launched work.
     """
@@ -150,7 +151,7 @@ def _awaited(
 ) -> Intervals:
     """Return the training thread's idle time from the last communication range to the update that needs its result.
 
-    During this time, a thread of a library communicates, which no profiler records.
+    During such idle time a library's thread communicates, but no profiler records this thread.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])
@@ -197,7 +198,7 @@ def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the waits of a CPU process's training thread inside operators for collectives, on the trace's clock."""
+    """Return the waits for collectives inside operators of a CPU process's training thread, on the trace's clock."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
@@ -252,7 +253,7 @@ def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArra
     """Return, for each device row, the row of the runtime call with the same correlation id, or `UNKNOWN`.
 
     Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
-    the driver call inside it), the first to start, the outer one, is used.
+    the driver call inside it), the outer call, which starts first, is used.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]
@@ -275,7 +276,7 @@ def device_ops(
     shift_ns: int,
     communication: Spans,
 ) -> DeviceOps:
-    """Return the work of one device, with launch and step.
+    """Return the work of one device, with the launch and step of each op.
 
     Args:
         events: the process's events, on the trace's own clock.

@@ -1,7 +1,8 @@
 """Give communication of a single participant the roles of ordinary work.
 
 `torch.nn.DataParallel` on one device, DistributedDataParallel with one rank, and collectives in groups of one rank have
-ranges, hooks and kernels of communication, but move nothing between devices. Their events get roles of other work.
+ranges, hooks and kernels of communication, but move nothing between devices. The events of such communication get the
+roles of ordinary operators, kernels and copies.
 """
 
 from __future__ import annotations

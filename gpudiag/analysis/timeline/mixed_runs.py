@@ -3,8 +3,9 @@
 Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
 step. A collective ends at the same time on all ranks, so that the collectives of two ranks of one run match. Measured
 on 18 sound recordings: all collectives during both captures match, except for up to 3 % at the edges. The total time of
-three or four steps differs by up to 0.1 steps on GPUs (one rank in garbage collection), and by 0.7 steps on two busy
-CPUs. If two runs or two models are mixed, no collectives match. Recordings of two runs may also follow each other:
+three or four steps differs between ranks by up to 0.1 step times on GPUs (one rank in garbage collection), and by 0.7
+step times on two busy CPUs. If two runs or two models are mixed, no collectives match. Recordings of two runs may also
+follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤
@@ -50,9 +51,9 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the same events as an earlier trace; traces that state their rank count as earlier.
+    """Leave out traces with the same events as an earlier trace; traces that state their rank are considered first.
 
-    Call this function before traces without a rank get one, because a copy gets no rank.
+    Call this function before unused ranks are given to traces without a rank, because a copy must not get a rank.
     """
     kept: list[Trace] = []
     alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
@@ -79,7 +80,7 @@ def without_copies(traces: Sequence[Trace]) -> Deduplicated:
 
 
 def without_claims(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the rank of an earlier trace, and warn, because they may be of different runs."""
+    """Leave out traces with the rank of an earlier trace, and warn, because both may be of different runs."""
     kept: dict[int | None, Trace] = {}
     warnings = []
     for trace in traces:
@@ -147,7 +148,7 @@ def _groups(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[list
     """Return the members of each known process group that spans several traces."""
     groups: dict[tuple[str, tuple[int, ...]], list[_Member]] = defaultdict(list)
     for track in tracks:
-        # By the identity of the ranks, because a group of 1,000 ranks takes 10 µs to hash.
+        # The key is the identity of the ranks, because a group of 1,000 ranks takes 10 µs to hash.
         group_of = {
             call.row: (call.group, id(call.group_ranks))
             for call in traces[track.trace].collectives
@@ -203,7 +204,7 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Set[int]) -> set[int]:
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Return a reason if ranks communicate in every step but take over one step longer for the same steps."""
+    """Return a reason if ranks that communicate in every step differ by more than a step over the same steps."""
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -259,7 +260,11 @@ def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray
 
 
 def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
-    """Return whether enough of the member's collectives match. `seen` selects those during another capture."""
+    """Return whether enough of the member's collectives match.
+
+    `seen` selects the collectives during another trace's capture. With `few_others`, no other trace has enough
+    collectives.
+    """
     if len(member.ends) < FEWEST_SEEN:
         return True
     matched = member.instances != UNKNOWN

@@ -69,7 +69,7 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
     """Return the number of messages by which the sender's capture begins earlier.
 
-    With the right shift, nearly no receive ends before its send begins. Of such shifts, the one with the shortest
+    With the right shift, nearly no receive ends before its send begins. Of such shifts, the shift with the shortest
     median time from send to receive is returned.
     """
     best, youngest = 0, np.inf
@@ -102,8 +102,8 @@ def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages])
         bounds = [bound for bound in (low, high) if np.isfinite(bound)]
         same = comparable and low <= 0 <= high
         offset = 0.0 if same else float(np.mean(bounds))
-        in_a = np.concatenate([one.send if one.sender == a else one.receive for one in both])
-        in_b = np.concatenate([one.receive if one.sender == a else one.send for one in both])
+        in_a = np.concatenate([matched.send if matched.sender == a else matched.receive for matched in both])
+        in_b = np.concatenate([matched.receive if matched.sender == a else matched.send for matched in both])
         residual = (high - low) / 2 if len(bounds) == 2 and not same else 0.0
         alignments.append((a, b, Alignment(in_a, in_b, int(offset), int(max(residual, 0.0)), ambiguous=False)))
     return alignments

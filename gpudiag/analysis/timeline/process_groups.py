@@ -1,17 +1,17 @@
 """Infer the process group and the peer of host-side communication whose events do not state them.
 
-gloo's events have no arguments. Three facts replace them:
+gloo's events have no arguments. Three facts replace such arguments:
 
 * Each process group of gloo has threads of its own, so that all collectives of one thread belong to one group.
-* The members of a group leave a collective together, and other ranks do not. Median distance in ms from the ends on
-  one thread of rank 0 to the nearest ends on the others, in a job of two by two ranks:
+* The members of a group leave a collective together, and other ranks do not. Median distance in ms from the ends on one
+  thread of rank 0 to the nearest ends on the other ranks, in a job of two by two ranks:
 
       rank 1   0.05   (same tensor-parallel group)
       rank 2   3.5
       rank 3   3.7
 
 * A stage of a pipeline sends activations to the next stage after a forward pass, and gradients to the stage before it
-  after a backward pass. It receives activations before a forward pass, and gradients before a backward pass.
+  after a backward pass. A stage receives activations before a forward pass, and gradients before a backward pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _with_groups(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[
         threads = traces[track.trace].events.thread[track.row].tolist()
         for number in {threads[index] for index in unknown}:
             chosen = [index for index in unknown if threads[index] == number]
-            # A communicator has streams of its own.
+            # All collectives of one stream or thread belong to one group.
             known = {call.group for call, own in zip(calls, threads, strict=True) if own == number and call.group}
             name = known.pop() if len(known) == 1 else _group_of_thread(track, chosen, groups, ends)
             for index in chosen if name in groups else ():
@@ -79,7 +79,7 @@ def _group_of_thread(
     groups: Mapping[str, ProcessGroup],
     ends: Mapping[int, Mapping[str, NDArray[np.int64]]],
 ) -> str:
-    """Return the name of the group whose members' collectives end nearest to the chosen ones; "" if unknown.
+    """Return the name of the group whose members' collectives end nearest to the chosen collectives; "" if unknown.
 
     If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen.
     """
@@ -110,7 +110,7 @@ def _median_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str, NDArray[np.int64]]) -> float:
-    """Return the median distance in ns of a random time to the nearest end on a rank; 0 if it has too few ends."""
+    """Return the median distance in ns of a random time to the nearest end on a rank; 0 if there are too few ends."""
     distances = []
     for operation in {track.calls[index].operation for index in chosen}:
         others = ends.get(operation)
@@ -187,7 +187,7 @@ def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup
 
 
 def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Return (next stage's rank, previous stage's rank); None beyond the ends unless the schedule is interleaved."""
+    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved."""
     place = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)

@@ -146,6 +146,7 @@ class _Host:
 
 
 def _device_ops(host: _Host, device: int) -> DeviceOps:
+    """Return the device work of one device of this host, on the clock of the host's trace."""
     on_device = host.events.device[host.device_rows] == device
     return device_ops(
         host.events,

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 Columns = NDArray[np.int64]
 
-#: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
+#: Maximum number of spans per row. If there are more spans, the shortest spans are omitted, because they would be
+#: invisible.
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
-#: Number of steps to show in addition to the typical one, from the shortest to the longest.
+#: Number of steps to show in addition to the typical step, from the shortest to the longest.
 _MOST_OTHERS = 4
 #: A step is typical if its length is within this share of the median.
 _TYPICAL = 0.02
@@ -58,7 +59,7 @@ def view_of_step(
 ) -> StepView | None:
     """Return a step of about median length on the first track, and other steps; None if no track has a window.
 
-    The last typical step is used, so that tracks that begin late have activity before it.
+    The last typical step is used, so that tracks that begin late have activity before this step.
 
     Args:
         timeline: the job's device tracks.
@@ -91,7 +92,9 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return one step on all tracks, without names. `first_window` is the index of its window on the first track."""
+    """Return one step on all tracks, without names. `first_window` is the index of the step's window on the first
+    track.
+    """
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
@@ -119,7 +122,7 @@ def _view(
 
 
 def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
-    """Return the waits from the track's arrivals at collectives to the last arrivals, if these are known."""
+    """Return the waits from the track's arrivals at collectives to the last arrivals, if all arrivals are known."""
     table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
@@ -138,7 +141,7 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
 
 
 def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
-    """Return the index of the window with this step number; if there is none, `otherwise` or the last index."""
+    """Return the index of the window with this number; if none has it, `otherwise` but at most the last index."""
     same = np.flatnonzero(track.window_steps == number)
     return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 

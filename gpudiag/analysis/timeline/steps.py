@@ -41,10 +41,11 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
 
 
 def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
-    """Return steps from ranges around launches: user-defined ranges, or else calls of the whole model; None without.
+    """Return steps from ranges around launches: user-defined ranges, else calls of the whole model, else None.
 
-    Only the outermost ranges are used, because repeated layers inside a range are not steps. Of several names, the
-    repeating name with the longest total time is used. The chosen ranges must contain most launches of their thread.
+    Only the outermost ranges are used, because repeated layers inside a range are not steps. If ranges have several
+    names, the repeating name with the longest total time is used. The chosen ranges must contain most launches of their
+    thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -78,7 +79,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether about equally many launches follow each begin, unlike for ranges around parts of a step."""
+    """Return whether about equally many launches follow each begin; they differ for ranges around parts of a step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -87,6 +88,7 @@ def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> boo
 
 
 def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
+    """Return the steps that begin at the training thread's marks."""
     # A step may be marked on several threads; the thread with the most marks is the training thread.
     threads, counts = np.unique(events.thread[marks.row], return_counts=True)
     thread = int(threads[np.argmax(counts)])
@@ -107,7 +109,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 def _after_optimizer(events: EventTable) -> HostSteps | None:
     """Return steps that begin where a step of the optimizer ends; None if there are too few.
 
-    These steps are correct with gradient accumulation too. Of several optimizers, the most frequent one is used.
+    These steps are correct with gradient accumulation too. Of several optimizers, the most frequent optimizer is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -131,7 +133,8 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
     """Return steps from names of launches that recur after a constant number of launches.
 
     A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
-    length. If votes are equal, the longest wins, because names that occur twice per step vote for half of the step.
+    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of the
+    step.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -192,8 +195,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
     The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If only two steps are recorded,
-    the first one is the window; if only one step is recorded, all work is the window. If two or three steps give only
-    one window, `_two_steps` looks for a second one.
+    the first step is the window; if only one step is recorded, all work is the window. If two or three steps give only
+    one window, `_two_steps` looks for a second window.
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
@@ -211,14 +214,14 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 
 
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
-    """Return the windows of two steps of a capture with two or three steps; None if only one has known bounds.
+    """Return the windows of two steps of a capture with two or three steps; None if only one step has known bounds.
 
-    Of three steps, the middle one is used, together with the last one if the device still works after the last mark's
-    end, else with the first one. An edge step must have about as many ops as its neighbour.
+    Of three steps, the middle step is used, together with the last step if the device still works after the last mark's
+    end, else with the first step. An edge step must have about as many ops as its neighbour.
 
     The end of the last step is known if its mark has an end. Each step then begins at its mark, or later, when the
-    device has finished the earlier steps. It does not begin at its first op, which may follow a wait for data. The
-    begin of the first step is known if the device was idle before, so that the step contains no earlier work.
+    device has finished the earlier steps. A step does not begin at its first op, because this op may follow a wait for
+    data. The begin of the first step is known if the device was idle before, so that the step contains no earlier work.
 
     Args:
         ops: the device's work.
@@ -257,7 +260,7 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of steps, without the first and last step if there are three."""
+    """Return the windows between the begins `first` of steps; of three or more, without the first and last step."""
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:

@@ -78,6 +78,7 @@ def examine(
 
 
 def _missing_ranks(traces: Sequence[Trace], world_size: int, matching: Matching, repeated: Set[int]) -> list[Validity]:
+    """Warn about ranks without a trace, except `repeated` ranks, which another warning names."""
     present = {trace.rank for trace in traces}
     absent = sorted(set(range(world_size)) - present - repeated) or sorted(matching.missing_ranks - repeated)
     if not absent:
@@ -91,6 +92,7 @@ def _missing_ranks(traces: Sequence[Trace], world_size: int, matching: Matching,
 
 
 def _steps(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Validity]:
+    """Warn about steps without marks, too few steps, and different steps on ranks."""
     warnings = []
     sources = {track.steps.source for track in tracks}
     how = "; ".join(text for source, text in _UNMARKED.items() if source in sources)
@@ -116,6 +118,7 @@ def _steps(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[Valid
 
 
 def _dropped(traces: Sequence[Trace]) -> list[Validity]:
+    """Return a warning if the profiler lost events."""
     dropped = sum(trace.dropped_events for trace in traces)
     if not dropped:
         return []
@@ -126,6 +129,7 @@ def _dropped(traces: Sequence[Trace]) -> list[Validity]:
 
 
 def _clocks(matching: Matching) -> list[Validity]:
+    """Warn if the ranks' clocks could be aligned only roughly or ambiguously."""
     warnings = []
     worst = max(matching.clocks, key=lambda clock: clock.residual_ns, default=None)
     if worst is not None and worst.residual_ns > SAME_CLOCK_NS:

@@ -1,4 +1,4 @@
-"""Findings about the machine, from its facts; each file has one rule."""
+"""Find problems of a machine from its facts; each file has one rule."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ class ClockMismatch:
     """GPUs of one model whose clocks have different limits.
 
     The **SM clock** drives arithmetic, the **memory clock** drives memory bandwidth (these are the driver's names). In
-    data-parallel training every step ends with the slowest GPU, so all of them run at the lowest limit.
+    data-parallel training every step ends with the slowest GPU, so that all GPUs run at the lowest limit.
 
     Usual causes: boards of different makers (factory overclocking), application clocks set only on some GPUs
     (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one GPU.
 
     What to do: `nvidia-smi -q -d CLOCK` shows the limits; `nvidia-smi -rac`, `-rgc` and `-rmc` reset them. If the
-    boards themselves differ, give the slower ones less work, leave them out, or accept their speed.
+    boards themselves differ, give the slower boards less work, leave them out, or accept their speed.
     """
 
     code: ClassVar[str] = "clock-mismatch"
@@ -55,6 +55,7 @@ def _gpus_by_limit(gpus: list[Gpu], domain: str, limit: str) -> dict[int, list[i
 
 
 def _finding(model: str, domain: str, domain_name: str, limit_name: str, by_mhz: dict[int, list[int]]) -> Finding:
+    """Return the finding; `by_mhz` is limit → indices of the GPUs with this limit."""
     low, high = min(by_mhz), max(by_mhz)
     slower = sorted(index for mhz, indices in by_mhz.items() if mhz < high for index in indices)
     percent = 100 * (1 - low / high)

@@ -12,9 +12,9 @@ from gpudiag.model.facts import Bandwidth, Facts
 class CorruptTransfer:
     """A copy or a collective finished without an error, and its result was wrong.
 
-    Every probe sends fresh random data, into a destination filled with other values, and compares the result. If they
-    differ, the measured bandwidth of this path means nothing. A training job that uses the path computes wrong numbers:
-    its loss diverges or becomes NaN, or the model is slightly wrong without any sign.
+    Every probe sends fresh random data, into a destination filled with other values, and compares the result. If the
+    data differ, the measured bandwidth of the path means nothing. A training job that uses the path computes wrong
+    numbers: its loss diverges or becomes NaN, or the model is slightly wrong without any sign.
 
     Known causes: peer copies through an IOMMU that translates (bare metal with `iommu=on` and ACS redirection), a
     faulty riser, cable or NVLink bridge, unstable overclocking, a driver bug.

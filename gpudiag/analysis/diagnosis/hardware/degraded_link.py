@@ -32,11 +32,11 @@ HostRates = dict[int, dict[str, Bandwidth]]
 class DegradedLink:
     """A GPU's link has far less bandwidth than it should.
 
-    Any of four signs is enough. The link runs **below its own maximum under load** (an idle link lowers its generation
-    to save power, so only the generation under load counts). A pinned copy reaches **less than 60 % of the link's
-    ceiling**, or **less than 75 % of the rate of other GPUs of the same model**. The link carries **less than 2 GB/s**,
-    the rate of one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs: lanes are down that are
-    up on other GPUs of the model, or a pair of GPUs carries less than other pairs of its kind.
+    Any of four signs is enough for this finding. The link runs **below its own maximum under load** (an idle link
+    lowers its generation to save power, so only the generation under load counts). A pinned copy reaches **less than 60
+    % of the link's ceiling**, or **less than 75 % of the rate of other GPUs of the same model**. The link carries
+    **less than 2 GB/s**, the rate of one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs:
+    lanes are down that are up on other GPUs of the model, or a pair of GPUs carries less than other pairs of its kind.
 
     A link of eight lanes that runs at eight lanes is not degraded. If a virtual machine reports no maximum for a link,
     only the measured bandwidths count.
@@ -84,7 +84,7 @@ def _best(records: dict[str, Bandwidth]) -> float | None:
 
 
 def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
-    """Return whether a loaded link runs below its maximum, unless its bandwidth proves that the registers are wrong."""
+    """Return whether a loaded link runs below its maximum; False if `best`, in GB/s, proves its registers wrong."""
     pairs = ((link.generation, link.maximum_generation), (link.width, link.maximum_width))
     if not link.under_load or not any(now is not None and most is not None and now < most for now, most in pairs):
         return False
@@ -102,6 +102,7 @@ def _below_siblings(gpu: Gpu, path: str, record: Bandwidth, facts: Facts, rates:
 
 
 def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostRates) -> Finding:
+    """Return the finding about all GPUs with this combination of signs."""
     indices = [gpu.index for gpu in gpus]
     measured = {i: {path: record.gb_per_s for path, record in rates[i].items()} for i in indices if rates.get(i)}
     slowest = min((max(values.values()) for values in measured.values()), default=None)
@@ -134,6 +135,7 @@ def _details(
     of_ceiling: tuple[float, float, str | None],
     siblings: list[float],
 ) -> list[str]:
+    """Return parts of the title; `of_ceiling` is the result of `_least_share`, rates are in GB/s."""
     details = [] if slowest is None else [f"{slowest:.{2 if slowest < 10 else 1}f} GB/s to or from the host"]
     if "narrow" in signs:
         details.append("as little as one or two PCIe lanes carry, as on a riser")
@@ -173,6 +175,7 @@ def _sibling_rates(gpus: list[Gpu], facts: Facts, rates: HostRates) -> list[floa
 
 
 def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
+    """Return what to do about these GPUs; links that are narrow but as fast as their siblings are risers."""
     gpus = ",".join(map(str, indices))
     compare = f"Compare with the slot: `nvidia-smi -q -i {gpus} | grep -A6 'GPU Link Info'` while a copy runs."
     if "narrow" in signs and "siblings" not in signs:
@@ -194,10 +197,10 @@ def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _lanes_down(facts: Facts) -> list[Finding]:
-    """Return findings about GPUs with fewer active NVLink lanes than others of their model."""
+    """Return findings about GPUs with fewer active NVLink lanes than other GPUs of their model."""
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
-        # A GPU with no active lane is taken as one without a bridge, not as a fault.
+        # A GPU without active lanes counts as a GPU without a bridge, not as faulty.
         up = sum(lane.active for lane in gpu.nvlinks)
         if up:
             models[gpu.name][gpu.index] = up

@@ -42,6 +42,7 @@ class ForeignProcess:
 
 
 def _finding(holders: list[tuple[int, GpuProcess]], *, heavy: bool) -> Finding:
+    """Return the finding about processes, each with the index of its GPU; `heavy` processes cost step time."""
     indices = sorted({index for index, _ in holders})
     distinct = {process.pid: process for _, process in holders}
     names = first_four([f"{process.name or 'unnamed'} (pid {pid})" for pid, process in distinct.items()])

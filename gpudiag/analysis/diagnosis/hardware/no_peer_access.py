@@ -83,6 +83,7 @@ def _members(links: list[Link]) -> list[int]:
 
 
 def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tuple[str, ...]:
+    """Return what to do; `ring` means that pairs with peer access form a ring, `all_denied` that no pair has access."""
     if ring:
         return ("Nothing to do; with fewer GPUs choose ones that reach each other (see the islands above).",)
     advice = []
@@ -101,7 +102,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest island; of equally large ones, the one whose slowest link to the host is fastest."""
+    """Return the largest group of GPUs with peer access; of equal sizes, that whose slowest host link is fastest."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }
@@ -111,7 +112,7 @@ def _best_island(facts: Facts) -> tuple[int, ...]:
 def has_ring(members: list[int], edges: set[tuple[int, int]]) -> bool:
     """Return whether `edges` contain a closed ring through all members; for two members, one edge is enough.
 
-    Search depth first. Return False after 50,000 steps; machines with at most 16 GPUs need fewer.
+    Search depth first. Return False after 50,000 steps; machines with at most 16 GPUs need fewer steps.
     """
     neighbours: dict[int, set[int]] = {member: set() for member in members}
     for a, b in edges:

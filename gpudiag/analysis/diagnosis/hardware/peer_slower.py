@@ -84,7 +84,7 @@ class PeerSlowerThanHost:
 
 
 class _Comparison(msgspec.Struct, frozen=True):
-    """GB/s of a pair, direct and staged through host memory."""
+    """Rates of copies between two GPUs, in GB/s: direct, and staged through host memory."""
 
     direct: float
     staged: float
@@ -108,7 +108,7 @@ def _pairs(facts: Facts) -> list[Pair]:
 
 
 def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Return the mean one-way rates of all copies that were measured with and without peer access; None without any."""
+    """Return the mean one-way rates of copies measured both with and without peer access; None without such copies."""
     direct: list[float] = []
     staged: list[float] = []
     for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):
@@ -122,7 +122,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Compare the rate of the slower direction with half the rate of the slower host link; None if one is unknown."""
+    """Compare the slower direction with half the rate of the slower host link; None if a rate is unknown."""
     on, hosts = peer_rates(facts, peer_access=True, direction="one_way"), host_rates(facts)
     compared = []
     for source, destination in (pair, pair[::-1]):

@@ -28,7 +28,7 @@ RESNET50_GRADIENT_BYTES = 102_228_128
 class FactsRule(Protocol):
     """Judge the facts of a machine. The class docstring is the finding's page in docs/findings.
 
-    Machines on which a rule fires or is silent are in tests/analysis/diagnosis/rule_examples.
+    tests/analysis/diagnosis/rule_examples has machines with and without findings of each rule.
     """
 
     code: ClassVar[str]
@@ -100,7 +100,7 @@ def gpu_list(indices: Iterable[int]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
-    """Write three or more consecutive numbers as a range, and others singly."""
+    """Write three or more consecutive numbers as a range, and other numbers singly."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -135,7 +135,7 @@ def _first(names: Sequence[str], most: int) -> str:
 def gradient_cost(gb_per_s: float) -> str:
     """Describe the effect of a bandwidth on training by the time for ResNet-50's gradients.
 
-    Sending the gradients once takes bytes / bandwidth. An all-reduce over n GPUs sends them 2(n-1)/n times.
+    Sending the gradients once takes bytes / bandwidth. An all-reduce over n GPUs sends the gradients 2(n-1)/n times.
     """
     once_ms = RESNET50_GRADIENT_BYTES / gb_per_s / 1e6
     return f"ResNet-50's 102 MB of gradients take {once_ms:.{0 if once_ms >= 10 else 1}f} ms to cross it once"

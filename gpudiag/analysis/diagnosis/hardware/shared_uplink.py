@@ -77,6 +77,7 @@ def _together(facts: Facts) -> list[Finding]:
 
 
 def _together_finding(record: Bandwidth, members: list[int], alone: float, shares: list[float]) -> Finding:
+    """Return the finding; `alone` is the best rate of one GPU, `shares` are the GPUs' rates together, in GB/s."""
     total, worst = sum(shares), min(shares)
     way = "from" if record.path == FROM_DEVICE else "to"
     return Finding(
@@ -99,7 +100,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 
 
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Return findings about pairs without NVLink that copy both ways no faster than one way in all measured modes."""
+    """Return findings about pairs without NVLink whose copies in both directions are no faster than in one."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):

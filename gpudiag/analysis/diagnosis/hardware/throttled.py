@@ -38,6 +38,7 @@ class Throttled:
 
 
 def _finding(reasons: tuple[str, ...], gpus: list[Gpu]) -> Finding:
+    """Return the finding about GPUs that are throttled for the same reasons; `info` if all of them are idle."""
     indices = [gpu.index for gpu in gpus]
     thermal = not _THERMAL.isdisjoint(reasons)
     idle = all(throttle.IDLE in gpu.throttle_reasons for gpu in gpus)

@@ -1,15 +1,17 @@
-"""Estimate the savings of kernels without each cause of slow compute.
+"""Estimate how much shorter kernels become if a cause of slow compute is removed.
 
-Each function returns an expected, a low and a high estimate, because a trace does not show how long the kernels that
-would replace the recorded ones take. The estimates follow from the device's peaks and from the bytes that kernels move:
+Each function returns an expected, a low and a high estimate, because a trace does not show the durations of the kernels
+that would replace the recorded kernels. The estimates follow from the device's peaks and from the bytes that kernels
+move:
 
-* fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each a share of a peak.
+* fp32 on tensor cores: time falls by the ratio of two FLOP rates, each the share of a peak that kernels reach.
 * Conversions of layouts move bytes that channels-last tensors need not move. Batch normalization and depthwise
-  convolutions on contiguous tensors are slower than the device's memory.
+  convolutions on contiguous tensors are slower than the memory allows.
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
 * An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does this once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain reads and writes them
+  once.
 * Fused attention and a compiled chain also replace the operators of the host, as `replaced_operators` describes.
 * In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
@@ -51,7 +53,7 @@ CauseName = Literal[
 
 #: Share of the fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
 _REACHED_FP32 = 0.85
-# The tuples below are (expected, low, high) estimates of the savings.
+# Each tuple below has the values for the (expected, low, high) estimate of the savings.
 #: Share of the tensor cores' peak that kernels reach. Measured (H100, tf32): 0.4 in a GPT-2, 0.6 in a ViT, and 0.16 in
 #: products with 64 rows, which are memory-bound.
 _REACHED_TENSOR = (0.5, 0.2, 0.8)
@@ -60,8 +62,8 @@ _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
 #: Share of a batch normalization's time that remains with channels-last tensors. Measured (H100): 0.55 in a ResNet-50,
 #: 0.9 in a ResNet-101.
 _NORMALIZATION_LEFT = (0.65, 1.0, 0.55)
-#: Share of the memory's peak that cuDNN's batch normalization in fp32 reaches with channels-last tensors. Physical: its
-#: kernels read each tensor twice and reach 0.85 of the peak; the bytes count each tensor once.
+#: Share of the memory's peak that cuDNN's batch normalization in fp32 reaches with channels-last tensors. Physical:
+#: cuDNN's kernels read each tensor twice and reach 0.85 of the peak; the bytes count each tensor once.
 _CUDNN_NORMALIZATION_REACHED = (0.55, 0.3, 0.75)
 #: Share of a depthwise convolution's time that remains with channels-last tensors. Measured (H100): about 0.3 in a
 #: ConvNeXt and in a MobileNet.
@@ -73,11 +75,11 @@ _PRODUCTS_LEFT = (7 / 6, 1.35, 0.8)
 #: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors unfused, and seven
 #: fused. SGD with momentum reads and writes eight tensors unfused, and five fused.
 _UPDATE_LEFT = (0.45, 0.65, 0.35)
-#: The share that remains of launch-sized kernels of an update, because one fused kernel replaces hundreds of them.
+#: Share of the time of an update's launch-sized kernels that remains: one fused kernel replaces hundreds of kernels.
 _SMALL_UPDATE_LEFT = (0.1, 0.3, 0.05)
-#: The share that remains of an update's launches and gaps if the update is fused.
+#: Share of an update's launches and gaps that remains if the update is fused.
 _UPDATE_HOST_LEFT = (0.2, 0.4, 0.1)
-#: Share of an elementwise kernel's time that remains if it is fused into a longer one: reading its other operands.
+#: Share of an elementwise kernel's time that remains if it is fused into a longer kernel: reading other operands.
 _FUSED_LEFT = (0.35, 0.6, 0.15)
 #: Maximum number of kernels between a matrix product and the softmax of attention.
 _MOST_BETWEEN = 12
@@ -89,7 +91,7 @@ class SlowKernels:
 
     Attributes:
         name: the cause.
-        ops: bool[m], the kernels.
+        ops: bool[m], which of the graph's m ops are these kernels.
         estimates: scenarios without the cause, by the expected, the low and the high estimate of the savings.
         evidence: figures for the finding.
     """
@@ -154,8 +156,8 @@ def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
 def conversions(case: Case, kernels: GraphKernels) -> SlowKernels | None:
     """Return the conversions between layouts, and depthwise convolutions on contiguous tensors.
 
-    Without conversions nothing shows that cuDNN prefers another layout. Channels-last tensors also shorten batch
-    normalization: that of cuDNN by as much as it is slower than the device's memory.
+    Without conversions the result is None, because nothing shows that cuDNN prefers another layout. Channels-last
+    tensors also shorten batch normalization. For cuDNN's kernels, the remaining time follows from their bytes.
     """
     ops = kernels.of_class("layout-conversion")
     if not ops.any():
@@ -178,10 +180,10 @@ def conversions(case: Case, kernels: GraphKernels) -> SlowKernels | None:
 
 
 def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
-    """Return the kernels of scores, bool[m], and the products before and after them, int64[k, 2], of eager attention.
+    """Return (score kernels of eager attention, bool[m]; the products before and after them, int64[k, 2]).
 
-    Eager attention, and its backward pass likewise, multiplies batches of matrices, applies softmax and other
-    operations to the scores, and multiplies again.
+    The forward and the backward pass of eager attention multiply batches of matrices, apply softmax and other
+    operations to the scores, and multiply again.
     """
     scores = np.zeros(len(kernels.stream), np.bool_)
     products: dict[tuple[int, int], None] = {}
@@ -197,7 +199,7 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
-    """Return the first op of the stream, before (-1) or after (1) `start`, that is not passable; None if too far."""
+    """Return the first op of the stream before (-1) or after (1) `start` that is not passable; None if too far away."""
     for distance in range(1, _MOST_BETWEEN + 1):
         index = start + direction * distance
         if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:
@@ -210,7 +212,7 @@ def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[
 def eager_attention(
     kernels: GraphKernels, scores: NDArray[np.bool_], products: Index, operators: tuple[HostTimes, ...]
 ) -> SlowKernels | None:
-    """Return the score kernels of unfused attention; the arguments are those of `attention_ops`."""
+    """Return the score kernels of unfused attention; see `attention_ops` and `replaced_by_attention` for arguments."""
     if not scores.any():
         return None
     multiplies = np.zeros(len(scores), np.bool_)
@@ -246,7 +248,8 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attenti
     """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor.
 
     In a chain of simple kernels, all but the longest are fused. In a chain with a reduction or normalization, all
-    simple kernels are fused. Host times of eager attention, `attention`, are left to that cause.
+    simple kernels are fused. The host times `attention` are not counted, because they belong to the cause
+    `eager-attention`.
     """
     eager = ~kernels.in_update & ~kernels.fused & ~scores
     simple = kernels.of_class("elementwise", "random", "copy-kernel") & eager

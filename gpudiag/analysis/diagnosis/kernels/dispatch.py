@@ -1,4 +1,4 @@
-"""Find the time in which JAX's main thread dispatches functions to CPU devices that run none."""
+"""Find the time in which JAX's main thread dispatches functions to CPU devices that run no function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudiag.units import NS_PER_MS
 
 
 def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
-    """Return float64[n]: share of the work before each host node that dispatches; None if no thread dispatches to CPUs.
+    """Return float64[n]: share of dispatching in the work before each host node; None if no thread dispatches to CPUs.
 
     Compiling does not count.
     """
@@ -40,12 +40,12 @@ def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
 
 
 def without_dispatching(remaining: Times, _: WhatIf, scenario: Scenario) -> Scenario:
-    """Return the scenario with this share of the host's work."""
+    """Return the scenario with the share `remaining`, float64[n], of the work before each host node."""
     return replace(scenario, busy=scenario.busy * remaining)
 
 
 def dispatches_per_step(case: Case) -> tuple[float, float]:
-    """Return (functions that the first device ran, ms in which the main thread dispatched and it ran none) per step."""
+    """Return (functions that the first device ran, ms of dispatching in which it ran no function), per step."""
     track = case.tracks[0]
     steps = max(len(track.window_steps), 1)
     ran = distinct(track.ops.row[(track.ops.start >= track.bounds[0]) & (track.ops.start < track.bounds[-1])])

@@ -26,9 +26,9 @@ class LaunchingThread(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trace: index of the process's trace.
-        ops: int64[k], the ops that its operators launched.
+        ops: int64[k], the ops that the thread's operators launched.
         called, ended: int64[k], begin and end of the innermost operator around the launch of each of these ops.
-        operators: the thread's operators by start, the longer first; they nest.
+        operators: the thread's nested operators, sorted by start; if two start together, the longer one is first.
     """
 
     trace: int
@@ -95,7 +95,7 @@ class GraphKernels:
         return device.end - device.start
 
     def ms_per_step(self, values_ns: Times) -> float:
-        """Return the sum of float64[m] in ms per step, the maximum over device tracks."""
+        """Return the sum of `values_ns`, float64[m], in ms per step, on the device track with the largest sum."""
         graph = self.what_if.graph
         return float(np.bincount(graph.device.track, weights=values_ns).max(initial=0.0)) / graph.steps / 1e6
 
@@ -145,7 +145,7 @@ def graph_kernels(case: Case, what_if: WhatIf) -> GraphKernels | None:
 
 
 def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[Any]]:
-    """Return the columns of `TrackKernels` for ops given by track and event row; placeholders where unclassified."""
+    """Return the columns of `TrackKernels` for ops given by track and event row; unclassified ops get placeholders."""
     columns: dict[str, NDArray[Any]] = {
         "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
         "operator": np.full(len(row), UNKNOWN, np.int64),
@@ -172,7 +172,8 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
 def share_at_memory_peak(case: Case, kernels: GraphKernels, chosen: NDArray[np.bool_]) -> Times:
     """Return float64[m]: share of its time that each chosen op would take at the peak rate of the device's memory.
 
-    The bytes are the inputs and outputs of its operator, each counted once. NaN where shapes or the peak are unknown.
+    The bytes are those of the inputs and outputs of the op's operator, each counted once. The share is NaN if shapes or
+    the peak are unknown.
     """
     share = np.full(len(chosen), np.nan)
     for index, track in enumerate(case.tracks):

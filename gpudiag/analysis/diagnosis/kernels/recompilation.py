@@ -65,6 +65,7 @@ class Recompilation:
             )
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         per_step, compile_ms, frames = _compilations(case)
         recompiled = case.lines.recompiled() if case.lines is not None else []
         times = f"{per_step:.1f}"
@@ -120,7 +121,7 @@ def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
 
 
 def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
-    """Return float64[n]: share of the time before each host node in which its process compiled; None if none did."""
+    """Return float64[n]: share of compiling in the time before each host node; None if no process compiled."""
     if case.work is None or not case.work.compilations:
         return None
     graph = what_if.graph

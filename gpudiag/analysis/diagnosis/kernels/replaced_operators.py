@@ -7,7 +7,7 @@ operators:
                       ├─ fused ┤                                            fused attention: as long as one product
 
 In the backward pass the operators are autograd's nodes, which PyTorch records around the operators that they call. The
-operator of a kernel is the largest operator around its launch that does not also launch a kernel outside of the group.
+operator of a kernel is the largest operator around its launch that launches no kernel besides the replaced kernels.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_time import lengths_in_turn
 from gpudiag.intervals import EMPTY, Intervals, median, outermost, subtract, union
 
-#: Normal set of times on the common clock, by index of the trace.
+#: Index of the trace → sorted, disjoint times on the common clock.
 HostTimes = dict[int, Intervals]
 
 
 def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
     """Return float64[n]: share of the work before each host node, except in slow calls, that remains without `removed`.
 
-    A slow call is no operator of these kernels.
+    Slow calls are left out, because they are no operators of these kernels.
     """
     host, chains = kernels.what_if.graph.host, kernels.what_if.graph.chains
     without = np.zeros(len(host.time))
@@ -45,9 +45,10 @@ def host_left(kernels: GraphKernels, removed: HostTimes) -> Times:
 def replaced_by_attention(kernels: GraphKernels, products: Index) -> tuple[HostTimes, HostTimes, HostTimes]:
     """Return the host times that fused attention saves, by the expected, the low and the high estimate.
 
-    Fused attention replaces everything from the operator of the first product to that of the second one. It takes as
-    long as the shorter of both operators; by the low estimate as long as both, and by the high estimate as long as the
-    innermost operator that multiplies. If an operator launches both products, its nested operators count.
+    Fused attention replaces everything from the operator of the first product to the operator of the second product.
+    Fused attention is expected to take as long as the shorter of the two operators. By the low estimate of the savings,
+    it takes as long as both operators; by the high estimate, as long as the shorter product's innermost operator. If
+    one operator launches both products, the operators nested in it count.
 
     Args:
         kernels: the m ops of a graph.
@@ -76,13 +77,14 @@ def replaced_by_compiler(
     """Return the host times that compiled chains save, by the expected, the low and the high estimate.
 
     The operators of fused kernels are saved, each with the usual time until the next operator. Bucket copies remain.
-    Where a chain reduces across rows, one fused kernel remains, because it uses the result. By the low estimate, one
-    more kernel of each chain remains, and nothing between operators is saved. By the high estimate, only the innermost
-    operator of each other kernel remains too, because compiled code calls it without modules and autograd.
+    In a chain that reduces across rows, one fused kernel remains, because it uses the result of the reduction. By the
+    low estimate, one more kernel of each chain remains, and the time between operators is not saved. By the high
+    estimate, each remaining kernel keeps only its innermost operator, because compiled code calls that operator without
+    modules and autograd.
 
     Args:
         kernels: the m ops of a graph.
-        fused: bool[m], the kernels that a compiler fuses into others.
+        fused: bool[m], the kernels that a compiler fuses into other kernels.
         member: bool[m], all kernels of chains.
         chain: int64[m], number of the chain, ascending.
         attention: host times that count as savings of fused attention.
@@ -116,11 +118,11 @@ def _longest_of_each(kernels: GraphKernels, chosen: NDArray[np.bool_], chain: In
 
 @dataclass(frozen=True, eq=False)
 class _OperatorRanges:
-    """Ranges of operators on host threads, as columns of the m ops of a graph; `NONE` where an op has none.
+    """Ranges of operators on host threads, as columns of the m ops of a graph; `NONE` for ops without a range.
 
     Attributes:
         begin, end: int64[m], ns on the common clock.
-        thread: int64[m], index of the launching thread in `LaunchingThread`s.
+        thread: int64[m], index of the launching thread in `GraphKernels.threads`.
     """
 
     begin: Index
@@ -142,7 +144,7 @@ def _operator_ranges(
     Args:
         kernels: the m ops of a graph.
         chosen: bool[m], the ops.
-        without: bool[m]; default: all that are not chosen.
+        without: bool[m], ops that the operator must not launch; by default all that are not chosen.
     """
     without = ~chosen if without is None else without
     ranges = _OperatorRanges(*(np.full(len(chosen), NONE, np.int64) for _ in range(3)))
@@ -166,7 +168,7 @@ def _operator_ranges(
 
 
 def _until_next_operator(kernels: GraphKernels, ranges: _OperatorRanges) -> _OperatorRanges:
-    """Return the ranges until the thread's next operator begins, by at most the usual time between operators."""
+    """Extend the ranges until the thread's next operator begins, by at most the usual time between operators."""
     until = ranges.end.copy()
     for index, thread in enumerate(kernels.threads):
         ops = np.flatnonzero(ranges.thread == index)

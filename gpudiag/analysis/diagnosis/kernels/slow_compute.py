@@ -40,8 +40,8 @@ _MOST_MODULES = 3
 #: no fault of the program.
 BY_A_COMPILER: frozenset[CauseName] = frozenset({"unfused-elementwise", "small-kernels"})
 
-#: Causes that a compiler removes. It also chooses the layout of convolutions, and fuses the operations on attention
-#: scores. The evidence of these causes states their savings together.
+#: Causes that a compiler removes. A compiler also chooses the layout of convolutions, and fuses the operations on
+#: attention scores. The evidence of these causes states their savings together.
 COMPILED: tuple[CauseName, ...] = ("unfused-elementwise", "layout-conversion", "eager-attention")
 
 _WORDS: dict[CauseName, str] = {
@@ -148,6 +148,7 @@ class SlowCompute:
     def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         self, case: Case, kernels: GraphKernels, slow: SlowKernels, savings: _Savings, gain: float, percent: float
     ) -> Finding:
+        """Return the finding for savings of `gain` ms per step; `savings` has the low and the high estimate."""
         spread = f"{savings.low:.1f} to {savings.high:.1f}"
         precision = str(slow.evidence.get("precision", "tf32"))
         words = {"precision": precision, "setting": _TF32 if precision == "tf32" else _HALF}
@@ -179,7 +180,7 @@ class SlowCompute:
 def _compiled_ms(compiled: Sequence[SlowKernels], kernels: GraphKernels) -> float | None:
     """Return the savings of several causes together, in ms; None for fewer than two.
 
-    They are less than the sum if the host sets the pace until one cause is removed.
+    The result is less than the sum of the causes' savings if the host sets the pace until one cause is removed.
     """
     if len(compiled) < 2:
         return None
@@ -193,8 +194,8 @@ def _compiled_ms(compiled: Sequence[SlowKernels], kernels: GraphKernels) -> floa
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
     """Return the low estimate of the savings, in ms.
 
-    It is simulated if host work is removed, and else `saved_ms` scaled. The savings of compilers are always scaled,
-    because they are reported for most jobs and a simulation takes 1 % of the analysis.
+    The estimate is simulated if the cause removes host work; otherwise `saved_ms` is scaled by the removed time. The
+    savings of compilers are always scaled, because most jobs have them and a simulation takes 1 % of the analysis.
     """
     expected, low, _ = slow.estimates
     if removed_host_ms(expected, kernels) and slow.name not in BY_A_COMPILER:
@@ -222,16 +223,16 @@ def is_reported(saved_ms: float, step_ms: float) -> bool:
 
 
 def _modules(case: Case, kernels: GraphKernels, slow: SlowKernels) -> dict[str, float]:
-    """Return module → ms per step of these kernels that it launched, largest first, on the first track with modules."""
+    """Return module → ms per step of its slow kernels, largest first, on the first track whose modules are known."""
     graph = kernels.what_if.graph
     for index, track in enumerate(case.tracks):
         work = case.timeline.traces[track.trace].modules
         if work is None or not len(work.row):
             continue
         ops = np.flatnonzero(slow.ops & (graph.device.track == index))
-        found = modules_of(work, kernels.operator[ops])
-        known = found >= 0
-        total = np.bincount(found[known], weights=kernels.duration[ops][known], minlength=len(work.modules))
+        module_of_op = modules_of(work, kernels.operator[ops])
+        known = module_of_op >= 0
+        total = np.bincount(module_of_op[known], weights=kernels.duration[ops][known], minlength=len(work.modules))
         first = np.argsort(-total, kind="stable")[:_MOST_MODULES]
         return {
             ".".join(filter(None, (work.modules[module].root, work.modules[module].path))): float(total[module])

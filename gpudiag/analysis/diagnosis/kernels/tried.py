@@ -15,7 +15,7 @@ from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries
 from gpudiag.model.job import Change, TriedChange, TryVerdict
 from gpudiag.statistics import student_t
 
-#: Change → the causes of `slow-compute` that it removes, the main one first.
+#: Change → the causes of `slow-compute` that the change removes, the main cause first.
 _CAUSES: dict[Change, tuple[CauseName, ...]] = {
     "tf32": ("fp32-matmul",),
     "channels-last": ("layout-conversion",),
@@ -31,6 +31,7 @@ def tried_changes(measured: MeasuredTries, findings: Sequence[Finding]) -> tuple
 
 
 def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
+    """Return the predicted savings of one change, and the savings measured in its blocks of steps."""
     row = _predicted(turns.change, findings)
     pairs = list(zip(turns.base_ms, turns.changed_ms, strict=False))
     if turns.skipped is not None:
@@ -56,7 +57,7 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
 def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
     """Return the change with the savings that the findings about its causes predict together.
 
-    The sum is limited to what all causes that a compiler removes save together, and its interval is scaled alike.
+    For `compile`, the sum is limited to the simulated savings of all causes together, and its interval is scaled alike.
     """
     removed = [
         finding

@@ -21,8 +21,8 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import bus_factor
 
-#: Part of a board's name → one-way GB/s of a GPU's NVLink lanes together. NVIDIA's data sheets state twice as much, the
-#: sum of both directions. Every board with one of these names has NVLink.
+#: Part of a board's name → one-way bandwidth of all NVLink lanes of a GPU, in GB/s. NVIDIA's data sheets state twice as
+#: much, the sum of both directions. Every board with one of these names has NVLink.
 _GB_PER_S = (
     ("B200", 900.0),
     ("H200", 450.0),
@@ -51,7 +51,7 @@ _NOT_PYTORCH: Advice = (
         "Overlap more: larger batches per device; compare `--strategy nccl`, `multi-worker` and `hierarchical-copy`."
     ),
 )
-#: Options of XLA for GPUs.
+#: Advice about options of XLA for GPUs.
 _XLA_ON_GPUS: Advice = (
     jax(
         "Overlap more: XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true, with "
@@ -68,7 +68,7 @@ _DDP: Advice = (
     ),
     pytorch("Overlap more: larger batches per device; smaller DDP buckets (bucket_cap_mb), so that the last is short."),
 )
-#: Advice if the CPU's calls cost time, not the transfers.
+#: Advice if the CPU's calls for communication cost time, and the transfers do not.
 _DDP_CALLS: Advice = (
     pytorch(
         "The CPU's calls cost the time. Make fewer: DistributedDataParallel(gradient_as_bucket_view=True) saves a copy "
@@ -129,7 +129,8 @@ class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
 def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
     """Return the kind of collective with the most time on the first device; None without collectives of known size.
 
-    With `from_last_arrival`, time counts from the arrival of the last participant, else from that of the first device.
+    With `from_last_arrival`, time counts from the arrival of the last participant, else from the first device's
+    arrival.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:
@@ -157,7 +158,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is at
-    most `OF_NVLINK` of the NVLink bandwidth, a share that copies through host memory reach too.
+    most `OF_NVLINK` of the NVLink bandwidth. Copies through host memory reach that share too.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -174,7 +175,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks are on one machine, which differing device numbers show if there is no run record."""
+    """Return whether all ranks are on one machine; without a run record, distinct device numbers show this."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
@@ -258,9 +259,10 @@ def _enqueued(case: Case) -> tuple[int, int]:
 
 
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
-    """Return whether links may be slow: collectives do not reach the expected bandwidth, or theirs is unknown.
+    """Return whether links may be slow: the bandwidth of collectives is lower than expected, or is unknown.
 
-    The expected bandwidth is the probes' at the same size; without probes it is half of the NVLink bandwidth.
+    The expected bandwidth is three quarters of the bandwidth in the probes at the same size; without probes, it is half
+    of the NVLink bandwidth.
     """
     if case.tracks[0].is_cpu:
         return False

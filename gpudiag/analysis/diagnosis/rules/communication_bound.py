@@ -94,6 +94,7 @@ class CommunicationBound:
             )
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         device, graph = what_if.graph.device, what_if.graph
         matched = ~np.isnan(device.transfer)
         transfer = device.transfer[matched]
@@ -157,7 +158,7 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Split the savings, in ms per step, by removing one part after another; each part has its additional savings.
+    """Return part → ms per step that its removal saves if the parts before it are already removed; they sum to `gain`.
 
     The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace.
     """
@@ -177,7 +178,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
     """Return transport → savings, in ms per step, if transfers took the time that the probes measured.
 
-    For the job's current transport, they show how much contention and late launches cost.
+    For the job's current transport, the savings show how much contention and late launches cost.
     """
     if case.facts is None:
         return {}

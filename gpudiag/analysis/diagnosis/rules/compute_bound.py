@@ -17,7 +17,7 @@ _ADVICE = (
     unknown("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
-#: Replaces the general advice if findings `slow-compute` name the change.
+#: Advice that replaces the general advice if `slow-compute` findings name the change.
 _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger batch."
 
 
@@ -32,7 +32,7 @@ class ComputeBound:
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """Yield one finding if all time is explained and no other finding reaches the threshold of a warning."""
+        """Yield a finding if all time is explained (`conclusive`) and no finding but `slow-compute` asks for action."""
         others = [finding for finding in findings if finding.code != "slow-compute"]
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return
@@ -49,8 +49,8 @@ class ComputeBound:
         Args:
             case: the job.
             compute_ms: compute per step on the device that sets the pace.
-            percent: compute as a share of the step.
-            largest_percent: share of the step that the largest other bucket takes.
+            percent: compute in percent of the step.
+            largest_percent: the largest other bucket in percent of the step.
         """
         least = max(largest_percent, WARNING_PERCENT)
         title = f"compute-bound ({_shares(case, percent)}); nothing else takes over {least:.0f} %"
@@ -60,6 +60,7 @@ class ComputeBound:
     def _finding(
         cls, case: Case, compute_ms: float, title: str, confidence: Confidence, *, slow: bool = False
     ) -> Finding:
+        """Return the finding; `slow` means that `slow-compute` findings name the change to make."""
         return Finding(
             code=cls.code,
             severity="info",

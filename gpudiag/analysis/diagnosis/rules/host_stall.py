@@ -67,6 +67,7 @@ class HostStall:
             yield Proposal(edit=without_common_untraced, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         places = stalls(case, case.timeline.ranks_present, common=True)
         first = main_place(places, gain)
         collecting = first is not None and first.collecting

@@ -64,6 +64,7 @@ class HostSync:
         yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         calls, operators, frames = _calls(case, what_if)
         evidence: dict[str, object] = {"calls_per_step": calls, "operators_per_step": operators}
         if frames:
@@ -84,7 +85,7 @@ class HostSync:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return name → number per step and rank of (blocking calls, operators around them, user's functions)."""
+    """Return (blocking calls, operators around them, user's functions), each as name → number per step and rank."""
     host = what_if.graph.host
     rank_steps = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)

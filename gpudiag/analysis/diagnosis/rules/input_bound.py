@@ -87,6 +87,7 @@ class InputBound:
         yield Proposal(edit=without_common_input, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         host, steps = what_if.graph.host, what_if.graph.steps
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
         unmarked = float(host.before_first_op.sum()) / steps / len(what_if.graph.ranks) / 1e6
@@ -123,7 +124,7 @@ def unmarked_words(case: Case) -> str:
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Replace the finding about input by the wait in unprofiled steps, unless the recording shows half of that wait."""
+    """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait."""
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
@@ -161,9 +162,10 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 
 
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
-    """Return (ms per step, rank) of the wait common to all ranks.
+    """Return the wait common to all ranks, as (ms per step, the rank from which it is computed).
 
-    It is the maximum over ranks of (wait - own excess), or the lower median of the waits if excesses are unknown.
+    This wait is the maximum over ranks of (wait - the rank's excess), or the lower median of the waits if excesses are
+    unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
     excess_ms = input_ms_above_most(case.run)
@@ -173,7 +175,7 @@ def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[floa
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks whose wait is at least half of the savings, or whose workers are slower than the fixed step."""
+    """Return the ranks that wait for at least half of the savings, or whose workers are too slow for the fixed step."""
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
 
@@ -188,5 +190,5 @@ def _advice(case: Case) -> Advice:
 
 
 def _is_same_wait(finding: Finding, saved: float) -> bool:
-    """Return whether a finding is a stall no longer than `saved` ms, because a loader without marks looks like one."""
+    """Return whether a stall of about `saved` ms or less is the same wait: an unmarked loader looks like a stall."""
     return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * saved

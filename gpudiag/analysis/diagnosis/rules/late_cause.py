@@ -25,7 +25,8 @@ from gpudiag.units import milliseconds
 
 #: Maximum number of operators or pauses in the evidence.
 _MOST_NAMES = 5
-#: Components with most of a host's work. The largest excess of a host that is slow in all its calls is in one of them.
+#: Components with most of a host's work. If a host is slow in all its calls, its largest excess is in one of these
+#: components.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
 #: Causes that may hide frequent pauses of the host, each too short to count as untraced time.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
@@ -158,7 +159,8 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that lost its core pauses between calls that others make too. Saving and logging pause between extra calls.
+    A thread that lost its core also pauses between calls that other ranks make. A thread that saves or logs pauses
+    between additional calls.
 
     Attributes:
         ms: description of the calls before and after the pause → mean ms per step and straggler, longest first.
@@ -182,7 +184,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return these ranks' pauses between calls that others seldom make in succession; empty without other ranks."""
+    """Return these ranks' pauses between calls that other ranks seldom make in succession; empty without such ranks."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)
@@ -246,9 +248,9 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
-    little. The second condition finds parts after which another rank sets the pace. A host that lost its core is slow
-    in launching, calls and pauses. If no part explains the savings, the cause is therefore `launch` if equalizing these
-    three together saves most.
+    little. The second condition is needed if another rank sets the pace once the part is equalized. A host that lost
+    its core launches slowly, has slow calls and pauses. If no part explains the savings, the cause is therefore
+    `launch` if equalizing launching, calls and pauses together saves most.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all
@@ -276,7 +278,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether a rank notably exceeds its peers in this part, by the maximum of each step or on average."""
+    """Return whether a rank notably exceeds its peers in this part, on average or with `each_step` in single steps."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())

@@ -69,8 +69,8 @@ class LaunchBound:
     A few slow calls are reported separately, with their self time, because their causes differ: they plan for new
     shapes, compile, allocate, or compute on the CPU.
 
-    JAX's CPU devices are idle too while its main thread dispatches functions, of which each operation outside of
-    `jax.jit` is one. Savings are those of a step without this time.
+    JAX's CPU devices are idle too while the main thread dispatches functions. Each operation outside of `jax.jit` is
+    such a function. Savings are those of a step without dispatching.
     """
 
     code: ClassVar[str] = "launch-bound"
@@ -97,6 +97,7 @@ class LaunchBound:
     def _describe_slow(
         self, case: Case, what_if: WhatIf, slow: dict[str, tuple[float, float]], gain: float, percent: float
     ) -> Finding:
+        """Return the finding about slow calls; `slow` is operator → (self time in ms, calls) per step."""
         first, (own_ms, calls) = next(iter(slow.items()))
         return Finding(
             code=self.code,
@@ -116,6 +117,7 @@ class LaunchBound:
         )
 
     def _describe_dispatching(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding about dispatches, which cost `gain` ms per step (`percent` percent of the step)."""
         functions, dispatch_ms = dispatches_per_step(case)
         return Finding(
             code=self.code,
@@ -136,6 +138,7 @@ class LaunchBound:
         )
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         device, graph = what_if.graph.device, what_if.graph
         kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
         per_step = len(kernels) / graph.steps / len(case.tracks)

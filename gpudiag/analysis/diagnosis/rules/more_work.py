@@ -86,7 +86,8 @@ def _message_bytes(case: Case) -> dict[int, int]:
 def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     """Return `experts` if late ranks compute longer mostly in segments next to an all-to-all, else None.
 
-    Other causes lengthen all segments: a slow device computes everything slower, long sequences lengthen every layer.
+    A segment is the work between two collectives. Other causes lengthen all segments: a slow device computes everything
+    slower, and long sequences lengthen every layer.
     """
     work = work_by_segment(what_if, what_if.corrected)
     beside = beside_all_to_alls(what_if)

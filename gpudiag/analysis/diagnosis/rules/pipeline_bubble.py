@@ -43,9 +43,9 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         schedule: number of microbatches, and of chunks (parts of the model) per stage.
         ms: idle time of a stage in an even step, in which all ranks compute equally long and transfers take no time.
         step_ms: length of the even step.
-        longest_idle_ms: idle time of the process that computes longest, with the recorded imbalance.
-        longest_ms: compute of that process per step.
-        fixed_ms: time of that process, with untraced time, that does not shrink with the microbatch, per step.
+        longest_idle_ms: idle time per step of the process that computes longest, if the imbalance is as recorded.
+        longest_ms: compute of the same process per step.
+        fixed_ms: time of the same process per step that does not shrink with the microbatch, including untraced time.
     """
 
     stages: int
@@ -73,7 +73,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def theoretical_percent(self) -> float:
-        """Return the share of the step that the schedule leaves idle in theory."""
+        """Return the percentage of the step that the schedule leaves idle in theory."""
         return theoretical_bubble_percent(self.stages, self.schedule.microbatches, self.schedule.chunks)
 
 

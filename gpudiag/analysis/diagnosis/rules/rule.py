@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: Waste can be removed entirely; communication and launching can only be hidden or shortened. Launching is scored in a
-#: job without waste, because the device may hide launches there. Kernels can only be replaced by faster ones.
+#: job without waste, because there the device may hide launches. Kernels can only be replaced by faster kernels.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
@@ -28,12 +28,13 @@ class CannotTell(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause to remove from the step.
+    """A cause of lost time, and the finding about it.
 
     Attributes:
         edit: removes the cause from a scenario.
         describe: returns the finding, given its savings in ms per step and in percent of the step.
-        beyond: removes only the costs that launch overhead may explain; if `edit` saves no more, it may be dropped.
+        beyond: removes only the costs that launch overhead may explain. If `edit` saves no more than `beyond`, the
+            proposal may be dropped.
         kind: whether the cause can be removed, or only hidden or shortened.
     """
 
@@ -44,16 +45,18 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(Protocol):
-    """Examine a case for one kind of problem. The rule's class docstring is the page of its code in docs/findings.
+    """Examine a case for one kind of problem. A rule's class docstring becomes the page about its finding in
+    docs/findings.
 
-    Jobs in which a rule fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
+    `tests/analysis/diagnosis/rule_examples` has jobs in which each rule proposes something, proposes nothing, or cannot
+    tell.
     """
 
     code: ClassVar[str]
     title: ClassVar[str]
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Yield proposals, or why no conclusion is possible; yield nothing if the problem does not occur."""
+        """Yield proposals, or `CannotTell` if data is lacking; yield nothing if the problem does not occur."""
         ...
 
 
@@ -76,7 +79,7 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
         what_if: the job.
         parts: name of a component → the scenario without it and without the previous components.
         rest: name of the remainder.
-        gain_ms: the savings.
+        gain_ms: the savings of removing all components and the remainder, in ms per step.
     """
     gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
     running = [0.0, *itertools.accumulate(gains, max), gain_ms]
@@ -87,7 +90,7 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
 class For(msgspec.Struct, frozen=True):
     """A line of advice for users of one framework, or (`others`) of any framework but PyTorch and TensorFlow.
 
-    Lines of the framework `unknown` are for recordings that do not tell their framework.
+    Lines of the framework `unknown` are for recordings whose framework is unknown.
     """
 
     framework: str

@@ -66,7 +66,7 @@ class Straggler:
 
     Unprofiled steps show which hosts ran ahead of their devices, so that a host is not reported as slow only because
     recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
-    simulated ones is added to the savings. If the input makes a rank late, unprofiled steps limit its savings in two
+    simulated steps is added to the savings. If the input makes a rank late, unprofiled steps limit its savings in two
     ways. If most ranks waited for input, the limit is the rank's excess over the usual wait. If the speed of DataLoader
     workers is known, the limit is the step time minus the time in which the usual worker makes a step's batches.
     """
@@ -75,7 +75,7 @@ class Straggler:
     title: ClassVar[str] = "One or a few ranks delay all others"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step in which ranks are equalized to their median, and one in which pipeline stages are even."""
+        """Propose a step with ranks equalized to their median, and a step with equally long pipeline stages."""
         if case.one_of_many():
             yield CannotTell(
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
@@ -98,6 +98,7 @@ class Straggler:
             yield from uneven_stages(case, what_if)
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
+        """Return the finding for savings of `gain` ms per step (`percent` of it); `jitter` is that of `_LateRanks`."""
         late = _late_ranks(case, what_if, jitter, gain)
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
         longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
@@ -134,11 +135,11 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: the late ranks, in ascending order.
         cause: the cause of the finding.
-        part: the part of the step in which late ranks exceed the others.
+        part: the part of the step in which late ranks exceed other ranks.
         excess_ms: rank → excess over the median of all ranks in that part, per step.
         savings_ms: part → savings per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
-        more_work: the reason why late ranks have more work than their peers; None if they have no more.
+        more_work: the reason why late ranks have more work than their peers; None if no reason is known.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
         silent: whether the cause is input, but most of the input wait is unmarked time, in which nothing was recorded.
         jitter: whether each late rank is late in some steps only.
@@ -225,6 +226,7 @@ def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
 
 
 def _title(late: _LateRanks, place: str, gain: float) -> str:
+    """Return the title; `place` is where the late ranks lose time, `gain` the savings in ms per step."""
     one = len(late.ranks) == 1
     if late.by_turns:
         return f"ranks take turns being slow, which costs {gain:.1f} ms per step"
@@ -244,6 +246,7 @@ def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
 
 
 def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
+    """Return the evidence of the finding; `longer_ms` is the result of `_longer_ms`."""
     waits = {
         track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
         for track in case.attribution.tracks
@@ -269,7 +272,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Return a title up to "delays"; None if the cause is unknown. `place` locates the cause or describes the input."""
+    """Return the title up to "delays", or None if the cause is unknown; `place` locates the cause, or names input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -288,7 +291,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return the excess of unprofiled over simulated steps, in ms; 0 unless others waited only for the late ranks."""
+    """Return the excess of unprofiled over simulated steps, in ms; 0 unless other ranks waited only for late ranks."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
@@ -358,7 +361,7 @@ def _largest_excess(what_if: WhatIf) -> Component:
 
 
 def _times_last(case: Case) -> dict[int, int]:
-    """Return rank → number of collectives at which it arrived last."""
+    """Return rank → number of collectives at which the rank arrived last."""
     times: dict[int, int] = {}
     seen: set[int] = set()
     for track in case.tracks:

@@ -33,7 +33,7 @@ _ALONE: Advice = ("With one rank per stage a slow device looks the same: check t
 
 
 def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
-    """Propose a pipeline in which each stage computes as long as the mean of all stages, if one computes longer."""
+    """Propose a pipeline whose stages all compute as long as their mean, if a stage computes clearly longer."""
     relative = relative_work(what_if, what_if.corrected)
     long = [stage for stage, times in enumerate(relative) if times >= LONG_STAGE]
     if long:

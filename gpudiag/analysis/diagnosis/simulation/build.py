@@ -43,7 +43,7 @@ def build_graph(timeline: Timeline) -> Graph | None:
 def _build_process(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack]
 ) -> tuple[Chain | None, list[TrackOps]]:
-    """Return the chain of one process, or None if it has no nodes, and the ops of its tracks."""
+    """Return (host chain of one process, or None if the chain has no nodes; ops of each of the process's tracks)."""
     to_ops, to_chain = analysed_ops, build_chain
     if tracks[0].is_cpu:
         from gpudiag.analysis.diagnosis.simulation.cpu_chain import build_cpu_chain, collective_ops  # noqa: PLC0415
@@ -54,6 +54,7 @@ def _build_process(
 
 
 def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain], ops: list[TrackOps]) -> Graph:
+    """Join the chains of all processes and the ops of all tracks into one graph."""
     chain_first = np.cumsum([0] + [len(chain.time) for chain in chains])
     op_first = np.cumsum([0] + [len(track_ops.start) for track_ops in ops])
     host = _host_nodes(chains, ops, op_first)
@@ -85,6 +86,7 @@ def _stages(timeline: Timeline) -> dict[int, int]:
 
 
 def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Index) -> HostNodes:
+    """Return the nodes of all chains; their `block_on` is an index into the ops of all tracks, not of one track."""
     block_on = []
     for chain in chains:
         # A chain identifies ops by the position of the track within its process, and of the op within the track.
@@ -98,6 +100,7 @@ def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Inde
 def _device_nodes(
     timeline: Timeline, host: HostNodes, ops: Sequence[TrackOps], op_first: Index, launch_offset: dict[int, int]
 ) -> DeviceNodes:
+    """Return the ops of all tracks; `op_first` has each track's first op, `launch_offset` trace → first host node."""
     columns = _columns(ops, ["start", "end", "op_class", "host_copy", "step", "row"])
     bounded = _columns(ops, ["before_end", "waited_end"])
     launch = _shifted((track_ops.launch for track_ops in ops), (launch_offset[track_ops.trace] for track_ops in ops))
@@ -131,7 +134,7 @@ def _columns(parts: Sequence[Chain] | Sequence[TrackOps], names: Iterable[str]) 
 def _peers(
     timeline: Timeline, ops: Sequence[TrackOps], op_first: Index, start: Times, end: Times
 ) -> tuple[dict[int, Index], Times]:
-    """Return (matched collective → ops whose start it waits for, float64[m] ns from the last start to its own end)."""
+    """Return (matched collective's op → ops whose start it waits for; float64[m], ns from last start to end)."""
     transfer = np.full(len(start), np.nan)
     members: dict[int, list[int]] = defaultdict(list)
     for track_ops, first in zip(ops, op_first, strict=False):
@@ -154,9 +157,10 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
     """Return (latency after the launch, gap after the previous work), each float64[m] in ns.
 
     `free` is the time at which the previous op of the stream and all awaited ops had ended, or -inf without any such
-    op; these ops may lie before the analysed steps. The later of launch and `free` determines the start, and its
-    latency or gap is the whole time to the start. The other of the two gets its usual time, but at most the time to
-    the start.
+    op. The previous and the awaited ops may lie before the analysed steps. If the launch was later than `free`, the
+    latency is the time from the launch to the start, and the gap is the usual gap. Otherwise the gap is the time from
+    `free` to the start, and the latency is the usual latency. A usual gap or latency is limited to the time that
+    remains before the start.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

@@ -44,7 +44,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
 
 
 def common(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """Return float64[n or m], ns: the component's time without a rank's excess, which makes the rank a straggler."""
+    """Return float64[n or m], ns: the component's time without the excess over peers that makes a rank a straggler."""
     return amount(what_if, scenario, component) - _excess_by_node(what_if, scenario, component, each_step=False)
 
 
@@ -53,9 +53,10 @@ def equalized(
 ) -> Scenario:
     """Return the scenario in which no rank exceeds the lower median over ranks in these components.
 
-    The lower median of an even number is the smaller of the middle two, so that two of four ranks can be stragglers.
-    With `each_step`, every step of every rank is equalized to the lower median over all steps of all ranks, which
-    removes a straggler that changes with each step. The excess is removed at its location in the step (`imbalance`).
+    For an even number of ranks, the lower median is the smaller middle value, so that two of four ranks can be
+    stragglers. With `each_step`, every step of every rank is equalized to the lower median over all steps of all ranks,
+    which removes a straggler that changes with each step. The excess is removed at its location in the step
+    (`imbalance`).
     """
     chosen = set(components)
     if "compute" in chosen:
@@ -98,7 +99,7 @@ def synchronizing_more(what_if: WhatIf) -> list[int]:
 
 
 def waiting_more(what_if: WhatIf, waits: NDArray[np.bool_]) -> list[int]:
-    """Return the processes that have `OFTEN` times as many of these host nodes as most of their peers, or more."""
+    """Return the processes that have at least `OFTEN` times as many of the nodes `waits`, bool[n], as most peers."""
     process = what_if.graph.host.process
     more = []
     for peers in what_if.graph.peers:
@@ -133,7 +134,7 @@ def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def excess(what_if: WhatIf, component: Component) -> Excess:
-    """Return the excess of each rank's component of the step over the lower median of its peers."""
+    """Return the excess of each rank's time in a component of the step over the lower median of the rank's peers."""
     scenario = what_if.corrected
     if component == "compute":
         scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))
@@ -152,13 +153,13 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's share of its rank's excess over the median of ranks, or of all steps of all ranks."""
+    """Return the share of each node or op in its rank's excess, in ns; unprofiled steps limit excess input waits."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 
 
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's share of its rank's excess over its peers, before the limit by unprofiled steps."""
+    """Return the share of each node or op, in ns, in its rank's excess over peers or (`each_step`) all their steps."""
     if not amounts.any():
         return amounts
     process, step = _process_and_step(what_if, component)
@@ -174,7 +175,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
-    """Limit each process's excess of input waits to that of the unprofiled steps, which are more numerous."""
+    """Limit each process's excess of input waits to its excess in unprofiled steps, which are more numerous."""
     process, steps = what_if.graph.host.process, what_if.graph.steps
     share = np.ones(int(process.max(initial=0)) + 1)
     for later_process, limit_ns in what_if.later_input_ns.items():

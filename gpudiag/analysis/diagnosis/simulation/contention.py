@@ -5,18 +5,19 @@ while it spins for a straggler. For example, ranks whose all-reduces spun for 40
 ms, and matrix products of a GPT's backward pass took 103 µs beside an all-reduce and 55 µs alone. If the collective is
 removed, its contention is removed too.
 
-Kernels match if they have the same name and do the same work. Such kernels are at the same position of other steps and
-on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the kernels
-before and after them distinguish. If they do not distinguish the sizes, the durations differ and are not used:
+Kernels match if they have the same name and do the same work. Matching kernels are at the same position of other steps
+and on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the names of
+the kernels before and after usually distinguish. If the names do not distinguish the sizes, the durations of matching
+kernels differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
-Kernels of the same rank come first, because another rank's clocks may be faster.
+Matches on the same rank are preferred, because another rank's clocks may be faster.
 
-The profiler delays hosts, so the collectives of other ranks spin longer. Without profiler overhead, the contention of
-this spinning shrinks in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute shrinks from 30.3 to
-29.3 ms. In unprofiled steps it took 28.2 ms.
+The profiler delays hosts, so that the collectives of other ranks spin longer. Without profiler overhead, collectives
+spin less, and their contention is reduced in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute
+shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
 #: Number of kernels before and after a kernel that identify it in a layer; the larger number is tried first.
 _NEIGHBOURS = (2, 1)
-#: Pairs of keys are numbered by a table with at most this many entries per kernel, which is faster than sorting.
+#: Pairs of keys are numbered with a table of less than this many entries per kernel, or else by sorting (slower).
 _TABLE_ENTRIES_PER_KERNEL = 16
 
 
@@ -60,21 +61,22 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     waiting_share: Times
 
     def removed_from(self, duration: Times) -> Times:
-        """Return float64[m], ns: the given durations without contention, never longer."""
+        """Return float64[m], ns: the durations without contention, never longer than `duration`."""
         op = self._slowed
         shorter = duration.copy()
         shorter[op] = np.fmin(duration[op], self.free_ns[op])
         return shorter
 
     def waiting_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
-        """Return durations without this share (of each op, 0 to 1) of the waiting collectives' contention.
+        """Return durations without the `share` (0 to 1, for each op) of the contention that waiting collectives cause.
 
-        The contention of waiting and of transferring cannot be separated, so it is divided in proportion to their time.
+        Only the sum of the contention during waiting and during transferring is known. This sum is divided in
+        proportion to time.
         """
         return self._share_removed_from(duration, share * self.waiting_share)
 
     def transfer_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
-        """Return durations without this share of the transferring collectives' contention."""
+        """Return durations without the `share` (0 to 1, for each op) of the contention that transfers cause."""
         return self._share_removed_from(duration, share * (1 - self.waiting_share))
 
     def _share_removed_from(self, duration: Times, share: Times) -> Times:
@@ -85,7 +87,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """Return the indices of ops during collectives, if the ops' contention-free duration is known."""
+        """Return the indices of the ops whose contention-free duration is known."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 
@@ -135,6 +137,7 @@ def find_contention(graph: Graph, timeline: Timeline) -> Contention:
 
 
 def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
+    """Return the compute ops of a graph, with the time for which each ran beside collectives."""
     device = graph.device
     compute = np.flatnonzero(device.op_class == OpClass.COMPUTE)
     beside, waiting, held = np.zeros(len(compute)), np.zeros(len(compute)), np.zeros(len(compute))
@@ -190,7 +193,7 @@ def _names(graph: Graph, timeline: Timeline) -> Index:
 
 
 def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
-    """Yield (int64[k] key of each kernel, float64[keys] contention-free duration, NaN if unknown), the surest first.
+    """Yield (int64[k] key of each kernel, float64[keys] contention-free duration, or NaN), the surest keys first.
 
     Kernels with equal keys match. Kernels at the same position of other steps do the same work; kernels at other
     positions must be compared.
@@ -223,8 +226,8 @@ class _DurationsByKey:
     """Durations of kernels grouped by key; figures of a key without kernels are NaN.
 
     Args:
-        key: int64[n], from 0.
-        duration: float64[n].
+        key: int64[n], key of each kernel, counted from 0.
+        duration: float64[n], ns.
         chosen: intp[k], the kernels to use, in order of their durations.
     """
 
@@ -285,7 +288,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
     for distance in range(1, max(_NEIGHBOURS) + 1):
         for shift in (-distance, distance):
             same_stream = np.roll(stream, shift) == stream
-            # `roll` joins both ends, whose kernels are not neighbours.
+            # `roll` joins both ends of the column, although the kernels there are not neighbours.
             same_stream[:distance] &= shift < 0
             same_stream[-distance:] &= shift > 0
             key = _joined(key, np.where(same_stream, np.roll(kernels.name, shift), -1))
@@ -294,7 +297,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
 
 
 def _joined(a: Index, b: Index) -> Index:
-    """Return int64[k]: one key, from 0, for each different pair of keys."""
+    """Return int64[k]: one key, counted from 0, for each different pair of keys."""
     low = b.min(initial=0)
     pairs = a * (b.max(initial=0) - low + 1) + b - low
     if pairs.max(initial=0) < _TABLE_ENTRIES_PER_KERNEL * len(pairs):
@@ -306,8 +309,9 @@ def _joined(a: Index, b: Index) -> Index:
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
     """Fill in `time`, ns: the contention-free duration of slowed kernels without a match.
 
-    If most kernels of a track have a match, the others are slowed by the same share. If few have a match, a kernel
-    loses the share of the processors that the collective holds, and more while the collective transfers.
+    If most kernels of a track have a match, kernels without a match are slowed by the same share. If few kernels have a
+    match, a kernel loses the share of the processors that the collective holds, and more while the collective
+    transfers.
     """
     for track in distinct(kernels.track[slowed]):
         on_track = slowed[kernels.track[slowed] == track]

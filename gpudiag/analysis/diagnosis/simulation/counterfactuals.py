@@ -58,7 +58,7 @@ def without_common_untraced(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def _with_less_work(what_if: WhatIf, scenario: Scenario, removed: Times) -> Scenario:
-    """Reduce host work, but not work for communication."""
+    """Subtract `removed`, float64[n] ns, from host work, but not from work for communication."""
     kept = np.fmin(scenario.busy, what_if.model.communication.busy)
     return replace(scenario, busy=np.maximum(scenario.busy - removed, kept))
 
@@ -113,7 +113,7 @@ def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def with_host_copies(what_if: WhatIf, scenario: Scenario, duration_ns: Times | float = 0.0) -> Scenario:
     """Shorten copies between host and device to `duration_ns`; no copy blocks the host.
 
-    Of consecutive copies only the first keeps its host work, because they could be one copy.
+    Of consecutive copies only the first keeps its host work, because consecutive copies could be one copy.
     """
     host, device = what_if.graph.host, what_if.graph.device
     copying = host.block == HostBlock.PAGEABLE
@@ -188,7 +188,7 @@ def without_communication_calls(what_if: WhatIf, scenario: Scenario) -> Scenario
 
 
 def transports(facts: Facts) -> tuple[str, ...]:
-    """Return the transports whose collectives the probes measured, as `with_transport` takes them."""
+    """Return the names of the transports whose collectives the probes measured; `with_transport` accepts each name."""
     return tuple(dict.fromkeys(collective.strategy.removesuffix(QUEUED) for collective in facts.collectives))
 
 

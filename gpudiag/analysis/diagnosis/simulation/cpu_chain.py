@@ -50,7 +50,7 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
     begin, end = analysed_span(track)
     table = track.collectives
     inside = np.flatnonzero((table.start >= begin) & (table.start < end))
-    # The first free stream takes each collective.
+    # Each collective goes to the first free stream.
     stream_ends: list[float] = []
     stream = np.zeros(len(inside), np.int64)
     before = np.full(len(inside), -np.inf)
@@ -136,7 +136,7 @@ def build_cpu_chain(
 
 
 def _calls_in_function(track: DeviceTrack, collectives: TrackOps) -> _Calls:
-    """Return TensorFlow's calls: the process waits for a collective from its start to its end."""
+    """Return TensorFlow's calls: the process waits for a collective from the collective's start to its end."""
     start, end = collectives.start.astype(np.int64), collectives.end.astype(np.int64)
     order = np.argsort(start, kind="stable")
     inside = order[end[order] < analysed_span(track)[1]]
@@ -162,8 +162,8 @@ def _waits(
     """Return (from, to, op) of each pause of the training thread that a collective ended.
 
     A pause is attributed to the collective whose end is nearest to the pause's end. A collective's thread wakes the
-    training thread and then records the collective's end. If the thread loses its core in between, the recorded end may
-    lie milliseconds after the pause. For example, the last two collectives of a step, in ms:
+    training thread and then records the collective's end. If the collective's thread loses its core after the wake-up,
+    the recorded end may lie milliseconds after the pause. For example, the last two collectives of a step, in ms:
 
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
@@ -171,11 +171,12 @@ def _waits(
     B ended the pause, not A. If the pause were attributed to A, its 49 ms would not count as transfer. If no collective
     ends in a pause, the pause is attributed to a collective that was under way for most of the pause.
 
-    Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause,
-    the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
+    Waiting inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause, the
+    thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
 
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
-    loader follows the update. A collective seems to end in the pause if its thread lost its core before recording.
+    loader follows the update. A collective may seem to end in such a pause if its thread lost its core before it
+    recorded the end.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]
@@ -205,10 +206,10 @@ def _waits(
 
 
 def _attach_enqueues(collectives: TrackOps, enqueue_start: Index, nodes: Index) -> None:
-    """Match collectives with the nodes that enqueued them, in order, each after its enqueue.
+    """Match collectives, in order, with the nodes that enqueued them. A collective starts after its enqueue.
 
-    The start of a call is compared, not its end. A worker thread begins as soon as it gets the work, often long before
-    the enqueuing call returns, because on a busy CPU the caller may lose its core to the worker.
+    The start of the enqueuing call is compared, not its end. A worker thread begins as soon as it gets the work, often
+    long before the enqueuing call returns, because on a busy CPU the caller may lose its core to the worker.
     """
     used = 0
     for op in np.argsort(collectives.start, kind="stable"):

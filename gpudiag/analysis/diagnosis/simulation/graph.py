@@ -15,13 +15,13 @@ Two kinds of nodes, in program order:
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
 If the launch determined the recorded start, the latency explains the start exactly, and the gap is the device's usual
-gap. If the previous op determined the start, the gap explains the start exactly, and the latency is the usual one. On
-an H200, a launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes
+gap. If the previous op determined the start, the gap explains the start exactly, and the latency is the usual latency.
+On an H200, a launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes
 faster, the queue fills and hides the latency. The unchanged graph reproduces the recording.
 
 The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
-previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
-the same iteration uses that node's time in the previous iteration.
+previous iteration, until two iterations take the same time: the steady state of the job. A node that needs a later node
+of the same iteration uses that node's time in the previous iteration.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class DeviceNodes(msgspec.Struct, frozen=True, kw_only=True):
         gap: float64[m], from the end of the previous work to the earliest start; negative if ops of one stream
             overlapped (programmatic dependent launch).
         wait_a, wait_b: int64[m], up to two ops of other streams that the op waits for, or `NONE`.
-        transfer: float64[m], of a matched collective the time from the last arrival to its end; else NaN.
-        peers: for each matched collective the ops (itself included) whose start it waits for.
+        transfer: float64[m], time from the last arrival at a matched collective to its end; NaN for other ops.
+        peers: op of a matched collective → the ops, itself included, whose start it waits for.
         op_class: uint8[m], a `model.timeline.OpClass`.
         host_copy: bool[m], True for copies between host and device.
         track: int64[m], index of the device track.
@@ -170,8 +170,8 @@ class Scenario:
         blocking: bool[n], whether the node waits for its op.
         latency: float64[m], from the end of the launching call to the earliest start.
         gap: float64[m], from the end of the previous work to the earliest start.
-        duration: float64[m], of ops that are no matched collectives.
-        transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
+        duration: float64[m], duration of each op that is no matched collective.
+        transfer: float64[m], time from the last arrival at a matched collective to its end; NaN for other ops.
         communicates: False if the ranks do not communicate; a label, which does not change the simulation.
     """
 

@@ -29,9 +29,9 @@ from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds many times as
-#: much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation is twice
-#: as fast with fewer blocking calls.
+#: Minimum distance, in ns, of calls that are simulated as delayed by a full launch queue. The queue holds work for many
+#: times this distance, so that the device sets the pace between these calls too. If the host runs ahead, the simulation
+#: is twice as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -46,9 +46,9 @@ class Chain(HostNodes, frozen=True, kw_only=True):
 def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]) -> Chain | None:
     """Return the chain of one process, and fill in launches, waits and host copies of its ops.
 
-    A node is a runtime call that blocks the thread or launched an op of the process, in order of its end; a blocking
-    copy has a second node, where it begins. Without such a call in the analysed span there is no chain. Columns have a
-    row per node (see `HostNodes`); times are int64[n], ns on the common clock.
+    A node is a runtime call that blocks the thread or launched an op of the process. A blocking copy has a second node,
+    where the call begins. Nodes are sorted by the ends of the calls. The result is None if the analysed span has no
+    node. Columns have a row per node (see `HostNodes`); times are int64[n], ns on the common clock.
 
     Args:
         timeline: the job.
@@ -73,7 +73,8 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     present = present_threads(track, threads)
     blocking = among(start, np.concatenate([np.empty(0, np.int64), *(thread.blocked.start for thread in present)]))
     nodes = among(start, np.concatenate([process_track.ops.launch_start for process_track in tracks])) | blocking
-    # The nodes without the begins of copies: when each ends, when the node before it ends, and why it blocks.
+    # The following columns are for the nodes without the begins of copies: when each node ends, when the node before it
+    # ends, and why the node blocks.
     chosen = np.flatnonzero(nodes & (start >= begin) & (start < end))
     if len(chosen) == 0:
         return None
@@ -85,7 +86,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     queued = _queue_length(tracks, time)
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # An executor's threads work in parallel, so a waiting thread does not block the others.
+    # An executor's threads work in parallel, so that a waiting thread does not block other threads.
     alone = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
     copies = blocking_copies(ops, call_start, time, copying)
@@ -176,7 +177,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
-    """Return intp[k]: number of events of these threads between the first of k times and each, on the trace's clock."""
+    """Return intp[k]: number of events that these threads recorded from the first of the k times until each time."""
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
@@ -192,7 +193,7 @@ def step_index(track: DeviceTrack, time: Index) -> Index:
 
 
 def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
-    """Return the training thread and the launching threads that take turns with it, or all threads that launch."""
+    """Return the training thread and launching threads: all if `all_launchers`, else those that take turns with it."""
     main = track.steps.thread
     training = track.threads.get(main)
     launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]
@@ -217,7 +218,11 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return uint8[n]: the `HostBlock` of each call; `held` has the ns for which the profiler delayed the call."""
+    """Return uint8[n]: the `HostBlock` of each call.
+
+    `held` has the ns for which the profiler delayed each call, `queued` the number of ops in the launch queue at its
+    end.
+    """
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
@@ -249,9 +254,9 @@ def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
 def _with_copies(
     events: EventTable, rows: NDArray[np.intp], kinds: _CallKinds, call_start: Index, time: Index
 ) -> _CallKinds:
-    """Return kinds that separate waits for a copy from waits for a result.
+    """Return the kinds with waits for a copy separated from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. This synchronization is
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. Such a synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
     copies = events.rows_of(EventKind.COPY)
@@ -285,13 +290,13 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     rows: NDArray[np.intp],
     awaited: list[AwaitedOps],
 ) -> tuple[Index, Index, Times]:
-    """Find the op that each blocking call waited for: of the ops launched before, the last to end before its return.
+    """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
-    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one launched
-    before the event's record.
+    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
+    launched before the event was recorded.
 
-    A synchronization waits for its op even if the op ended before the call, because a faster host would have to wait. A
-    launch that a full queue delayed waits only if an op ended during the delay.
+    A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
+    A launch that a full queue delayed waits only if an op ended during the delay.
 
     Returns:
         The position of the op's track, the op's index in this track, and the op's end in ns.
@@ -322,7 +327,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
 
 
 def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
-    """Return float64[n], ns: the time at which all ops launched before each call had ended; -inf without any."""
+    """Return float64[n], ns: the time at which all ops launched before each call had ended; -inf without such ops."""
     until = np.full(len(call_start), -np.inf)
     for track_ops in ops:
         for history in track_ops.histories:
@@ -336,7 +341,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
     index = np.full(len(rows), NONE, np.int64)
     in_history = awaited.history == at
     if in_history.any():
-        calls = awaited.call[in_history]  # ascending, as waits are
+        calls = awaited.call[in_history]  # sorted, because waits are sorted by call
         slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
         index = np.where(calls[slot] == rows, awaited.index[in_history][slot], NONE)
     return index

@@ -1,8 +1,8 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
 A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
-blocking calls wait for an op that ended during the call. Under this rule, a copy that returns before its own end would
-wait for nothing on an idle device, and the whole copy would count as host work: 12 of 68 ms per step on a host that
+blocking calls wait for an op that ended during the call. A copying call that returns before its copy ends would by this
+rule wait for nothing if the device is idle. The copy would then count as host work: 12 of 68 ms per step on a host that
 launches too slowly to keep its device busy.
 """
 
@@ -40,7 +40,7 @@ def analysed_span(track: DeviceTrack) -> tuple[int, int]:
 
 
 def lengths_in_turn(spans: Intervals, begin: Index, end: Index) -> Times:
-    """Return float64[n], ns: length of `spans` inside each [begin, end); these must follow one another."""
+    """Return float64[n], ns: length of `spans` inside each of the consecutive intervals [begin, end)."""
     if len(spans) == 0:
         return np.zeros(len(begin))
     edges = np.empty(2 * len(begin), np.int64)
@@ -82,7 +82,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return the stretches of [begin, end) without records of these threads, if longer than Python between calls.
+    """Return the stretches of [begin, end) without records of these threads that are longer than Python between calls.
 
     The time before a step's first op is left out; garbage collection is always included.
     """
@@ -137,8 +137,8 @@ def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
 
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """Return the time without events, in ns, from which these threads count as untraced, by their usual event rate."""
-    if track.is_cpu:  # most of an event is computing, so the rate shows nothing
+    """Return the shortest time without events, in ns, that counts as untraced time of these threads."""
+    if track.is_cpu:  # events of CPUs mostly compute, so their rate shows nothing
         return PAUSE_NS
     begin, end = analysed_span(track)
     analysed = slice(*events.start_ns.searchsorted([begin - track.shift_ns, end - track.shift_ns]))
@@ -157,7 +157,7 @@ def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Long intervals inside calls in which a thread recorded nothing; `row` is the innermost call around each."""
+    """Long intervals in which a thread inside a call recorded nothing; `row` has the event row of that call."""
 
     spans: Intervals
     row: Index

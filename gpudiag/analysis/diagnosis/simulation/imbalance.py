@@ -78,13 +78,13 @@ def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) 
 
 
 def lower_median(values: Times) -> Times:
-    """Return the median over the first axis; of an even number, the smaller of the middle two."""
+    """Return the median over the first axis; of an even number of values, the smaller middle value."""
     median: Times = np.sort(values, axis=0)[(len(values) - 1) // 2]
     return median
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """The excess of each rank's component of the step over the lower median over its peers.
+    """The excess of each rank's time in a component of the step over the lower median of the rank's peers.
 
     Attributes:
         by_rank: rank → ns per step.
@@ -103,12 +103,12 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) -> Excess:
-    """Return the excess of each rank's component over its peers.
+    """Return the excess of each rank's time in a component of the step over the rank's peers.
 
     Args:
         graph: the job's graph.
         amount: float64[k], ns of a component at each node or op.
-        process, step: int64[k], of each node or op.
+        process, step: int64[k], process and step of each node or op.
     """
     steps = max(graph.steps, 1)
     cell = process * steps + np.minimum(step, steps - 1)

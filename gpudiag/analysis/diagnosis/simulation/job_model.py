@@ -1,14 +1,15 @@
 """The immutable model of a job: its graph, its communication and contention, and its simulation.
 
-The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this includes:
+The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this cost includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
   a GPT's with views off). The trace reader marks these operators by a role.
 * *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the previous kernel: in
   the mean 3.4 instead of 1.6 µs on an H200 whose all-reduces went through host memory.
-* *Host work*: the work of threads in communication ranges, and the training thread's waits for it. An op whose start
-  depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
-  that no launch explains. The share of the gap or latency that overlaps communication is removed with communication.
+* *Host work*: the work of threads in communication ranges, and the training thread's waits for this work. An op whose
+  start depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or
+  latency that no launch explains. The share of the gap or latency that overlaps communication is removed with
+  communication.
 
 The model does not depend on the profiler overhead, so scenarios with different overhead share one model.
 """
@@ -66,7 +67,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
     """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
 
-    A gap during a collective becomes the median gap of that device's queued ops without a collective.
+    A gap during a collective becomes the median gap of the device's queued ops without a collective.
     """
     host, device = graph.host, graph.device
     gap = device.gap.copy()
@@ -91,7 +92,7 @@ class CommunicationWork(msgspec.Struct, frozen=True, kw_only=True):
     """Host and device work caused by communication, other than collectives; times in ns.
 
     Attributes:
-        calls: float64[n], work at each host node that enqueues collectives and copies buckets.
+        calls: float64[n], work before each host node for enqueuing collectives and copying buckets.
         busy, waiting: float64[n], other host work and waiting for communication.
         blocks: bool[n], whether a node waits for a copy of communication, or in a call of communication.
         devices: float64[n], number of devices for which the node's process launches in turn. Without communication,
@@ -161,7 +162,7 @@ def _devices(timeline: Timeline) -> Times:
 
 
 def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: slice, work: CommunicationWork) -> None:
-    """Fill in the host columns for one chain."""
+    """Fill in the host columns of `work` for the `nodes` of one chain."""
     host = graph.host
     events = timeline.traces[track.trace].events
     rows = host.row[nodes]
@@ -273,7 +274,7 @@ class JobModel:
         return scenario if np.array_equal(duration, scenario.duration) else replace(scenario, duration=duration)
 
     def _simulate(self, scenario: Scenario) -> SimulatedStep:
-        """Simulate the scenario exactly as given, or return the result of an equal one."""
+        """Simulate the scenario exactly as given, or return the result of an equal scenario."""
         if scenario not in self._by_scenario:
             weights = self.system.weights(scenario)
             key = weights.tobytes()

@@ -1,10 +1,10 @@
 """Estimate the profiler overhead on hosts: a fixed time per recorded event, and more on a host that is slow throughout.
 
-A process that shares its core runs only for a part of each second. All its work takes longer by the same factor, the
-profiler's work included, and most of the additional time shows as untraced time between events. Worked example: per
-step, such a rank took 75 ms of host work and 15 ms of untraced time, its peers 25 ms of host work. 7,300 events at 1.27
-µs are 9.3 of the peers' 25 ms. On the rank they are the same share of 90 ms, which is 34 ms; its unprofiled step took
-54.7 ms.
+A process that shares its core runs only for a part of each second. All work of such a process takes longer by the same
+factor, the profiler's work included, and most of the additional time shows as untraced time between events. Worked
+example: per step, such a rank took 75 ms of host work and 15 ms of untraced time, and its peers took 25 ms of host
+work. For 7,300 events, each at 1.27 µs, the profiler took 9.3 of the peers' 25 ms. The profiler took the same share of
+the rank's 90 ms: 34 ms, which leaves 56 ms. The rank's unprofiled step took 54.7 ms.
 
 A rank with more work at one point of the step is not slow throughout, so it has the same overhead as its peers.
 """
@@ -70,7 +70,7 @@ class HostPace(msgspec.Struct, frozen=True):
 
     Attributes:
         by_node: float64[n], the factor of the node's process in the node's step.
-        by_process: process → factor over all steps; 1.0 unless the process is so slow that it stalls.
+        by_process: process → factor over all steps; 1.0 unless the process is slow throughout its steps.
     """
 
     by_node: Times
@@ -85,7 +85,7 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 
 
 def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
-    """Return the profiler overhead, given the cost per event on a host that is not slow."""
+    """Return the profiler overhead; `per_event_ns` is the cost per event on a host that is not slow."""
     host = graph.host
     busy = np.minimum(per_event_ns * pace.by_node * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)
     untraced = np.zeros_like(busy)
@@ -119,9 +119,9 @@ def limited_to(graph: Graph, busy: Times, max_ns: Mapping[int, float]) -> Times:
 def host_pace(graph: Graph) -> HostPace:
     """Return the pace of each host in each step; 1.0 if too few calls were recorded.
 
-    Each step is divided into `PARTS_OF_STEP` sections with equal numbers of calls. Each section is compared with the
-    section's lower median over all peers and steps. The pace of a step is the median of its sections'
-    ratios, so that additional work at one point of the step hardly changes it.
+    Each step is divided into `PARTS_OF_STEP` sections with equal numbers of calls. Each section is compared with its
+    lower median over all peers and steps. The pace of a step is the median of its sections' ratios, so that additional
+    work at one point of the step hardly changes the pace.
     """
     host = graph.host
     by_process = dict.fromkeys(graph.ranks, 1.0)
@@ -147,7 +147,7 @@ def host_pace(graph: Graph) -> HostPace:
 
 
 def _median_ratio(by_section: Times, usual: Times) -> Times:
-    """Return for each row the median ratio of its sections to the usual time, weighted by that time."""
+    """Return for each row the median ratio of its sections to the usual time, weighted by the usual time."""
     times = by_section / np.maximum(usual, 1.0)
     order = np.argsort(times, axis=1)
     reached = np.cumsum(usual[order], axis=1)

@@ -1,4 +1,4 @@
-"""Order the graph's nodes for simulation, in runs that NumPy computes at once, each after the runs that it needs."""
+"""Divide the graph's nodes into runs that NumPy computes at once, and order each run after the runs that it needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ON_HOST = frozenset({RunKind.HOST_RUN, RunKind.HOST_BLOCK})
 class Run(NamedTuple):
     """Nodes or ops [first, after) of one chain or stream; `before` is the node or op that they follow.
 
-    The first run of a chain or stream follows its last node or op of the previous iteration.
+    The first run of a chain or stream follows the chain's or stream's last node or op of the previous iteration.
     """
 
     kind: RunKind
@@ -69,7 +69,7 @@ class Schedule:
         run_of: the run of each node.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
         step_ends: (int64[steps], whether they are ops): the last op of each step on the stream with most ops, or else
-            the last host node of each step on the longest chain. Each is the last of its run.
+            the last host node of each step on the longest chain. Each such op or node is the last of its run.
         first_nodes, first_ops: int64[n] and int64[m], the first node or op in the run of each host node and each op.
     """
 
@@ -103,7 +103,7 @@ class Schedule:
         return [int(op) for op in (device.wait_a[run.first], device.wait_b[run.first]) if op != NONE]
 
     def _in_order(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs in topological order; of several possible runs, the one that was recorded first."""
+        """Return the runs in topological order; of several possible runs, the run that was recorded first."""
         recorded = [self.reached(run) for run in runs]
         needed_by: list[list[int]] = [[] for _ in runs]
         missing = [0] * len(runs)

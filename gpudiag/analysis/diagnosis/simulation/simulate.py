@@ -2,9 +2,10 @@
 
 The simulation is a max-plus system: each variable is the largest of several sums of one variable and one weight
 (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2). The variables are the time of each
-run's last node, the start of each collective, and the last arrival at it. A weight is the sum of the durations between
-two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time is a running sum.
-Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap + duration. Then
+run's last node, the start of each collective, and the last arrival at each collective. A weight is the sum of the
+durations between two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time
+is a running sum. Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap +
+duration. Then
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
@@ -47,11 +48,11 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def simulate(system: System, weights: Times) -> SteadyState:
-    """Iterate with these weights until an iteration takes as long as the previous one.
+    """Iterate with these weights until an iteration takes as long as the previous iteration.
 
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
-    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations,
-    although the host needs more time per iteration.
+    of the latest end alone would not be the iteration time: if the host runs far ahead, the device ends last for many
+    iterations, although the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -111,8 +112,8 @@ class System:
     """A graph compiled for simulation with any scenario.
 
     Variable 0 is minus infinity. Variable i + 1 is the time of the last node of run i, or the start of a collective if
-    run i begins one. The remaining variables are the predecessors of each chain's first run, and the start of the last
-    participant of each collective.
+    run i begins a collective. The remaining variables are the predecessors of each chain's first run, and the start of
+    the last participant of each collective.
 
     Attributes:
         graph: the graph.
@@ -180,7 +181,7 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return device run → (host run, position of the pair in `_launched`) for each host run launching into it."""
+        """Return device run → the host runs that launch into it, each with the position of the pair in `_launched`."""
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
@@ -223,7 +224,7 @@ class System:
             self._add(index + 1, terms)
 
     def _add(self, out: int, terms: list[_Term]) -> None:
-        """Append x = max(terms); x itself may appear only as the first term."""
+        """Append x = max(terms) for the variable x = `out`, which may itself appear only as the first term."""
         first, *others = terms
         for other in others or [(_NEVER, _Weight.NOTHING, 0)]:
             for variables, slot, (variable, weight, node) in (
@@ -252,8 +253,8 @@ class System:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        # The predecessor is the chain's last node in the previous iteration. Its time needs a separate variable,
-        # because the variable of the chain's end may change before the device run of this launch uses it.
+        # The predecessor is the chain's last node in the previous iteration. The predecessor's time needs a separate
+        # variable, because the variable of the chain's end may change before the device run of this launch uses it.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)

@@ -18,10 +18,10 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
 class StreamHistory(msgspec.Struct, frozen=True):
-    """The ops of a stream in the analysed steps and as many ops before, as columns of equal length, in order.
+    """The ops of a stream in the analysed steps and as many ops before these steps, as columns in order.
 
-    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, an earlier op is
-    represented by the op at the same distance before the end of the analysed steps. `op` is the index of this
+    The first analysed steps may wait for ops before these steps. Because the steps are simulated in a loop, an earlier
+    op is represented by the op at the same distance before the end of the analysed steps. `op` is the index of the
     representative, or of the analysed op itself.
     """
 
@@ -87,7 +87,7 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
     for stream in distinct(ops.stream[inside]):
         on_stream = np.flatnonzero(ops.stream == stream)
         previous_end = np.concatenate([[-np.inf], ops.end[on_stream].astype(np.float64)[:-1]])
-        # Ops run in launch order, so a step's ops are together in their stream. Ops between them are included even
+        # Ops run in launch order, so a step's ops are together in their stream. Ops between these ops are included even
         # without a recorded launch, because they take device time.
         analysed = np.flatnonzero(inside[on_stream])
         between = ops.step[on_stream] == UNKNOWN
@@ -130,8 +130,8 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 class AwaitedOps(msgspec.Struct, frozen=True):
     """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
 
-    An event recorded in a stream follows the last op that was launched there. If the stream has been made to wait after
-    this launch, the event also follows the awaited ops. `call` is the row of the waiting call.
+    An event recorded in a stream follows the last op that was launched into this stream. If the stream has been made to
+    wait after this launch, the event also follows the awaited ops. `call` is the row of the waiting call.
     """
 
     wait: Index
@@ -143,7 +143,7 @@ class AwaitedOps(msgspec.Struct, frozen=True):
 def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: Index) -> AwaitedOps:
     """Fill in the ops of other streams that each op waits for, and return the known waits of the host.
 
-    Waits are read from the trace if it has any, and inferred otherwise.
+    Waits are read from the trace if the trace has any, and inferred otherwise.
 
     Args:
         ops: the ops of the track.
@@ -229,8 +229,8 @@ class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
 def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
     """Return the track's waits, or None if the trace has none.
 
-    A record without a stream is assigned to the stream, other than the waiting stream, in which the recording thread
-    launched last, because a program records an event right after the work that other streams need.
+    A record without a stream is assigned to the stream, other than the waiting stream, into which the recording thread
+    launched last. A program records an event right after the work that other streams need.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
@@ -255,7 +255,7 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
 
 
 class _RecordedEvents:
-    """The ops that events of a track's streams follow, as {position in `TrackOps.histories`: index of an op there}."""
+    """The ops that each CUDA event in a track's streams follows: position in `TrackOps.histories` → index of the op."""
 
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]
@@ -287,9 +287,10 @@ class _RecordedEvents:
 
 
 def awaited_by(ops: TrackOps, waits: TracedWaits) -> AwaitedOps:
-    """Return the ops that each wait waits for: the ops that its event follows, else all ops launched before the record.
+    """Return the ops that each wait waits for: the ops that the wait's event follows.
 
-    Without a record, all ops launched before the waiting call are used.
+    If an event's stream is unknown, the event follows all ops launched before its record. If its record is missing too,
+    the event follows all ops launched before the waiting call.
     """
     events = _RecordedEvents(ops)
     pairs: list[tuple[int, int, int]] = []

@@ -1,7 +1,7 @@
 """Compute the savings of counterfactual scenarios, with a profiler overhead that is fitted to the unprofiled steps.
 
-Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
-profiling slows the host and is not part of the job.
+Every scenario is compared with the *corrected* scenario, from which the profiler's estimated overhead is removed,
+because profiling slows the host and is not part of the job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WhatIf:
         later_input_ns: process → limit, per step, of its excess input wait over its peers; no limit if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
         recorded_ms: mean recorded step time of the slowest device.
-        tracing_ns: float64[n], cost of recording source lines before each host node; None if none were recorded.
+        tracing_ns: float64[n], cost of recording source lines before each host node; None if no lines were recorded.
     """
 
     model: JobModel
@@ -79,7 +79,7 @@ class WhatIf:
 
     @cached_property
     def corrected(self) -> Scenario:
-        """Return the recorded durations without profiler overhead on hosts and on kernels beside their collectives."""
+        """Return the recorded durations without profiler overhead on hosts and without the contention it causes."""
         return self.model.with_less_contention(self.host_corrected)
 
     @cached_property
@@ -111,7 +111,7 @@ class WhatIf:
 
     @property
     def now_ms(self) -> float:
-        """Return the step time from which savings count: corrected, or unprofiled if that is clearly shorter, in ms."""
+        """Return the step time, in ms, from which savings count: corrected, or unprofiled if clearly shorter."""
         unprofiled = self.corrected_ms if self.unprofiled_ms is None else self.unprofiled_ms
         return unprofiled if self.corrected_ms > (1 + SIMULATION_ERROR) * unprofiled else self.corrected_ms
 
@@ -142,7 +142,7 @@ class WhatIf:
         return [self.model.simulate(scenario).steps_ns / NS_PER_MS for scenario in scenarios]
 
     def saving_ms(self, scenario: Scenario, base: Scenario | None = None) -> float:
-        """Return the savings of this scenario against `base` (default: the corrected one), in ms per step."""
+        """Return the savings of this scenario against `base` (default: the corrected scenario), in ms per step."""
         return self.savings_ms([scenario], base)[0]
 
     def savings_ms(self, scenarios: Iterable[Scenario], base: Scenario | None = None) -> list[float]:
@@ -157,14 +157,14 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return the savings, where a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
+        """Return a scenario's savings: a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
-        cause costs the rest, `now - after`. If recording slowed the remaining work too, the rest is too small, and the
-        cause costs at least its share, `(before - after) * now / before`. For communication on GPUs, only the rest
-        counts, because recording slows the threads that sum and enqueue gradients, but not the remaining job.
-        (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3,
-        9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
+        removed cause then costs the rest, `now - after`. If recording slowed the remaining work too, this rest is too
+        small, and the cause costs at least its share, `(before - after) * now / before`. For communication on GPUs,
+        only the rest counts, because recording slows the threads that sum and enqueue gradients, but not the remaining
+        job. (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs
+        3.3, 9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
         rest, share = now - after, (before - after) * now / before
         if not scenario.communicates and not any(track.is_cpu for track in self.timeline.tracks):
@@ -221,10 +221,10 @@ def build_what_if(
 
 
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
-    """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
+    """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. Still more has no effect. If a host
-    were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect.
+    If a host were made exactly as slow as the device, this host would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
@@ -242,9 +242,10 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
     """Raise the overhead per event until no host works longer for a step than in unprofiled steps.
 
-    If the device sets the pace, the unprofiled step time does not show the host's work. But the host works no longer
-    than in the step in which it waited least for a full launch queue. If a simulated host worked longer than that, it
-    would hide the savings of device work. An overhead is rejected if it makes the step shorter than the unprofiled one.
+    If the device sets the pace, the unprofiled step time does not show the host's work. But the host's work takes no
+    longer than the step in which the host waited least for a full launch queue. If a simulated host worked longer than
+    in that step, its work would hide the savings of device work. An overhead is rejected if it makes the corrected step
+    shorter than the unprofiled step.
 
     Args:
         what_if: the job at the overhead that `fit_step_time` chose.
@@ -267,7 +268,7 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
     Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
     ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
     30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
-    because then another figure is wrong. Arguments as for `fit_host_time`.
+    because then another figure is wrong. The arguments are those of `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if
