@@ -27,7 +27,7 @@ LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
 #: Environment variable. With the value 0, no text of source lines is saved.
 SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
-#: Subdirectory with kernel-only traces.
+#: Subdirectory of `TRACES_DIR` with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
 #: Maximum size of a JSON file of a run directory in bytes; traces may be larger.
@@ -127,7 +127,7 @@ def below(directory: Path, relative: str) -> Path:
     """Return a path inside a directory. No component below the directory may be a link.
 
     A directory may come from an untrusted person, and a link in it could redirect the output. Only the path `directory`
-    itself, which the user gave, may contain links.
+    itself may contain links, because the user gave it.
 
     Raises:
         UnreadableInputError: a component is a link, is `..`, or is absolute.

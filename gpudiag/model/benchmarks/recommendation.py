@@ -21,7 +21,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategy: name and options, as in `gpudiag profile --strategy`.
         predicted_step_ms: step predicted from facts, gradient sizes and compute; None if unknown.
-        exposed_ms: predicted addition to a step without communication.
+        exposed_ms: predicted time that communication adds to the step.
         exchange_ms: predicted time of communication alone.
         measured_step_ms: mean step of the slowest rank; None if not measured.
         ci95: 95 % confidence interval of `measured_step_ms`.
@@ -61,7 +61,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings per step of the recommended strategy over the strategy `over`, also in percent of the step of `over`."""
+    """Step time that the recommended strategy saves compared with the strategy `over`, also in percent of its step."""
 
     over: str
     ms: Difference

@@ -15,7 +15,7 @@ FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
 #: File in a fault's run directory with the cost of the fault.
 ABLATION_FILE = "ablation.json"
-#: File that replaces the cost if a fault could not be injected.
+#: File that is written instead of `ABLATION_FILE` if a fault could not be injected.
 FAILURE_FILE = "failed.json"
 #: Name and directory of the cost of the clean job's communication.
 CLEAN_COMMUNICATION = "clean-exchange"
@@ -29,7 +29,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the fault's run directory.
-        kind: `CatalogueEntry.kind` of the fault.
+        kind: kind of fault, as in `CatalogueEntry.kind`.
         amount: size of the fault as a share of the clean step.
         ranks: the ranks that have the fault; empty for all.
         marked: mark the profiled steps through `gpudiag.profile`; otherwise only the profiler runs.
@@ -78,11 +78,11 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
-    """The true cost of one fault: blocks of steps with it and without it, alternating, without the profiler.
+    """Measurement of one fault's true cost: alternating blocks of unprofiled steps with and without the fault.
 
     For a whole job, `blocks` compare the job with and without communication. `held` compare the unchanged job with
-    steps whose work is launched before the device begins; the difference is the launch overhead. `amount_ms` is the
-    intended size of the fault (delay, time of extra work). The cost of the fault follows from the blocks.
+    steps whose work is launched before the device begins. The difference is the launch overhead. `amount_ms` is the
+    intended size of the fault (delay, time of extra work).
     """
 
     schema: str = ABLATION_SCHEMA
@@ -106,9 +106,10 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should report. A clean run has no `code`. `causes` is empty if any is right.
+    """The finding that the diagnosis should report. A clean run has no `code`. Without `causes`, any is right.
 
-    `or_else` maps codes of alternative right findings to their causes, because the remedy is the same or both are true.
+    `or_else` maps codes of other findings that are also right to their causes. They have the same remedy, or are also
+    true.
     """
 
     code: str | None
@@ -140,14 +141,14 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A fault's true cost and the reported finding.
 
     Attributes:
-        found: the actionable finding with the largest savings; None without one.
+        found: the actionable finding with the largest savings; None if there is none.
         others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             not a false alarm.
         launching_ms: launch overhead of the clean job, by ablation; None if not measured.
-        included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
+        included_ms: part of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
             the finding may include this share.
-        tolerance_ms: allowed difference between found and true cost; for a clean run, `alarm_ms`.
+        tolerance_ms: allowed difference between the found savings and the true cost; for a clean run, `alarm_ms`.
         alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
         verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
             The fault must still raise no false alarm. `too noisy` if the right finding saves less than the recorded
@@ -183,7 +184,7 @@ class FaultFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be injected here, and the reason. `failed` is True if it was tried."""
+    """A fault that could not be injected here, and the reason. `failed` is True if the injection was tried."""
 
     fault: str
     why: str
