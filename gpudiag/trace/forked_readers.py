@@ -19,7 +19,7 @@ _INTERRUPT_S = 0.5
 
 
 class ReaderKilledError(Exception):
-    """A reader ended before it sent its result."""
+    """A reader process ended before it sent its result."""
 
 
 class ForkedReaders(Generic[Result]):
@@ -61,7 +61,7 @@ class ForkedReaders(Generic[Result]):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
             with warnings.catch_warnings(), _interrupts_blocked():
-                # Python 3.12 warns if a process with native threads forks. The readers never use those of NumPy's BLAS.
+                # Python 3.12 warns if a process with native threads forks. Readers do not use NumPy's threads.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
                 self._processes[ours] = process

@@ -34,7 +34,7 @@ _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, '
 
 
 class ExtraMissingError(GpudiagError):
-    """A required optional dependency is not installed."""
+    """An optional dependency that this input requires is not installed."""
 
     exit_code = 5
     hint = _INSTALL
@@ -103,6 +103,7 @@ def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
 
 
 def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
+    """Return a column as int64[n], with -1 for missing values. Refuse values out of range."""
     if column is None:
         return np.full(rows, -1, np.int64)
     if column.null_count:
@@ -134,7 +135,7 @@ def _table(
     integers: dict[str, Integers],
     times: dict[str, NDArray[np.float64]],
 ) -> OperationTable:
-    """Return the table of rows with known kinds; its starts are in ns since the first one."""
+    """Return the table of rows with known kinds; starts count in ns from the first start in the file."""
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)

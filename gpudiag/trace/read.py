@@ -75,7 +75,7 @@ def read_traces(
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all others."""
+    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all other traces."""
     known = [trace for trace in traces if trace.framework != "unknown"]
     for trace in known:
         if trace.framework != known[0].framework:
@@ -105,9 +105,9 @@ def _read_in_processes(
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed, since
-    its own process keeps the writing end of the pipe open. With `ForkedReaders`, only one reader can write to each
-    pipe, so that the pipe closes when the reader ends.
+    `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
+    message if the sender is killed. With `ForkedReaders`, only one reader can write to each pipe, so the pipe closes
+    when the reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 
@@ -136,7 +136,7 @@ def _read_file(file: TraceFile, limits: ReadLimits, *, many: bool) -> tuple[Trac
 
 
 def _sharing_groups(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces with one tuple for each distinct group, because a group may have thousands of ranks."""
+    """Return the traces with one shared tuple per distinct group, because a group may have thousands of ranks."""
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}
     sharing = []
     for trace in traces:

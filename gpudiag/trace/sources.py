@@ -1,7 +1,7 @@
 """Find the trace files behind the paths that a user gave (files, directories, globs).
 
 A file that the user gave is read regardless of its name. In a directory, only files that look like traces are read;
-links are not followed, and pipes and devices not opened.
+links are not followed, and pipes and devices are not opened.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
-    """Return a run's digests of ranks without traces: those of other nodes, which `gpudiag gather` copied."""
+    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`."""
     ranks = {file.name_facts.rank for file in traces}
     if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
         return []
@@ -203,7 +203,7 @@ def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ..
 
 
 def ranks_by_file(file: TraceFile) -> bool:
-    """Return whether each file of this format is one rank, so that it can be read without the others."""
+    """Return whether each file of this format is one rank, so that it can be read without the other files."""
     return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file
 
 

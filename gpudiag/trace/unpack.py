@@ -24,12 +24,12 @@ except ImportError:
 #: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
 #: margin).
 _MEMORY_PER_BYTE = 4
-#: Ratio of unpacked bytes to bytes of gzip in ordinary traces.
+#: Ratio of unpacked to packed bytes of ordinary traces in gzip format.
 _USUAL_RATIO = 16
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
-#: Bytes that are read and unpacked at once. Larger blocks exceed the caches, and smaller ones need more calls.
+#: Maximum bytes of a piece, packed and unpacked. Larger pieces exceed the caches, and smaller pieces need more calls.
 _PACKED_PIECE = 64 << 10
 _PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the bytes available without swapping: the kernel's estimate, or what the cgroup allows if less.
+    """Return the bytes available without swapping, by the kernel's estimate or by the cgroup's limit if that is less.
 
     Return None if the system reports neither value (not Linux).
     """
@@ -188,8 +188,8 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
     """Check the first bytes, `head`, of a file that is not gzip.
 
     Raises:
-        UnreadableInputError: it is packed in another format, or is named .gz and is no JSON (or `binary`).
-        NotATraceError: it does not begin as JSON does, unless `binary`.
+        UnreadableInputError: the file is packed in another format, or is named .gz (except JSON unless `binary`).
+        NotATraceError: the file does not begin as JSON does, and `binary` is False.
     """
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):

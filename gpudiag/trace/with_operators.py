@@ -64,7 +64,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
     if renamed := same_threads(calls, full_calls):
         full = _with_threads(full, renamed)
-        full_calls = [{renamed.get(thread, thread): on for thread, on in step.items()} for step in full_calls]
+        full_calls = [{renamed.get(thread, thread): work for thread, work in step.items()} for step in full_calls]
     matches = most_similar_steps(calls, full_calls)
     merged: list[NDArray[np.int64]] = []
     common = total = 0
@@ -127,7 +127,7 @@ def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.in
 
 
 def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[np.int64]) -> Trace:
-    """Merge two traces.
+    """Return the kernel-only trace with operators of the full trace added.
 
     `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only trace.
     """
@@ -160,7 +160,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 
 
 def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> _Rows:
-    """Return `work` for the events `rows`, moved to the rows `position` of another table.
+    """Return the columns of `work` for the events `rows`, renumbered to the rows `position` of another table.
 
     A row may occur several times in `rows`, because several steps may match one step.
     """

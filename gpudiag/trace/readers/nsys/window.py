@@ -8,9 +8,9 @@ import numpy as np
 from gpudiag.trace.readers.nsys.database import Database, Window
 from gpudiag.trace.readers.nsys.tables import COPIES, EVENT_TABLES, GRAPHS, KERNELS
 
-#: Rows of each table whose starts are read to estimate how events are distributed over time.
+#: Number of rows of each table whose starts are read to estimate the distribution of events over time.
 _SAMPLES = 2000
-#: Share of the allowed events that the window is chosen for, because the estimate is not exact.
+#: Share of the allowed events for which the window is chosen, because the estimate is not exact.
 _SHARE = 0.8
 
 
