@@ -109,7 +109,7 @@ def _communicates(route: Route, sums: set[str]) -> bool:
 
 
 def feeds_devices(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event is a copy of a multi-device loader that gives a device its batches."""
+    """Return bool[n]: whether each event is a copy by which a multi-device loader gives a device its batches."""
     return _with_stat(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 

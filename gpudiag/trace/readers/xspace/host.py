@@ -1,6 +1,6 @@
 """Find kinds and roles of the events of host threads, and the framework and workload of a process.
 
-`jax_host` has what is special to JAX. A function call of TensorFlow passes through several layers on the training
+`jax_host` has the code for JAX alone. A function call of TensorFlow passes through several layers on the training
 thread. Each layer is an event that encloses the next one. The innermost layer waits until executor threads have run the
 function:
 
@@ -30,7 +30,8 @@ from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_OP, STEP, Plane
 
 #: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call. At low trace levels, which record no events inside them, they are innermost events.
+#: Layers of a function call. At low trace levels, no events inside the layers are recorded, so the layers are
+#: innermost.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -86,6 +87,7 @@ def host_kinds(
 def _tensorflow_kinds(
     plane: Plane, step: NDArray[np.int64], *, has_devices: bool
 ) -> tuple[NDArray[np.uint8], int | None]:
+    """Return (each event's `EventKind`, index of the training thread's line or None)."""
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
     marks = np.flatnonzero(step >= 0)
@@ -132,7 +134,7 @@ def host_roles(
 def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event of one thread encloses another event (if given, one that `inner` selects)."""
+    """Return bool[n]: whether each event of one thread encloses another event, or an `inner` one if that is given."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
@@ -170,7 +172,8 @@ _MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attent
 def framework_of(planes: Sequence[Plane]) -> str:
     """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either.
 
-    JAX 0.5 and later writes its version into the profile. A program that trains with JAX may load data with TensorFlow.
+    JAX 0.5 and later writes its version into the profile. A program that trains with JAX may load data with TensorFlow,
+    so JAX has precedence.
     """
     names = _event_names(planes)
     if any(_JAX_VERSION in plane.about for plane in planes) or any(_JAX.match(name) for name in names):

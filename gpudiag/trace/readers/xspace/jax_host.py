@@ -46,9 +46,9 @@ _LIBRARY_MODULES = (
 )
 _LIBRARY_FILES = frozenset(f"{module}.py" for module in _LIBRARY_MODULES.split())
 _FRAME = re.compile(r"\$(?P<file>[\w.-]+\.py):(?P<line>\d+) (?P<function>.+)$")
-#: Fewest calls of a function that count as steps.
+#: Minimum number of calls of a function that count as steps.
 _FEWEST_CALLS = 3
-#: Maximum deviation of the distance between calls of a function, counted in calls of all functions.
+#: Maximum relative deviation of the distance between calls of a function, counted in calls of all functions.
 _APART = 0.2
 
 
@@ -115,7 +115,7 @@ def _plain(function: str) -> str:
 
 
 def main_line(plane: Plane) -> int | None:
-    """Return the index of the line with the most calls of compiled functions; None if a plane has none."""
+    """Return the index of the line with the most calls of compiled functions; None without calls."""
     calls = plane.named(_CALL.match)
     return int(np.bincount(plane.line[calls]).argmax()) if calls.any() else None
 
@@ -151,7 +151,7 @@ def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
 
 
 def jax_waits(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: whether the host waits for a device in each event, and in no longer event of the same kind."""
+    """Return bool[n]: whether each event is a wait of the host for a device, inside no other such wait."""
     waits = np.zeros(len(plane.name), np.bool_)
     rows = np.flatnonzero(plane.named(_WAITS.match))
     for line in distinct(plane.line[rows]).tolist():
@@ -164,8 +164,8 @@ def jax_waits(plane: Plane) -> NDArray[np.bool_]:
 def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int | None]:
     """Return (each event's `EventKind`, index of the main thread's line; None if no thread dispatches or marks steps).
 
-    Ranges of the program around dispatches are annotations. Of a loop without step marks, the calls that begin a step
-    are annotations too; the call's inner layers remain operators.
+    Ranges of the program around dispatches are annotations. If the loop has no step marks, the calls that begin a step
+    are annotations too; the inner layers of these calls remain operators.
 
     Args:
         plane: a host's plane.

@@ -85,6 +85,6 @@ def name_calls(plane: Plane, launched: LaunchedWork, names: Callable[[str], int]
         if len(rows):
             columns.role[rows] = call_role
             columns.name[rows[~of_hip[rows]]] = names(call_name)
-    # The loader waits for this copy in a separate thread.
+    # A loader waits for its copy to the host in a separate thread, so the call itself does not wait.
     fed = launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)
     columns.role[calls[fed]] = Role.LAUNCH

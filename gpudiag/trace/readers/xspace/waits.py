@@ -10,8 +10,8 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
-JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
-such waits.
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which JAX's main thread recorded nothing
+count as such waits.
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
@@ -121,7 +121,7 @@ def _recorded(process: Process) -> Intervals:
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return, for each time, when launching resumes: the next launch, or the end of the function if it is earlier."""
+    """Return, for each time, the time of the next launch, or the end of the function if that is earlier."""
     begin, end = functions(process)
     if not len(begin):
         return time
