@@ -148,7 +148,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
-        by: codes of the findings and validity warnings that explain the bucket; empty if none does.
+        by: codes of the findings and validity warnings that explain the bucket; empty if there are none.
         unexplained_ms: the rest of `ms`, which no finding or warning explains.
         note: a remark in words: what is unexplained, or which findings hide the bucket.
     """
@@ -172,7 +172,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
-        unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if not kept.
+        unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if they were not
+            kept.
         covered_percent: share of the recorded device work that the analysed steps represent (`Timeline.covered`).
         unit: content of each window: a training step, a unit that repeats within a larger range (a layer, a forward
             pass), or the whole recording.
@@ -230,8 +231,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group and size, over all ranks and analysed steps.
 
-    Medians: `transfer_us` from the last arrival to the common end, `wait_us` before the last arrival. `busbw_gb_per_s`
-    is defined as in nccl-tests.
+    `wait_us` is the median time to the last rank's arrival, `transfer_us` the median time from then to the common end.
+    `busbw_gb_per_s` is defined as in nccl-tests.
     """
 
     operation: str
@@ -289,7 +290,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of first calls, and times outside of modules; or the reason why there are none."""
+    """Times of modules in order of first calls, and times outside of modules; or the `reason` why there are none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -297,7 +298,7 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one kernel, collective or copy to a bucket. All portions sum to at most the bucket.
+    """Contribution of one kernel, collective or copy to a bucket. The portions of a bucket sum to at most the bucket.
 
     Unlike the times in `KernelSummary`, portions are exclusive: only instants that belong to the bucket count, and each
     of n ops that run at the same instant gets 1/n of it.

@@ -69,7 +69,7 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket's mean over the devices; `parts` (largest first) and `rest_ms` sum to the difference."""
+    """The change of a bucket's mean over the devices. `parts` (largest first) and `rest_ms` sum to the difference."""
 
     bucket: str
     before_ms: float
@@ -108,7 +108,7 @@ class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
 class LineChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of a source line's self time, mean over ranks. Lines are matched by file, function and text.
 
-    `line` is the line's number in the second run, or in the first run if the second does not have the line.
+    `line` is the line's number in the second run, or in the first run if the second run does not have the line.
     """
 
     file: str

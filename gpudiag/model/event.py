@@ -116,7 +116,7 @@ class HostMemory(IntEnum):
 
 
 def any_of(codes: NDArray[np.integer[Any]], *wanted: int) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of the wanted ones."""
+    """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of `wanted`."""
     is_wanted = np.zeros(len(codes), np.bool_)
     for code in wanted:
         is_wanted |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64

@@ -225,7 +225,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
     `-queued`, `time_us` is the device time: calls are launched ahead, held back until all are queued, and timed by the
     GPUs. Collectives that a training step launches well ahead take this device time. Queued calls are measured only for
-    small sizes, because large calls take the same time if they are not queued.
+    small sizes, because queueing does not change the time of large calls.
     """
 
     operation: str

@@ -175,7 +175,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Return the name of the device like `cuda:0`; `cpu` for a CPU track."""
+        """Return the name of the device, such as `cuda:0`; `cpu` for a CPU track."""
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
 
     @property

@@ -18,7 +18,7 @@ HOST = -1
 
 #: Raw GB/s of a PCIe lane, one way, by generation (line rate times encoding efficiency).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
-#: Assumed one-way GB/s of an NVLink lane: the slowest version (NVLink 1, NVIDIA P100 data sheet).
+#: Assumed one-way GB/s of an NVLink lane: that of the slowest version (NVLink 1, NVIDIA P100 data sheet).
 _NVLINK_LANE = 20.0
 #: Share of a link's raw rate that copies reach. Packet headers take 8 to 12 % of the rate, flow control a little more.
 _PCIE_SHARE, _NVLINK_SHARE = 0.8, 0.85
@@ -65,7 +65,7 @@ class Paths:
         return len(self.devices)
 
     def peer_access(self, a: int, b: int) -> bool:
-        """Return whether GPU a copies to b directly."""
+        """Return whether GPU a copies directly to GPU b."""
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         return self.p2p and link is not None and link.peer_access is True
 

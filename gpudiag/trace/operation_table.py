@@ -23,7 +23,7 @@ _MAGIC = b"PAR1"
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "mb_id", "gmc")
 _SECONDS = ("start_ts", "duration")
 _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
-#: Columns that may be missing, or null in rows of communication.
+#: Columns that may be missing, or may be null in rows of communication.
 _OPTIONAL = frozenset({"mb_id", "gmc"})
 #: Estimated bytes of memory per row, for all columns and for the arrays of the analysis.
 _BYTES_PER_ROW = 400

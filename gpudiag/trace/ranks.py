@@ -132,7 +132,7 @@ def _equal_traces(first: tuple[Trace, ...], second: tuple[Trace, ...]) -> bool:
 
 
 def _equal_times(first: Trace, second: Trace) -> bool:
-    """Return whether two traces have the same times to the nanosecond, which must vary enough to exclude chance."""
+    """Return whether two traces have equal times in ns, and enough distinct durations to exclude chance."""
     a, b = first.events, second.events
     if first.origin_ns != second.origin_ns or len(a) != len(b):
         return False

@@ -45,7 +45,7 @@ class SeveralRecordingsError(UsageError):
 
 
 def diff_command(recordings: Sequence[Recording]) -> str:
-    """Return the command that compares the first two recordings, with letters for a recording of several paths."""
+    """Return the command that compares the first two recordings, with letters if a recording has several paths."""
     paths = [shlex.quote(with_escapes(recording.paths[0])) for recording in recordings[:2]]
     named = all(len(recording.paths) == 1 for recording in recordings[:2])
     return f"gpudiag diff {' '.join(paths)}" if named else "gpudiag diff A B (a directory or a pattern for each)"
@@ -64,8 +64,8 @@ def check_one_recording(paths: Sequence[Path | str], traces: Sequence[Trace]) ->
 def separate_recordings(paths: Sequence[Path | str], traces: Sequence[Trace]) -> tuple[Recording, ...]:
     """Return the recordings among the paths whose traces were read.
 
-    Directories are taken in their order. A directory begins a new recording if the previous recording has another trace
-    of one of its ranks, so that the directories of a job's nodes stay together.
+    Directories are taken in the given order. A directory begins a new recording if the previous recording has another
+    trace of one of its ranks, so that the directories of a job's nodes stay together.
     """
     by_source = _claims(traces)
     recordings: list[tuple[list[str], set[_Claim]]] = []

@@ -114,7 +114,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # if the file grows meanwhile, read only its size at opening
+            left = size - len(head)  # if the file grows, only its size at opening is read
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece
@@ -169,7 +169,7 @@ class SizeBound:
         self._max_bytes = min(by_memory, limits.max_bytes)
 
     def check(self, unpacked: int, packed: int) -> None:
-        """Raise TooLargeError if `unpacked` bytes, unpacked from `packed` bytes, exceed the limits."""
+        """Raise TooLargeError if unpacking `packed` bytes to `unpacked` bytes exceeds the limits."""
         if unpacked > self._max_bytes:
             allowed = "the free memory of this machine allows" if self._by_memory else "is allowed for one trace"
             hint = "Close other programs or use a larger machine; else record fewer steps."
@@ -188,7 +188,7 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
     """Check the first bytes, `head`, of a file that is not gzip.
 
     Raises:
-        UnreadableInputError: the file is packed in another format, or is named .gz (except JSON unless `binary`).
+        UnreadableInputError: the file is packed in another format, or is named .gz but is neither gzip nor JSON.
         NotATraceError: the file does not begin as JSON does, and `binary` is False.
     """
     for magic, packing in _OTHER_PACKINGS.items():

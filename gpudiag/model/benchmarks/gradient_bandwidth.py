@@ -35,7 +35,7 @@ class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
     """A model's buckets in the order of communication, and measured all-reduces of these sizes.
 
-    `skipped` maps transports that could not be measured to the reason.
+    `skipped` maps each transport that could not be measured to the reason.
     """
 
     workload: str

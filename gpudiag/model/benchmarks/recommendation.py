@@ -61,7 +61,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Step time that the recommended strategy saves compared with the strategy `over`, also in percent of its step."""
+    """Step time that the recommended strategy saves compared with strategy `over`; `percent` is relative to `over`."""
 
     over: str
     ms: Difference

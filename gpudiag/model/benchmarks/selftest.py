@@ -17,7 +17,7 @@ FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 ABLATION_FILE = "ablation.json"
 #: File that is written instead of `ABLATION_FILE` if a fault could not be injected.
 FAILURE_FILE = "failed.json"
-#: Name and directory of the cost of the clean job's communication.
+#: Name of the measurement of the clean job's communication cost, and of its directory.
 CLEAN_COMMUNICATION = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
@@ -33,7 +33,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
         amount: size of the fault as a share of the clean step.
         ranks: the ranks that have the fault; empty for all.
         marked: mark the profiled steps through `gpudiag.profile`; otherwise only the profiler runs.
-        job: whether the fault is a whole job, whose launch overhead is measured too.
+        job: True for a whole job instead of a fault; the cost of its communication and launches is measured.
     """
 
     name: str
@@ -48,7 +48,7 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
     """The faults of one launch, injected one after the other.
 
     Attributes:
-        pairs: number of blocks with the fault, and of blocks without.
+        pairs: number of blocks with the fault, which is also the number of blocks without the fault.
         block_ms: approximate duration of a block at the clean step time.
         least_steps: minimum number of steps of a block.
         active: number of recorded steps.
@@ -106,10 +106,9 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should report. A clean run has no `code`. Without `causes`, any is right.
+    """The finding that the diagnosis should report. A clean run has no `code`. No `causes` means that any is right.
 
-    `or_else` maps codes of other findings that are also right to their causes. They have the same remedy, or are also
-    true.
+    `or_else` maps codes of other right findings, which have the same remedy or are also true, to their causes.
     """
 
     code: str | None
@@ -151,8 +150,8 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
         tolerance_ms: allowed difference between the found savings and the true cost; for a clean run, `alarm_ms`.
         alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
         verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
-            The fault must still raise no false alarm. `too noisy` if the right finding saves less than the recorded
-            steps vary, so that it is no alarm.
+            The fault must still raise no false alarm. `too noisy` if the right finding was ignored, because it saves
+            less than the variation of the recorded steps.
         why: errors of the row, one line each; empty for a right row.
         run_dir: run directory, relative to the output directory.
     """

@@ -62,8 +62,8 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         samples: number of measured steps (in a worker: batches).
         ci95: half the width of the 95 % confidence interval of `ms_per_step`; None if fewer than two steps were
             measured.
-        estimated: whether the line runs too often to be timed each time, so that its share of its function's time is
-            taken from the first steps.
+        estimated: True if the line runs too often to be timed each time. Then the line's share of its function's time
+            is the share in the first steps.
     """
 
     rank: Ordinal = 0

@@ -49,7 +49,7 @@ class Code(msgspec.Struct, frozen=True):
 
 
 class CompiledFunction(msgspec.Struct, frozen=True):
-    """Compilations of a function in the section without the profiler, and the guard that failed last."""
+    """Number and duration of a function's compilations in unprofiled steps, and the last failed guard (`reason`)."""
 
     file: _NAME
     line: Number

@@ -35,7 +35,8 @@ from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation,
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: Beginnings of names of host ranges that span only the enqueue of a collective on a device.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: Maximum number of examined ranges before a launch, for nesting such as `record_param_comms` in `nccl:coalesced`.
+#: Maximum number of ranges before a launch that are examined, because ranges nest (`record_param_comms` in
+#: `nccl:coalesced`).
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}

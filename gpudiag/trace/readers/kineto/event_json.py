@@ -157,7 +157,7 @@ def _complete(events: list[object]) -> list[Event]:
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """Return the complete events, without unreadable ones."""
+    """Return the complete events, without unreadable entries."""
     events: list[Event] = []
     for raw in raw_events:
         try:

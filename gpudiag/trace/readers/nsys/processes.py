@@ -50,9 +50,9 @@ _TOO_MANY = "Record fewer steps: nsys profile --capture-range=cudaProfilerApi, o
 def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = MOST_EVENTS) -> tuple[Trace, ...]:
     """Return one trace per process with device work, or per device if a process's devices communicate.
 
-    Without device work, return one trace per process with host events. Traces are in order of their GPU. If an export
-    has more than `most_events` events, only its middle is read. Take the other arguments of `Reader.read`, and raise
-    the same errors.
+    Without device work, return one trace per process with host events. Traces are sorted by GPU. If an export has more
+    than `most_events` events, only its middle is read. Take the other arguments of `Reader.read`, and raise the same
+    errors.
     """
     free = free_memory_bytes()
     if free is not None:

@@ -14,7 +14,7 @@ from gpudiag.trace.readers.kineto.roles import step_marks_of
 from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
 
 SOURCE = "NVTX"
-#: Fewest repetitions of a range that has no number.
+#: Minimum number of repetitions of a range that has no number.
 _FEWEST = 3
 #: Minimum share of launches that numbered ranges and other ranges must contain.
 _NUMBERED, _REPEATED = 0.5, 0.8
@@ -34,7 +34,7 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     )
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION))
     launching, counts = np.unique(events.thread[launches], return_counts=True)
-    if len(launching):  # PyTorch's backward pass launches in a thread of its own, which has no ranges
+    if len(launching):  # PyTorch's backward pass launches in a separate thread, which has no ranges
         ranges = ranges[np.isin(events.thread[ranges], launching)]
     if known or not len(ranges):
         return events, known

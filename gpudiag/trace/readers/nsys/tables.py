@@ -211,7 +211,7 @@ class TableReader:
             )
 
     def _ranges(self) -> None:
-        """Read NVTX ranges. Their texts are in the table itself, or registered strings."""
+        """Read NVTX ranges. Texts of ranges are in the table itself, or are registered strings."""
         types = self._database.enum("ENUM_NSYS_EVENT_TYPE")
         wanted = [code for code, name in types.items() if name in {"NVTXPUSHPOPRANGE", "NVTXSTARTENDRANGE"}]
         known = self._database.tables.get(RANGES, frozenset())
@@ -258,14 +258,14 @@ class TableReader:
             yield from self._database.integers(table, columns, window=self._window, where=where, text=text)
 
     def _by_id(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the index of the name of each string id."""
+        """Return int32[n]: the index of the name that has each string id."""
         values, position = np.unique(ids, return_inverse=True)
         strings = self._database.strings(values.tolist())
         index = [self.names[_VERSION.sub("", strings.get(number, "")) or "?"] for number in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 
     def _by_row(self, rows: NDArray[np.int64], name: Callable[[Sequence[int]], str]) -> NDArray[np.int32]:
-        """Return the index of the name of each distinct row."""
+        """Return int32[n]: the index of each row's name. `name` is called once per distinct row."""
         values, position = np.unique(rows, axis=0, return_inverse=True)
         index = [self.names[name(row)] for row in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]

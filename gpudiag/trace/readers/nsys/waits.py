@@ -51,7 +51,7 @@ def read_synchronizations(database: Database, window: Window | None, most: int) 
 
 
 def _rows(database: Database, table: str, columns: dict[str, int], window: Window | None, most: int) -> Column:
-    """Return int64[k, columns]: the rows in the window, with processes without thread bits; none beyond `most`."""
+    """Return int64[k, columns]: the rows in the window, without thread bits; none if there are more than `most`."""
     parts = [np.empty((0, len(columns)), np.int64)]
     total = 0
     for rows, _ in database.integers(table, columns, window=window):
@@ -64,7 +64,7 @@ def _rows(database: Database, table: str, columns: dict[str, int], window: Windo
 
 
 def event_waits(events: EventTable, process: int, all_syncs: Synchronizations) -> EventWaits:
-    """Return the waits of a process whose call was recorded.
+    """Return the waits of a process, except waits whose calls were not recorded.
 
     A wait for a CUDA event refers to the last earlier call that recorded the event.
     """

@@ -134,7 +134,7 @@ def host_roles(
 def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event of one thread encloses another event, or an `inner` one if that is given."""
+    """Return bool[n]: whether each event of one thread encloses another event (of the `inner` events, if given)."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)

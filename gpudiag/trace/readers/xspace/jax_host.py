@@ -48,7 +48,8 @@ _LIBRARY_FILES = frozenset(f"{module}.py" for module in _LIBRARY_MODULES.split()
 _FRAME = re.compile(r"\$(?P<file>[\w.-]+\.py):(?P<line>\d+) (?P<function>.+)$")
 #: Minimum number of calls of a function that count as steps.
 _FEWEST_CALLS = 3
-#: Maximum relative deviation of the distance between calls of a function, counted in calls of all functions.
+#: Maximum relative deviation from the median distance between a function's calls. Distances count calls of all
+#: functions.
 _APART = 0.2
 
 
@@ -81,7 +82,7 @@ def user_function(name: str) -> str | None:
 
 
 def shown_name(name: str) -> str:
-    """Return a host event's name for reports: without the Python tracer's sign, if it is a function.
+    """Return a host event's name for reports: a function without the Python tracer's notation, or the name itself.
 
     >>> shown_name("$api.py:3154 block_until_ready"), shown_name("PjitFunction(train_step)")
     ('block_until_ready', 'PjitFunction(train_step)')
@@ -130,8 +131,8 @@ def outermost_calls(plane: Plane, line: int) -> NDArray[np.intp]:
 def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
     """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
 
-    A step calls this function once, and other functions always equally often. Fewer than three calls are no steps. Of
-    functions that are called equally often, the one with the longest calls is used.
+    Each step calls this function once, and the number of calls of each other function is the same in all steps. Fewer
+    than three calls are no steps. Of functions that are called equally often, the one with the longest calls is used.
     """
     calls = outermost_calls(plane, line)
     best: tuple[int, int] | None = None

@@ -15,7 +15,8 @@ count as such waits.
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
-first. So is the time from a device's last launch in a function to the function's end, if communication ends in it.
+first. So is the time from a device's last launch in a function to the function's end, if communication ends in that
+time.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: Whether a field of an XStat is an integer, by field number: uint64_value, int64_value, ref_value.
+#: Whether the field of an XStat with this number is an integer (uint64_value, int64_value, ref_value).
 _IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
@@ -131,7 +131,7 @@ def _stats(
     stop: NDArray[np.int64],
     wanted: Collection[int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return event, metadata id and integer value of each wanted XStat."""
+    """Return (event, metadata id, integer value) of each wanted XStat. `owner` is the event of each XStat."""
     ids = np.array(sorted(wanted), np.int64)
     # The id is nearly always the first field, so most unwanted stats are discarded by their first field alone.
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
@@ -202,7 +202,7 @@ def _fields(
 
 _STOPS = np.uint64(0x8080808080808080)
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
-#: Masks of the low and high halves to join, and the gap between them in bits: 7 of 8 bits, 14 of 16, 28 of 32.
+#: (Mask of low groups, mask of high groups, bits between them) for joining groups of 7 bits to 14, 28 and 56 bits.
 _JOINS = (
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
