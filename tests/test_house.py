@@ -29,7 +29,7 @@ BUDGET = {
     "model": 6_120,
     "prediction": 820,
     "report": 9_110,
-    "trace": 9_620,
+    "trace": 9_660,
     "training": 21_220,
     "": 650,
 }

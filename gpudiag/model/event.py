@@ -347,9 +347,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         event_waits: waits for CUDA events; empty if the profiler did not record them.
         modules: the module for which each host event worked; None if not recorded.
         operator_work: work of the operators whose shapes were recorded; None if no shapes were recorded.
-        waits_in_collectives: False if the training thread runs operators itself. True if it waits in a function call
-            while other threads run its operators (TensorFlow's executor), so that their host collectives block the
-            process.
+        waits_in_collectives: False if the training thread runs operators itself. True if it waits in a call while other
+            threads run operators (TensorFlow's executor), so that host collectives block the process.
         operators_merged: True if the operators come from another trace of the same job. Then recording operators did
             not slow the steps of this trace.
         uses_devices: whether the trace states that its process uses a device, even if no device work was recorded.

@@ -45,8 +45,7 @@ class Frames(NamedTuple):
             steps of the slowest rank, without rank and device.
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
-        collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the items in the
-            analysis.
+        collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis's items.
         parallel_ranks: rank, compute_ms, relative, and for each role the rank's position in its group.
         parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and a column `<operation>_per_step`
             for each operation.

@@ -290,8 +290,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps_found: inferred steps; None if the program marked its steps.
-        parallel: division of a built-in workload among processes (`--parallel`); None if each process trained the whole
-            model.
+        parallel: division of a built-in workload among processes (`--parallel`); None if each trained the whole model.
     """
 
     schema: str = RUN_SCHEMA

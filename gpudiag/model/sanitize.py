@@ -61,6 +61,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _visible(character: str) -> str:
+    """Return a character, or a visible symbol or code point in its place if it is unprintable."""
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     code = ord(character)

@@ -99,7 +99,7 @@ class Paths:
     def all_rate(self, path: str) -> float:
         """Return each GPU's rate while all GPUs copy to (`device_to_host`) or from (`host_to_device`) the host.
 
-        The measured sum of rates covers all GPUs of the machine. The slowest GPU's link limits the result.
+        The measured sum of rates covers all GPUs of the machine. The slowest link limits the result.
         """
         slowest_link = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
@@ -159,8 +159,7 @@ class Paths:
     def ring(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of neighbours of the best ring over all GPUs: the ring whose slowest link is fastest.
 
-        Only links between neighbours matter, so a mesh with partial peer access (DGX-1) can have a ring of direct
-        links.
+        Only links between neighbours matter, so a mesh with partial peer access (DGX-1) may have a direct ring.
         """
         count = len(self)
         if count < 2:

@@ -2,13 +2,12 @@
 
 Worked example. GPU 0 owns two tensors, each of which takes 10 ms to transfer. The first tensor goes to GPUs 1 and 2,
 the second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then a transfer of 10
-ms from GPU 1 to GPU 2 is added. The link into GPU 2 is busy from 10 to 20 ms, so the added transfer ends at 30 ms as
-well.
+ms from GPU 1 to GPU 2 is added. The link into GPU 2 is busy from 10 to 20 ms, so the added transfer also ends at 30 ms.
 
 Communication after the end of the overlapping compute is exposed. Worked example. Backward takes 10 ms and completes
 two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first transfer ends at 9 ms and is hidden. The
 second ends at 15 ms, so 5 ms are exposed. Transfers of 8 ms each would end at 12 and 20 ms, so 10 of their 16 ms would
-be exposed and 6 ms hidden.
+be exposed.
 """
 
 from __future__ import annotations

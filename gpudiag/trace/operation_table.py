@@ -77,7 +77,7 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
 
 
 def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list[str]:
-    """Check sizes and columns in the file's metadata, and return the columns to read."""
+    """Check sizes and columns in the metadata of a `ParquetFile`, and return the names of the columns to read."""
     metadata = opened.metadata
     unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if max(unpacked, metadata.num_rows * _BYTES_PER_ROW) > limits.max_bytes:
@@ -120,6 +120,7 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
 
 
 def _seconds(column: Any, name: str, shown: str) -> NDArray[np.float64]:
+    """Return a column of times in seconds as float64[n]. Refuse values out of range."""
     values = np.asarray(column.to_numpy(), np.float64)
     if not np.isfinite(values).all() or np.abs(values).max() > _MOST_SECONDS[name]:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")

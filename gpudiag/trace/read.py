@@ -43,10 +43,11 @@ def read_traces(
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
 
     Raises:
-        UsageError: no path was given, or `world_size` is larger than in any job. UnreadableInputError: a path does not
-        exist, a file is broken, two files claim one rank, or a rank or a world size is larger than in any job.
-        NotATraceError: a named file is not a trace, or a directory contains none. TooLargeError: a file unpacks to more
-        than the limits allow.
+        UsageError: no path was given, or `world_size` is larger than in any job.
+        UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
+            a world size is larger than in any job.
+        NotATraceError: a named file is not a trace, or a directory contains none.
+        TooLargeError: a file unpacks to more than the limits allow.
     """
     limits = limits or ReadLimits()
     if world_size is not None and not 0 < world_size <= MOST_RANKS:

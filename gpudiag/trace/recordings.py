@@ -79,6 +79,7 @@ def separate_recordings(paths: Sequence[Path | str], traces: Sequence[Trace]) ->
 
 
 def _claims(traces: Sequence[Trace]) -> dict[str, list[_Claim]]:
+    """Return source → claims of the traces that were read from it."""
     claims: dict[str, list[_Claim]] = {}
     for trace in traces:
         if trace.rank is not None:

@@ -167,7 +167,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
 
 
 def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of one recording: those in the directory, or else those in a subdirectory."""
+    """Return the traces of one recording: those in the directory, or else those at most `depth` levels below it."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -279,6 +279,7 @@ def _has_traces(directory: Path) -> bool:
 
 
 def _tables_in(directory: Path) -> list[Path]:
+    """Return the tables of operations in a directory, in order of name; [] if it cannot be read."""
     try:
         entries = sorted(directory.iterdir())
     except OSError:

@@ -120,6 +120,7 @@ def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[n
 
 
 def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.intp]:
+    """Return the rows of the operators, Python functions and modules that begin on a thread in a step."""
     rows = events.rows_of(*_MERGED_KINDS)
     first, last = np.searchsorted(events.start_ns[rows], step[::2])
     on_thread: NDArray[np.intp] = rows[first:last][events.thread[rows[first:last]] == thread]
@@ -129,7 +130,8 @@ def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.in
 def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[np.int64]) -> Trace:
     """Return the kernel-only trace with operators of the full trace added.
 
-    `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only trace.
+    `matches` has the full trace's step for each kernel-only step. `merged` is int64[4, n]: rows of the full trace, and
+    their thread, begin and end in the kernel-only trace.
     """
     rows, thread, start, end = merged
     names = {name: index for index, name in enumerate(kernel_only.events.names)}

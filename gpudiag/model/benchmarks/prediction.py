@@ -48,8 +48,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
         compute: a step without communication; None if unknown.
         batch_size: samples per device and step of `compute`.
         input_bytes: size of one batch per device.
-        blocks: number of modules that FSDP would gather separately, counting the rest of the model as one; None if
-            unknown.
+        blocks: number of modules that FSDP would gather separately, with the rest as one more; None if unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA

@@ -60,8 +60,7 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         self_ms: time in the line outside of reported callees.
         device_idle_ms: part of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
         samples: number of measured steps (in a worker: batches).
-        ci95: half the width of the 95 % confidence interval of `ms_per_step`; None if fewer than two steps were
-            measured.
+        ci95: half the width of the 95 % interval of `ms_per_step`; None if fewer than two steps were measured.
         estimated: True if the line runs too often to be timed each time. Then the line's share of its function's time
             is the share in the first steps.
     """

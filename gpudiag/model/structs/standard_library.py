@@ -117,6 +117,7 @@ def _struct(value: Any, wanted: Any) -> Any:
 
 
 def _first_that_fits(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Return the value, converted to the first of these types that accepts it."""
     for kind in kinds:
         try:
             return convert(value, kind)

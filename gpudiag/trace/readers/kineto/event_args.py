@@ -35,8 +35,7 @@ from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation,
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 #: Beginnings of names of host ranges that span only the enqueue of a collective on a device.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: Maximum number of ranges before a launch that are examined, because ranges nest (`record_param_comms` in
-#: `nccl:coalesced`).
+#: Maximum number of ranges examined before a launch; ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}
@@ -235,7 +234,7 @@ def _coalesced(
 ) -> CollectiveFacts | None:
     """Return the facts about the messages of one kernel; None unless all messages are between the same two ranks.
 
-    PyTorch records each message before the range `nccl:coalesced`, in which the kernel is launched.
+    PyTorch records each message before the range `nccl:coalesced` (row `host`), in which the kernel is launched.
     """
     rows = ranges[int(table.thread[host])]
     messages: list[CollectiveFacts] = []

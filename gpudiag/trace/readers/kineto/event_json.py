@@ -179,7 +179,7 @@ def _decode_event(raw: msgspec.Raw, repairs: Repairs) -> _LooseEvent:
 
 
 def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode events' arguments: strictly, or if that fails, leniently, with defaults for values of unknown types."""
+    """Decode arguments to `wanted` structs: strictly, or if that fails, with defaults for values of other types."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
         return list(map(decode, raw_arguments))

@@ -188,8 +188,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Convert microseconds to integer nanoseconds. Integer part and fraction are scaled separately, to keep precision.
 
-    Example: a float cannot represent 1000 times 1712000000000000.25 exactly, but it can represent 1712000000000000 and
-    250.
+    Example: a float can represent 1712000000000000.25, but not 1000 times this number.
     """
     whole = np.floor(microseconds)
     fraction_ns = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)

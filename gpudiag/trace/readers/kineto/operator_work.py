@@ -351,7 +351,7 @@ class WorkReader:
         self._work_of_row: list[int] = []
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
-        """Add the operators of a batch. `first` is the index of its first event in the file."""
+        """Add the operators of a batch, which begins at event `first` of the file. `name` has indices into `names`."""
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             if work := self._index_of_work(events[row]):

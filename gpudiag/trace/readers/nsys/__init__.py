@@ -65,6 +65,7 @@ def assign_ranks(files: Sequence[ReadFile], world_size: int | None) -> list[Trac
 
 
 def _is_export(path: Path) -> bool:
+    """Return whether a file is an SQLite database with tables of Nsight Systems."""
     from gpudiag.errors import GpudiagError
     from gpudiag.trace.readers.nsys.database import Database
     from gpudiag.trace.readers.nsys.processes import is_export

@@ -125,8 +125,7 @@ class Database:
         Args:
             table: the table; if the file lacks it, nothing is yielded.
             columns: names of integer columns → value where a column is missing or NULL.
-            window: [begin, end) of the rows' `start`; None for all rows. A table without `start` has no row in a
-                window.
+            window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in a window.
             where: a condition on columns that the table has.
             text: a text column, of which at most 4,096 characters are read; "" for none. NULL is "".
             as_hex: whether the text column is binary data, of which the first 256 bytes are yielded in hexadecimal.

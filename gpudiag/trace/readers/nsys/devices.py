@@ -59,7 +59,8 @@ def _devices_of_threads(events: EventTable, called: NDArray[np.int16]) -> dict[i
 def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest: dict[int, int]) -> Trace:
     """Return a trace of a device's work, the calls that launched it, and other events of threads that serve the device.
 
-    The ranges of the thread with the step marks belong to all devices.
+    Ranges of the thread with the step marks belong to all devices. `called` and `busiest`: devices of calls, of
+    threads.
     """
     events = trace.events
     other_threads = [thread for thread, served in busiest.items() if served != device]
@@ -93,7 +94,7 @@ def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest:
 
 
 def _waits(waits: EventWaits, position: NDArray[np.int64]) -> EventWaits:
-    """Return the waits whose call is kept. A call that recorded an event becomes unknown if it is not kept."""
+    """Return the waits whose calls are kept, moved to `position[row]`. Records that are not kept become unknown."""
     if not len(waits):
         return waits
     held = position[waits.call] != NO_NUMBER

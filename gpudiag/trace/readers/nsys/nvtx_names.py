@@ -80,6 +80,7 @@ def interpret(text: str, domain: str) -> NvtxRange:
 
 @lru_cache(_MOST_CACHED)
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
+    """Do the same as `interpret` for a text whose properties were removed."""
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)
     if domain == _GPUDIAG:

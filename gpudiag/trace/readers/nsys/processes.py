@@ -51,8 +51,7 @@ def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = M
     """Return one trace per process with device work, or per device if a process's devices communicate.
 
     Without device work, return one trace per process with host events. Traces are sorted by GPU. If an export has more
-    than `most_events` events, only its middle is read. Take the other arguments of `Reader.read`, and raise the same
-    errors.
+    than `most_events` events, only its middle is read. The other arguments, and the errors, are those of `Reader.read`.
     """
     free = free_memory_bytes()
     if free is not None:

@@ -55,7 +55,7 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
     """Return (rows, numbers) of the ranges that state the number of a step; of several series, the longest in total.
 
     A series has the outermost ranges of one thread with one name. Its numbers increase, unlike the numbers of parts of
-    a step, which begin anew in each step.
+    a step, which begin anew in each step. `launched` has the times of all launches in ns.
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}
@@ -78,9 +78,8 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
     """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
-    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It does not find ranges
-    within ranges that occur once (`train`, `epoch 0`), nor ranges of the main thread if the backward pass launches
-    more.
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It misses ranges within
+    ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if the backward pass launches more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():

@@ -131,6 +131,7 @@ class TableReader:
         self._device_work(KERNELS, EventKind.KERNEL, {named: MISSING}, lambda rows: self._by_id(rows[:, 0]))
 
     def _copies(self) -> None:
+        """Read copies, and name each after its direction and kinds of memory."""
         memory = self._database.enum("ENUM_CUDA_MEM_KIND") or _MEMORY
         columns = {
             "copyKind": 0,
@@ -171,7 +172,10 @@ class TableReader:
         name: Callable[[NDArray[np.int64]], NDArray[np.int32]],
         size: str = "",
     ) -> int:
-        """Read a table of device work; return its number of rows. `name` maps columns `more` to indices of names."""
+        """Read a table of device work; return its number of rows.
+
+        `name` maps the columns `more` to indices of names. `size` is the column with the number of bytes, or "".
+        """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
         first = len(columns) - len(more)
         total = 0

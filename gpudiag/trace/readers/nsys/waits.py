@@ -98,7 +98,10 @@ def event_waits(events: EventTable, process: int, all_syncs: Synchronizations) -
 def _last_records(
     events: EventTable, calls: NDArray[np.intp], records: Column, waited: Column, call: Column
 ) -> tuple[Column, Column]:
-    """Return for each wait (row of the last earlier call that recorded its event, stream); `NO_NUMBER` if unknown."""
+    """Return for each wait (row of the last earlier call that recorded its event, stream); `NO_NUMBER` if unknown.
+
+    `waited` and `call` have the event and the call of each wait.
+    """
     recording = events.rows_with(records[:, 1], calls)
     known = recording != NO_NUMBER
     recording, records = recording[known], records[known]

@@ -30,8 +30,7 @@ from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_OP, STEP, Plane
 
 #: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call. At low trace levels, no events inside the layers are recorded, so the layers are
-#: innermost.
+#: Layers of a function call. They are innermost events at low trace levels, which record no events inside layers.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -112,7 +111,10 @@ def host_roles(
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """Return uint8[n]: the `Role` of each event of a host. Launched work may later change the roles of calls."""
+    """Return uint8[n]: the `Role` of each event of a host; `kind` and `step` are from `host_kinds`.
+
+    Launched work may later change the roles of calls.
+    """
     operator = kind == EventKind.OPERATOR
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
@@ -172,8 +174,8 @@ _MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attent
 def framework_of(planes: Sequence[Plane]) -> str:
     """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either.
 
-    JAX 0.5 and later writes its version into the profile. A program that trains with JAX may load data with TensorFlow,
-    so JAX has precedence.
+    JAX 0.5 and later writes its version into the profile. JAX has precedence, because JAX programs may load data with
+    TensorFlow.
     """
     names = _event_names(planes)
     if any(_JAX_VERSION in plane.about for plane in planes) or any(_JAX.match(name) for name in names):

@@ -39,7 +39,7 @@ class _ModuleRuns(msgspec.Struct, frozen=True):
     Attributes:
         row: row of each run's first operation.
         start, end: ns. A run begins when its call and the previous run have ended, at the latest with its first
-            operation. It ends with its last operation.
+            operation.
         dispatched: begin of the call that dispatched the run; begin of the first operation if the call is unknown.
     """
 
@@ -157,7 +157,8 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
 def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, Times]:
     """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
 
-    If there are more or fewer runs than calls, the recording began with queued runs or ended before the last runs.
+    `row` has each run's first operation. If there are more or fewer runs than calls, the recording began with queued
+    runs or ended before the last runs.
     """
     begin = process.trace.events.start_ns[row]
     end = begin.copy()

@@ -10,13 +10,11 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
-JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which JAX's main thread recorded nothing
-count as such waits.
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses of JAX's main thread count as such waits.
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
-first. So is the time from a device's last launch in a function to the function's end, if communication ends in that
-time.
+first. So is the time from a device's last launch in a function to the function's end, if communication ends then.
 """
 
 from __future__ import annotations
