@@ -19,8 +19,8 @@ from gpudiag.prediction.paths import HOST, Paths
 
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-#: Two simultaneous staged copies in opposite directions count as sharing one path in the host if each of them reaches
-#: less than this share of the one-way rate.
+#: If each of two simultaneous staged copies in opposite directions reaches less than this share of the one-way rate,
+#: both are assumed to share one path in the host.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20

@@ -1,7 +1,8 @@
 """Merge the operators of a full trace into a kernel-only trace of the same job.
 
 Recording operators slows the host by up to 60 %, but a trace without operators does not show what the host did between
-two CUDA calls. Calls that two matching steps have in common map times of one trace to times of the other:
+two CUDA calls. The calls that two matching steps have in common have times in both traces. Times between these calls
+are interpolated:
 
     full trace          step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   an operator between two launches takes
     kernel-only trace   step ├─────┤launch├────────┤launch├ … ┤               the same share of the time between them

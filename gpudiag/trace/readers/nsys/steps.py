@@ -26,7 +26,7 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     """Return the table with the role `STEP_MARK` for marks of steps, and the marks, the preferred kind first.
 
     Marks of PyTorch's profiler and of gpudiag are preferred. The optimizer's updates are preferred over ranges without
-    numbers. Repeating ranges that the analysis finds in all recordings are not marked here.
+    numbers. Repeating ranges that the analysis itself finds are not marked here.
     """
     known = step_marks_of(events)
     ranges = np.flatnonzero(

@@ -109,7 +109,7 @@ def _last_records(
     when = events.start_ns[np.concatenate([recording, call])]
     is_wait = np.arange(len(event)) >= len(recording)
     order = np.lexsort((is_wait, when, event))
-    # For each entry in order, the position of the last record up to the entry, which counts if it is of the same event.
+    # Position of the last record up to each entry, in order. The record counts if it is of the entry's event.
     latest = np.maximum.accumulate(np.where(is_wait[order], -1, np.arange(len(order))))
     source = order[np.maximum(latest, 0)]
     matches = (latest >= 0) & (event[source] == event[order]) & (when[source] < when[order]) & is_wait[order]

@@ -152,7 +152,8 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return a thread's events that enclose a call for this GPU, or no call; empty if it has no call for this GPU."""
+    """Return a thread's events, except those that enclose only calls for other GPUs; none without calls for this
+    GPU."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():

@@ -48,7 +48,8 @@ _LIBRARY_FILES = frozenset(f"{module}.py" for module in _LIBRARY_MODULES.split()
 _FRAME = re.compile(r"\$(?P<file>[\w.-]+\.py):(?P<line>\d+) (?P<function>.+)$")
 #: Minimum number of calls of a function that count as steps.
 _FEWEST_CALLS = 3
-#: Maximum relative deviation from the median distance between a function's calls, in calls of all functions.
+#: Maximum relative deviation of a regular function's distances from their median. A distance is the number of calls of
+#: all functions from one call of the function to the next.
 _APART = 0.2
 
 

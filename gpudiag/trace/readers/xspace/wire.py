@@ -2,8 +2,8 @@
 
 A trace of a few steps has hundreds of thousands of XEvents with several XStats each. Decoding them as Python objects
 would take longer than all other reading, so NumPy decodes one field of all events at a time. A field in protobuf's wire
-format (protobuf.dev/programming-guides/encoding) is a varint of field number and type, then a varint, eight bytes, four
-bytes, or a length and this many bytes.
+format (protobuf.dev/programming-guides/encoding) begins with a varint of its number and type. Its value follows: a
+varint, eight bytes, four bytes, or a length and as many bytes.
 
     event     08 07        10 e8 07          18 90 4e          22 04 | 08 03 18 2a
     field     1: 7         2: 1000           3: 10000          4: 4 bytes, an XStat: 1: 3   3: 42
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event, so that two words of eight bytes can be read at each byte of it.
+#: Number of bytes appended after the last event, so that two words of eight bytes can be read at any byte.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
