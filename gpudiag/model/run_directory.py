@@ -107,7 +107,7 @@ def write_output(path: Path, data: bytes) -> None:
     if str(path) == STANDARD_OUTPUT:
         sys.stdout.flush()
         left = memoryview(data)
-        while left:  # unbuffered output may take only a part
+        while left:  # unbuffered output may accept only a part of the data
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.flush()
         return

@@ -18,7 +18,7 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Traces that together need less memory, in bytes, are read in this process, because starting processes takes 20 ms.
+#: Traces that together need fewer bytes of memory than this are read in one process, because starting one takes 20 ms.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 

@@ -45,7 +45,7 @@ class SeveralRecordingsError(UsageError):
 
 
 def diff_command(recordings: Sequence[Recording]) -> str:
-    """Return the command that compares the first two recordings, with letters if a recording has several paths."""
+    """Return the command that compares the first two recordings, with letters A and B if one has several paths."""
     paths = [shlex.quote(with_escapes(recording.paths[0])) for recording in recordings[:2]]
     named = all(len(recording.paths) == 1 for recording in recordings[:2])
     return f"gpudiag diff {' '.join(paths)}" if named else "gpudiag diff A B (a directory or a pattern for each)"

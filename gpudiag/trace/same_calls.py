@@ -117,7 +117,7 @@ def _paired(
 
 
 def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
-    """Return thread → number of its significant calls by `Calls.work`, over all steps."""
+    """Return thread → how often each `Calls.work` occurs among its significant calls, over all steps."""
     work: dict[int, Counter[int]] = {}
     for step in steps:
         for thread, calls in step.items():

@@ -229,7 +229,7 @@ def _unpacked(file: FileIO, head: bytes, size: int, bound: SizeBound) -> Iterato
             if piece:
                 yield piece
             if not stream.eof:
-                # The checksum comes last, so that input ends before `eof` only if the file is truncated.
+                # The checksum comes last, so the input ends before `eof` only if the file is truncated.
                 pending = stream.unconsumed_tail
                 if not pending:
                     pending = file.read(_PACKED_PIECE)

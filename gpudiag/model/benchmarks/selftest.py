@@ -150,8 +150,8 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
         tolerance_ms: allowed difference between the found savings and the true cost; for a clean run, `alarm_ms`.
         alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
         verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
-            The fault must still raise no false alarm. `too noisy` if the right finding was ignored, because it saves
-            less than the variation of the recorded steps.
+            A false alarm is still an error. `too noisy` if the right finding was ignored, because it saves less than
+            the variation of the recorded steps.
         why: errors of the row, one line each; empty for a right row.
         run_dir: run directory, relative to the output directory.
     """

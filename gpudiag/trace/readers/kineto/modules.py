@@ -8,8 +8,8 @@
 
 A forward operator has the number of the next autograd node that its thread makes. Of several operators with the same
 number, the last one makes the node. A backward operator has the number of the node that it executes, and autograd's
-number of the thread that made the node. Autograd numbers threads differently than the trace does. Its number of a
-thread is matched to the trace's thread that made most of the nodes for which the number occurs.
+number of the thread that made the node. Autograd numbers threads differently than the trace does. Autograd's number of
+a thread is matched to the trace's thread that made most of the nodes for which the number occurs.
 """
 
 from __future__ import annotations

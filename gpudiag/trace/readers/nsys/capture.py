@@ -47,7 +47,7 @@ class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_capture(database: Database) -> CaptureFacts:
-    """Return the facts of a capture. Missing tables and values of other types are ignored."""
+    """Return the facts of a capture. Missing tables and values of unexpected types are ignored."""
     host = next(
         (value for name, value in database.texts("TARGET_INFO_SYSTEM_ENV", "name", "value") if name == "Hostname"), ""
     )

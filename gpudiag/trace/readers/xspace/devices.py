@@ -152,8 +152,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return a thread's events, except those that enclose only calls for other GPUs; none without calls for this
-    GPU."""
+    """Return a thread's events, except those around calls for other GPUs only; none if it never calls this GPU."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():

@@ -35,7 +35,7 @@ Times = NDArray[np.int64]
 #: Names of the executor's waits in the event table.
 DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
-#: Name of a wait of JAX's main thread that was not recorded.
+#: Name of an unrecorded wait of JAX's main thread.
 UNRECORDED_WAIT = "wait for the device"
 
 #: Minimum pause that counts as a wait. Shorter pauses are overhead of Python and the executor.
