@@ -222,7 +222,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-#: Operations between two ranks. They are matched across ranks in a different way than collectives.
+#: Operations between two ranks, which are matched across ranks in a different way than collectives.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
@@ -356,7 +356,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             recorded, else `unknown`.
         unread_devices: names of accelerators with recorded activity that no reader supports ("MTIA").
         unrecorded_graphs: number of launches of CUDA or HIP graphs without recorded device work.
-        copies: names of other files with the same events. They were left out before ranks were assigned.
+        copies: names of files that were left out before ranks were assigned, because their events are the same.
         dropped_events: number of events that the profiler reported as lost.
         notes: repairs and omissions by the reader, one line each, for the validity section of reports.
     """

@@ -65,7 +65,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of consecutive steps in milliseconds, from one step's start to the next one's, including device work.
+    """Times of consecutive steps in ms, each from its start to the start of the next step, device work included.
 
     `jitter_ms` is 1.4826 times the median absolute deviation.
     """

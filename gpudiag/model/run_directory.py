@@ -80,7 +80,7 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
-        error.filename = str(path)  # the intended file instead of the temporary one
+        error.filename = str(path)  # the intended file instead of the temporary file
         raise
     try:
         with os.fdopen(handle, "wb") as file:
@@ -289,8 +289,9 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory must not be a link and must belong to this user. Directories above may belong to root. They may be
-    writable by others if they are sticky like /tmp, because then no user can replace another user's entries.
+    The directory must not be a link and must belong to this user. Directories above may belong to root, and other users
+    may write to directories above that are sticky like /tmp, because no user can replace another user's entries in a
+    sticky directory.
 
     Raises:
         OSError: the directory cannot be inspected.

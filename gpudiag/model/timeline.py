@@ -237,8 +237,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         clocks: alignment of each rank's clock.
         validity: warnings, each a reason to trust the traces less.
         covered: share of the recorded device work that the analysed steps represent, 0 to 1, on the worst track.
-        unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. They
-            have no track.
+        unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. These
+            ranks have no track.
         left_out: ranks with a trace whose tracks were left out, because the other tracks represent them.
     """
 

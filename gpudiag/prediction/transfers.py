@@ -59,7 +59,7 @@ def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) ->
 
 
 def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
-    """Return an owner below `count` for each tensor: the one with the fewest bytes so far, as parameter servers do."""
+    """Return each tensor's owner (0 to `count` - 1): the owner with fewest bytes so far, as in parameter servers."""
     load = [0] * count
     owners = []
     for size in sizes:

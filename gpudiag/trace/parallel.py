@@ -12,8 +12,8 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-#: Jobs of at most this many ranks are analysed in this process with all events in memory. This is an estimate: 64 ranks
-#: take 100 MB, and starting processes costs more time than it saves.
+#: Jobs of at most this many ranks are analysed in this process with all events in memory. The limit is an estimate: 64
+#: ranks take 100 MB, and starting processes costs more time than it saves.
 MOST_IN_MEMORY = 64
 
 

@@ -96,7 +96,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict and its basis.
 
     Attributes:
-        verdict: `winner`, or `tie` if several strategies may be equally fast, including unmeasured ones.
+        verdict: `winner`, or `tie` if several strategies may be equally fast, including unmeasured strategies.
         recommended: name and options of the strategy to use; of tied strategies, the simplest whose step is known.
         tied: strategies that cannot be distinguished from the best, including the recommended one; empty for a winner.
         basis: `measured`, or `predicted` if nothing was run.
@@ -136,7 +136,7 @@ class RecommendRequest(msgspec.Struct, frozen=True, kw_only=True):
         run: options of the training.
         exact: leave out strategies that round gradients.
         compress: precision to which compressing strategies round gradients.
-        every: measure all strategies, not only the most promising ones.
+        every: measure all strategies instead of the most promising strategies only.
         only: labels of the strategies to consider; empty for all.
         budget_s: approximate duration of the whole command.
     """

@@ -14,7 +14,7 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason of candidates that were never measured.
+#: Reason why a candidate was never measured.
 NO_TIME = "there was no time left to measure it"
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION, EventTable, Trace
 
-#: Number of tables, used last, that are kept unpacked: the number of ranks that are simulated in large jobs.
+#: Number of recently used tables that are kept unpacked: as many as ranks are simulated in large jobs.
 _MOST_UNPACKED = 64
 _LEVEL = 6
 #: Maximum length of a column. Columns of equal values take no bytes, so the file's size does not bound their length.
@@ -172,7 +172,7 @@ _unpacked = lru_cache(maxsize=_MOST_UNPACKED)(unpack)
 
 
 def _by_time(start: NDArray[np.int64]) -> NDArray[np.intp]:
-    # This is fast, because lanes are sorted. `moved` has the table's order of events with equal starts.
+    # Sorting is fast, because lanes are sorted already. `moved` has the table's order of events with equal starts.
     return np.argsort(start, kind="stable")
 
 

@@ -106,7 +106,7 @@ class LogOrigin(msgspec.Struct, frozen=True, kw_only=True):
     parent_begun: Number = 0
 
     def started(self, other: LogOrigin) -> bool:
-        """Return whether this process started the other one.
+        """Return whether this process started the other process.
 
         Hosts and start times are compared too, because processes of two machines or containers may have equal numbers.
         """

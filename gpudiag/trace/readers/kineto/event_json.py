@@ -52,8 +52,8 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Types for events of other phases (arrows, instants, counters, process names). They are a third of a trace, and their
-#: fields are not decoded.
+#: Types for events of other phases (arrows, instants, counters, process names). No fields of such events, which are a
+#: third of a trace, are decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -67,7 +67,7 @@ class _LooseEvent(Event, gc=False):
 
 
 class TraceHeader(msgspec.Struct, gc=False):
-    """Fields beside the events. They stay undecoded, because their types differ between versions of PyTorch."""
+    """Fields beside the events, undecoded because their types differ between versions of PyTorch."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)

@@ -160,7 +160,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         recordings: Sequence[tuple[float, float]],
         notes: list[str],
     ) -> Times:
-        """Convert times, repair or leave out invalid ones, and sort.
+        """Convert times, repair or leave out invalid times, and sort.
 
         Args:
             start_us: float64[n], starts.

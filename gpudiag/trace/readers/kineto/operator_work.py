@@ -1,9 +1,9 @@
 """Compute the floating-point operations and bytes of operators from the shapes of their inputs.
 
-PyTorch writes shapes if `record_shapes` is set. There are formulas for operators that launch kernels. They count like
-PyTorch's `FlopCounterMode`: a multiplication and an addition are two operations, and biases are not counted. But a
-causal mask halves attention here, because kernels skip the masked half. Bytes of inputs and outputs count once each. If
-a shape, a type or an option is unknown, the result is unknown.
+PyTorch writes shapes if `record_shapes` is set. There are formulas for operators that launch kernels. FLOPs are counted
+as in PyTorch's `FlopCounterMode`: a multiplication and an addition are two operations, and biases are not counted. But
+a causal mask halves attention here, because kernels skip the masked half. Bytes of inputs and outputs count once each.
+If a shape, a type or an option is unknown, the result is unknown.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ class WorkReader:
     def __init__(self) -> None:
         self._index_by_call: dict[tuple[str, bytes], int] = {}
         self._has_formula = bytearray()
-        #: Distinct works; the first one is unknown.
+        #: Distinct works; the first is the unknown work.
         self._works = [_Work()]
         self._rows: list[int] = []
         self._work_of_row: list[int] = []

@@ -225,7 +225,7 @@ def _table(events: EventColumns, names: tuple[str, ...]) -> tuple[EventTable, in
 
 
 def _library_and_user_roles(table: EventTable) -> NDArray[np.uint8]:
-    """Return the role column with the roles of NCCL's ranges, and of users' ranges with usual names."""
+    """Return the role column, with roles added for NCCL's ranges and for users' ranges with usual names."""
     role = table.role.copy()
     operators = table.kind == EventKind.OPERATOR
     role[operators & events_named(table, is_enqueue)] = Role.ENQUEUE

@@ -1,4 +1,4 @@
-"""Find marks of training steps among NVTX ranges: numbered ranges, or a range that repeats inside an outer one."""
+"""Find marks of training steps among NVTX ranges: numbered ranges, or a range that repeats inside an outer range."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
 def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
     """Return (rows, numbers) of the ranges that state the number of a step; of several series, the longest in total.
 
-    A series has the outermost ranges of one thread with one name. Its numbers increase, unlike the numbers of parts of
-    a step, which begin anew in each step. `launched` has the times of all launches in ns.
+    A series has the outermost ranges of one thread with one name. Numbers of a series increase, unlike numbers of a
+    step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}
@@ -78,8 +78,9 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
     """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
-    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It misses ranges within
-    ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if the backward pass launches more.
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`). The analysis misses ranges
+    within ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if the backward pass launches
+    more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():

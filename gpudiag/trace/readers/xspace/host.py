@@ -1,8 +1,8 @@
 """Find kinds and roles of the events of host threads, and the framework and workload of a process.
 
 `jax_host` has the code for JAX alone. A function call of TensorFlow passes through several layers on the training
-thread. Each layer is an event that encloses the next one. The innermost layer waits until executor threads have run the
-function:
+thread. Each layer is an event that encloses the next layer. The innermost layer waits until executor threads have run
+the function:
 
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
@@ -30,7 +30,7 @@ from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_OP, STEP, Plane
 
 #: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call. They are innermost events at low trace levels, which record no events inside layers.
+#: Layers of a function call. At low trace levels, layers are innermost events, because no events inside are recorded.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -195,7 +195,7 @@ def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
         return "training"
     if framework == "jax" and any(_marks_training(plane) for plane in planes):
         return "training"
-    # Without names of JAX's operations, the names of kernels do not exclude a backward pass.
+    # If no names of JAX's operations were recorded, names of kernels cannot exclude a backward pass.
     if framework == "jax" and not any("jit(" in name for name in names):
         return "unknown"
     return "inference" if any(_MODEL.search(name) for name in names) else "unknown"

@@ -37,7 +37,7 @@ class LaunchedWork(msgspec.Struct, frozen=True):
 
 
 class LaunchColumns(msgspec.Struct, frozen=True):
-    """Columns of a host's plane that `name_calls` reads, and changes in place: `name`, `role` and `target`."""
+    """Columns of a host's plane for `name_calls`, which changes `name`, `role` and `target` in place."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]

@@ -38,7 +38,7 @@ EXECUTOR = "tf.executor"
 
 
 def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's logical devices, in order; the whole trace if there is only one."""
+    """Return the traces of a process's logical devices, in order; the whole trace if there is only one device."""
     devices = distinct(process.runs_on[process.runs_on >= 0]).tolist()
     if len(devices) < 2 or process.training_thread is None:
         return (process.trace,)

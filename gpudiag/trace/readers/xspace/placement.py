@@ -27,7 +27,7 @@ _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable. They run on the variable's device, which is the parameter server if there is one.
+#: Ops on a variable, which run on the variable's device: the parameter server if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1

@@ -35,8 +35,7 @@ _DEVICE_STATS = frozenset({OP})
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
 #: The year 2116 in Unix ns. Begins of lines above this value or below 0 are invalid and are replaced by this value.
-#: Differences of begins then fit int64. Events on such a line are left out later, being more than a day from all
-#: others.
+#: Differences of begins then fit int64. Events on such a line are left out later, because they are far from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")

@@ -153,7 +153,7 @@ def _stats(
 def _fields(
     text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Iterator[Columns]:
-    """Yield the first fields of all messages, then the second fields of the messages that have one, and so on.
+    """Yield the first fields of all messages, then the second fields of messages with several fields, and so on.
 
     Args:
         text: the bytes, followed by a margin.
