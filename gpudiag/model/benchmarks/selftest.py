@@ -106,7 +106,7 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should report. A clean run has no `code`. No `causes` means that any is right.
+    """The finding that should be reported. A clean run has no `code`. If `causes` is empty, any cause is right.
 
     `or_else` maps codes of other right findings, which have the same remedy or are also true, to their causes.
     """

@@ -97,7 +97,7 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
 
 
 def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
-    """Return whether most launches lie between the first and last range, and this share of them in the ranges."""
+    """Return whether most launches lie between the first and last range, and `share` of these lie within ranges."""
     inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows].max())]
     if not len(launched):
         return True

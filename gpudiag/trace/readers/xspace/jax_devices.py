@@ -38,8 +38,8 @@ class _ModuleRuns(msgspec.Struct, frozen=True):
 
     Attributes:
         row: row of each run's first operation.
-        start, end: ns. A run begins when its call and the previous run have ended, at the latest with its first
-            operation.
+        start, end: times in ns. A run begins when its call and the previous run have ended, at the latest with its
+            first operation.
         dispatched: begin of the call that dispatched the run; begin of the first operation if the call is unknown.
     """
 
