@@ -23,7 +23,8 @@ long. Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (
 data loading and waits."""
 WAITED_NS = 30 * NS_PER_US
 """A pause of a CPU process's training thread in which a collective ends counts as waiting for the collective if it is
-at least this long. The value is an estimate: without a wait, calls follow each other within 5 to 10 µs."""
+at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs, and a missed wait is shorter
+than this."""
 
 
 class OpClass(IntEnum):
