@@ -29,7 +29,7 @@ BUDGET = {
     "model": 6_120,
     "prediction": 820,
     "report": 9_110,
-    "trace": 9_710,
+    "trace": 9_760,
     "training": 21_220,
     "": 650,
 }

@@ -103,8 +103,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         recoverable_ms_per_step: savings in the job's step time if only this cause is removed. None if unknown;
             `evidence["reason"]` then says why.
-        instead: codes of findings that are alternatives to this one. After one of the alternatives is fixed, fixing the
-            others saves nothing more, because something else limits the step.
+        instead: codes of findings that are alternatives to this one. Fixing one of them is enough: then something else
+            limits the step, and fixing the others saves nothing.
         place: host location in the step, as far as known: operator before and after, file and line.
         source: the line of the user's source to change, if known.
         parts_ms: name → part of `recoverable_ms_per_step`, in milliseconds; the parts add up to it.
@@ -131,7 +131,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code, ranks, cause: the finding that this fix removes.
-        step_ms: the job's step time after this and all earlier fixes.
+        step_ms: the job's step time after all earlier fixes and this one.
         then: the largest remaining bucket other than compute, or `compute` if compute limits the step.
     """
 
@@ -148,7 +148,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
-        by: codes of the findings and validity warnings that explain the bucket; empty if none does.
+        by: codes of the findings and validity warnings that explain the bucket; empty if there are none.
         unexplained_ms: the rest of `ms`, which no finding or warning explains.
         note: a remark in words: what is unexplained, or which findings hide the bucket.
     """
@@ -172,7 +172,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
-        unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if not kept.
+        unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if they were not
+            kept.
         covered_percent: share of the recorded device work that the analysed steps represent (`Timeline.covered`).
         unit: content of each window: a training step, a unit that repeats within a larger range (a layer, a forward
             pass), or the whole recording.
@@ -230,7 +231,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group and size, over all ranks and analysed steps.
 
-    `transfer_us` is the median time from last arrival to common end. `busbw_gb_per_s` is defined as in nccl-tests.
+    `wait_us` is the median time to the last rank's arrival, `transfer_us` the median time from then to the common end.
+    `busbw_gb_per_s` is defined as in nccl-tests.
     """
 
     operation: str
@@ -245,7 +247,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel by name: device time per step, averaged over ranks."""
+    """Device time and number per step of the kernels of one name, averaged over ranks."""
 
     name: str
     ms_per_step: Milliseconds
@@ -253,7 +255,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework operator by name, on threads that launch work: host time per step, averaged over ranks.
+    """Host time per step of the framework operators of one name on threads that launch work, averaged over ranks.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
@@ -272,7 +274,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         root: class of the outermost module (`Net#2` is the second of that class).
-        path: path of the module in the outermost one, as in `named_modules()`.
+        path: path of the module in the outermost module, as in `named_modules()`.
         type: class of the module.
         calls: number of forward calls per step, mean over devices.
     """
@@ -288,7 +290,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of first calls, and times outside of modules; or the reason why there are none."""
+    """Times of modules in order of first calls, and times outside of modules; or the `reason` why there are none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -342,7 +344,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
-        inference: speed at which the run wrote a volume; None if it trained.
+        inference: speed at which the run wrote a volume; None if the run trained.
         parallelism: grid of the ranks; None if the job divides only its batches.
     """
 

@@ -13,7 +13,8 @@ import msgspec
 
 from gpudiag.model.quantities import Milliseconds, Percentage, Rate
 
-#: Words of the driver's name (longer ones first), TFLOP/s in fp32, tf32, and fp16 (also bf16, if tf32 exists), source.
+#: (Words in the driver's name of a GPU, (TFLOP/s in fp32, tf32, fp16), source), longer names first. GPUs with tf32
+#: units reach the fp16 rate in bf16 as well.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
@@ -48,9 +49,9 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
-#: Patterns of the driver's name (special ones first) and GB/s of the memory, from the sources above. Boards that are
-#: sold with different memories are in the table only if their name tells which one they have. T4 is left out, because
-#: its datasheet and its product brief differ.
+#: (Pattern of the driver's name, GB/s of the memory) from the sources above, specific patterns first. A board that is
+#: sold with different memories is in the table only if its name tells its memory. T4 is left out, because its datasheet
+#: and its product brief differ.
 _MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
     ("GB200", 8000),
     ("B200", 8000),
@@ -84,7 +85,7 @@ _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNOREC
 
 
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
-    """Return a GPU's dense peak and its source; None if none is published for this precision.
+    """Return (a GPU's dense peak in TFLOP/s, its source); None if no peak is published for this precision.
 
     If the GPU has no tf32 units, the fp32 rate is used instead.
 
@@ -100,7 +101,7 @@ def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
 
 
 def peak_memory_gb_per_s(name: str) -> tuple[float, str] | None:
-    """Return the peak rate of a GPU's memory and its source; None if it is unknown.
+    """Return (peak rate of a GPU's memory in GB/s, its source); None if the rate is unknown.
 
     >>> peak_memory_gb_per_s("NVIDIA H100 80GB HBM3"), peak_memory_gb_per_s("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     ((3350, 'NVIDIA H100 datasheet (2022), SXM'), None)
@@ -113,7 +114,7 @@ def peak_memory_gb_per_s(name: str) -> tuple[float, str] | None:
 
 
 def published_rates(name: str) -> tuple[str, tuple[float, float, float], str]:
-    """Return (model, (fp32, tf32, fp16) in TFLOP/s, source) of a GPU by its name; zeros if it is unknown."""
+    """Return (model, TFLOP/s in (fp32, tf32, fp16), source) of a GPU with this name; zeros if the GPU is unknown."""
     for entry in _TFLOPS:
         if re.search(rf"\b{entry[0]}\b", name, re.IGNORECASE):
             return entry
@@ -125,9 +126,10 @@ Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
+    """Kernels of one class: their time and number per step, averaged over devices.
 
-    Concurrent kernels share their time equally. Classes below 1 % are part of `other`. `bound` is None if unknown.
+    Concurrent kernels share their time equally, so the times of all classes sum to bucket `compute`. Classes below 1 %
+    are part of class `other`. `bound` is None if unknown.
 
     Attributes:
         tflops_per_s: rate that the kernels of a matrix class reached, from recorded shapes; None if unknown.

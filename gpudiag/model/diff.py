@@ -40,9 +40,9 @@ class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
 class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of one kind of mean step time.
 
-    `profiled` is the mean length of the device windows in the trace, averaged over the devices. `unprofiled` and
-    `corrected` are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both
-    runs; None if too few steps are known, and `reason` then says so.
+    `profiled` is the mean length of the windows in the trace, averaged over the devices. `unprofiled` and `corrected`
+    are as in the analysis. `ci95_ms` is Welch's 95 % interval of the difference, from the steps of both runs; it is
+    None if too few steps are known, and `reason` says so.
     """
 
     kind: StepKind
@@ -69,7 +69,7 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket's mean over the devices; `parts` (largest first) and `rest_ms` sum to the difference."""
+    """The change of a bucket's mean over the devices. `parts` (largest first) and `rest_ms` sum to the difference."""
 
     bucket: str
     before_ms: float
@@ -108,7 +108,7 @@ class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
 class LineChange(msgspec.Struct, frozen=True, kw_only=True):
     """The change of a source line's self time, mean over ranks. Lines are matched by file, function and text.
 
-    `line` is the line's number in the second run, or in the first run if the second does not have the line.
+    `line` is the line's number in the second run, or in the first run if the second run does not have the line.
     """
 
     file: str
@@ -128,7 +128,7 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     after: Finding | None
 
 
-#: Name of the difference if the models of the runs are unknown and their kernels differ.
+#: `RunDifference.what` if the models of the runs are unknown and their kernels differ.
 OTHER_KERNELS = "compute in kernels that both have"
 
 
@@ -161,7 +161,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         ranks: the ranks concerned; empty for all.
         difference_ms: the bucket's change: mean over all devices, or over `ranks`.
         waiting_ms: change of the other ranks' mean wait for `ranks`; None if irrelevant.
-        part: the kernel, collective or copy with at least half of the bucket's change; None if there is none.
+        part: the kernel, collective or copy with at least half of the bucket's change; None if no part has so much.
     """
 
     bucket: str
@@ -175,10 +175,10 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """The result of comparing two analyses.
 
     Attributes:
-        outcome: `slower` or `faster` if the judged step time changed beyond the noise of its steps, `no-difference`
-            within the noise, `cannot-tell` if the noise is unknown.
-        judged: the kind of step time to which `outcome` and `--fail-on` refer: unprofiled if both runs have the times
-            of single unprofiled steps, else profiled.
+        outcome: `slower` or `faster` if the judged step time changed by more than its noise, `no-difference` if it
+            changed by less, `cannot-tell` if the noise is unknown.
+        judged: the kind of step time to which `outcome` and `--fail-on` refer. It is `unprofiled` if both runs have the
+            times of single unprofiled steps, else `profiled`.
         steps: changes by kind of step time: `profiled` first, then the other kinds that both runs have.
         buckets: changes of the eight buckets; with `unattributed_ms` they sum to the profiled difference.
         unattributed_ms: 0 unless the buckets of an analysis do not sum to its step, as in edited files.

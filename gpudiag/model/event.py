@@ -116,7 +116,7 @@ class HostMemory(IntEnum):
 
 
 def any_of(codes: NDArray[np.integer[Any]], *wanted: int) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of the wanted ones."""
+    """Return bool[n]: whether each of n codes (kinds, roles, threads, …) is one of `wanted`."""
     is_wanted = np.zeros(len(codes), np.bool_)
     for code in wanted:
         is_wanted |= codes == int(code)  # comparing with an IntEnum would convert the whole column to int64
@@ -179,7 +179,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
         return np.flatnonzero(any_of(self.kind, *kinds) & any_of(self.thread, *threads))
 
     def rows_with(self, correlation: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return int64[k]: for each correlation, the first of `rows` that has it; `NO_NUMBER` if none has it."""
+        """Return int64[k]: the first of `rows` with each correlation; `NO_NUMBER` if there is none."""
         if not len(rows):
             return np.full(len(correlation), NO_NUMBER, np.int64)
         ordered = rows[np.argsort(self.correlation[rows], kind="stable")]
@@ -189,7 +189,7 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_order(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return (sorted table of unsorted columns, intp[n]: the row in the table of each event)."""
+    """Sort events; return (their table, intp[n]: the table's row of each of the n unsorted events)."""
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     position = np.empty(len(order), np.intp)
     position[order] = np.arange(len(order))
@@ -197,7 +197,7 @@ def in_order(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> tup
 
 
 class StepMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks of training steps, of one kind.
+    """All marks of training steps in a trace that are of one kind.
 
     Attributes:
         source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `step_num`.
@@ -222,7 +222,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-#: Operations between two ranks. They are matched across ranks in a different way than collectives.
+#: Operations between two ranks, which are matched across ranks in a different way than collectives.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
@@ -236,7 +236,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
         group: name of the process group; "" if unknown.
         group_ranks: global ranks in the group; empty if unknown.
         size_bytes: bytes per rank as nccl-tests counts them; None if unknown, because shapes were not recorded.
-        sequence: the group's sequence number, or None.
+        sequence: number of the call among the group's calls; None if unknown.
         peer: global rank that receives a `send` or sends to a `recv`; None if unknown, and for collectives.
         processor_share: share of the device's multiprocessors that the kernel occupies with one block each, in (0, 1];
             None if unknown.
@@ -289,7 +289,7 @@ class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Module(msgspec.Struct, frozen=True):
-    """A module of the model: class of the outermost module (`root`), path within it, and class (`kind`)."""
+    """A module of the model: class of the outermost module (`root`), path from there, and own class (`kind`)."""
 
     root: str
     path: str
@@ -335,8 +335,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         source: the file as the user named it, only for messages.
         framework: `pytorch`, `tensorflow`, `jax`, or `unknown`.
         events: the events.
-        origin_ns: absolute time (Unix, ns) of the event clock's zero if known, else 0; stored separately so that times
-            in the trace stay small and exact.
+        origin_ns: Unix time, in ns, of the zero of the events' clock; 0 if unknown. Event times count from this zero,
+            so that they stay small and exact.
         rank: global rank, or None if neither the trace nor its file name states it.
         world_size: number of ranks in the job, or None.
         host: host name if the trace or its file name states it, else "".
@@ -346,18 +346,17 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         step_marks: marks of steps, the preferred kind first.
         event_waits: waits for CUDA events; empty if the profiler did not record them.
         modules: the module for which each host event worked; None if not recorded.
-        operator_work: work of the operators whose shapes were recorded; None if no shapes were.
-        waits_in_collectives: True if the training thread waits in a function call while other threads run its operators
-            (TensorFlow's executor), so that a host collective of these threads blocks the process. False if the
-            training thread runs operators itself.
-        operators_merged: whether the operators come from another trace of the same job, so that recording operators did
-            not slow this trace.
+        operator_work: work of the operators whose shapes were recorded; None if no shapes were recorded.
+        waits_in_collectives: False if the training thread runs operators itself. True if it waits in a call while other
+            threads run operators (TensorFlow's executor), so that host collectives block the process.
+        operators_merged: True if the operators come from another trace of the same job. Then recording operators did
+            not slow the steps of this trace.
         uses_devices: whether the trace states that its process uses a device, even if no device work was recorded.
-        workload: `training` if a backward pass or an optimizer was recorded, `inference` if only forward passes
-            were, else `unknown`.
+        workload: `training` if a backward pass or an optimizer was recorded, `inference` if only forward passes were
+            recorded, else `unknown`.
         unread_devices: names of accelerators with recorded activity that no reader supports ("MTIA").
         unrecorded_graphs: number of launches of CUDA or HIP graphs without recorded device work.
-        copies: names of files with the same events, which were left out before ranks were assigned.
+        copies: names of files that were left out before ranks were assigned, because their events are the same.
         dropped_events: number of events that the profiler reported as lost.
         notes: repairs and omissions by the reader, one line each, for the validity section of reports.
     """

@@ -224,8 +224,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
     `-queued`, `time_us` is the device time: calls are launched ahead, held back until all are queued, and timed by the
-    GPUs. In a training step that launches collectives well ahead, they take this time. Queued calls are measured only
-    for small sizes, because large calls take the same time either way.
+    GPUs. Collectives that a training step launches well ahead take this device time. Queued calls are measured only for
+    small sizes, because queueing does not change the time of large calls.
     """
 
     operation: str
@@ -295,7 +295,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list in the kernel's notation, such as `0-3,8`, in order.
 
     Raises:
-        ValueError: the text is not such a list, or a number is 65536 or more.
+        ValueError: the text is not such a list, or one of its numbers is 65536 or more.
     """
     numbers: set[int] = set()
     for span in filter(None, (span.strip() for span in text.strip().split(","))):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_FINDINGS = 5
 _MAX_TITLE = 160
 
-#: Columns of a point. Columns that are not fields of `PointRecord` are computed from its fields.
+#: Columns of `points_frame`. Columns that are not fields of `PointRecord` are computed from its fields.
 POINT_COLUMNS = (
     *("workload", "framework", "strategy", "mode", "devices", "device_indices", "batch_per_device", "global_batch"),
     *("precision", "memory_format", "data", "status", "samples_per_s", "ci95_low", "ci95_high"),
@@ -36,7 +36,7 @@ POINT_COLUMNS = (
 
 
 class Frames(NamedTuple):
-    """The tables of one analysis. Times are in ms (of collectives: µs), per step unless a row is a step.
+    """The tables of one analysis, listed with their columns. Times are per step and in ms (of collectives: µs).
 
     Attributes:
         devices: rank, device, name, step_ms, a column `<bucket>_ms` for each bucket, hidden_communication_ms.
@@ -45,11 +45,11 @@ class Frames(NamedTuple):
             steps of the slowest rank, without rank and device.
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
-        collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis.
+        collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis's items.
         parallel_ranks: rank, compute_ms, relative, and for each role the rank's position in its group.
         parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and a column `<operation>_per_step`
             for each operation.
-        pipeline_passes: the fields of `PipelineShape.passes`.
+        pipeline_passes: the fields of `PassOfStage`.
     """
 
     devices: DataFrame
@@ -111,7 +111,7 @@ def analysis_frames(analysis: Analysis) -> Frames:
 
 
 def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
-    """Return the tables of a job's grid, without rows if ranks differ only in their data."""
+    """Return the tables of a job's grid by name; they have no rows if the analysis has no grid."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
     roles = dict.fromkeys(map(str, grid.sizes), "Int64")
@@ -177,6 +177,7 @@ def results_frame(groups: Iterable[Comparable]) -> DataFrame:
 
 
 def _point(point: PointRecord) -> dict[str, Any]:
+    """Return the values of one point by column of `POINT_COLUMNS`."""
     values = {name: getattr(point, name) for name in POINT_COLUMNS if hasattr(point, name)}
     values["iterations_per_minute"] = 60e3 / point.step_ms if point.step_ms else None
     intervals = {"ci95": point.ci95, "speedup": point.speedup_ci95, "efficiency": point.efficiency_ci95}

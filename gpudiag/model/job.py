@@ -72,18 +72,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workload: a built-in name, or `module:function` of a user-defined one.
-        process_per_device: start a user-defined function once per device, also if the framework uses one process.
+        process_per_device: start a user-defined function once per device, even if the framework needs one process only.
         strategy: way in which gradients are communicated; not used by a user-defined function.
         devices: number of GPUs, or of CPU processes, on this node.
         batch_size: samples per device and step; with `parallel`, samples per replica of the model and step.
-        loader_workers: number of processes per training process that assemble batches, for `loader` and `zmq`.
+        loader_workers: number of processes per training process that assemble batches, if `data` is `loader` or `zmq`.
         prefetch: copy each batch to the device during the previous step.
         model: `whole` for the workload's model; `trivial` for one weight per input value, so that only the input takes
             time; `none` to fetch batches without using them.
         volume: voxels along z, y and x, for workloads that predict a volume.
         keep_prediction: leave the predicted volume in the run directory.
         p2p: False to switch off peer access between GPUs.
-        exchange: options of the strategy.
+        exchange: options for the communication of gradients.
         steps: number of unprofiled steps.
         warmup: number of steps before measuring; None to determine it from step times.
         output: the run directory.
@@ -147,7 +147,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """Return the job with these options, replaced by `choices`. Fields that are None keep the job's default."""
+        """Return the job with these options; `choices` replace some. Fields that are None keep the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
@@ -169,7 +169,8 @@ def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
     return precision or ("tf32" if on_gpu else "fp32")
 
 
-#: Result of comparing measured with predicted savings; without a prediction `faster`, `slower` or `no-difference`.
+#: Result of comparing measured with predicted savings. Without a prediction it is `faster`, `slower` or
+#: `no-difference`.
 TryVerdict = Literal[
     "as-predicted",
     "less-than-predicted",
@@ -187,8 +188,8 @@ class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted and measured savings per step of one change.
 
     Attributes:
-        predicted_ms: savings of the finding that recommends this change. None without such a finding: the change would
-            save less than 2 % of the step.
+        predicted_ms: savings of the finding that recommends this change. None if no finding recommends it, because it
+            would save less than 2 % of the step.
         measured_ms: unchanged minus changed step, mean over pairs of blocks; negative if the change costs time.
         ci95_ms: 95 % interval of `measured_ms`, (low, high).
         base_ms, changed_ms: mean step times of the unchanged and the changed job.

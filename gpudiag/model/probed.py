@@ -14,7 +14,7 @@ from gpudiag.units import NS_PER_US, bus_factor, gb_per_s
 
 
 def transport_of(run: RunRecord | None) -> str:
-    """Return the probed transport (`Collective.strategy`) of a run's collectives; `nccl` if no run is known."""
+    """Return the transport of a run's collectives, as in `Collective.strategy`; `nccl` if no run is known."""
     if run is None:
         return nccl_transport()
     devices = {rank.device for rank in run.ranks if rank.device}
@@ -54,7 +54,7 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
 
 
 def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, transport: str) -> float | None:
-    """Return the bus bandwidth in GB/s for `probed_time_us`; None without a time or a bus factor of the operation."""
+    """Return the bus bandwidth in GB/s at the time `probed_time_us`; None if time or bus factor is unknown."""
     time_us = probed_time_us(facts, operation, size_bytes, ranks, transport)
     factor = bus_factor(operation, ranks)
     if time_us is None or factor is None:

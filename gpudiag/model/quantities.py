@@ -1,7 +1,7 @@
 """Define the types of quantities in JSON files, with valid ranges. Readers refuse values out of range.
 
 Files are untrusted: a negative time must not be drawn, and a set of two billion ranks must not be created. The bounds
-are far beyond realistic values, but small enough that sums and products of a few values stay finite. They apply to
+are far beyond realistic values, but small enough that sums and products of a few values stay finite. Bounds apply to
 values from files, not to computed values.
 """
 

@@ -29,12 +29,12 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the dimensions of parallelism; their product is the number of processes.
 
     Attributes:
-        pp: pipeline stages; if the schedule is interleaved, processes that each have several stages.
-        dp: replicas of the model, with different batches.
-        ep: processes that divide the experts of each layer among themselves. As in `dp`, their batches differ.
-        cp: parts into which each sequence is split.
-        tp: parts into which each layer's matrices are split.
-        microbatches: parts of a replica's batch that follow each other through the pipeline.
+        pp: number of pipeline stages; if the schedule is interleaved, number of processes with several stages each.
+        dp: number of replicas of the model, which train on different batches.
+        ep: number of processes that divide the experts of each layer among themselves, and train on different batches.
+        cp: number of parts into which each sequence is split.
+        tp: number of parts into which each layer's matrices are split.
+        microbatches: number of parts of a replica's batch that follow each other through the pipeline.
         schedule: order of the forward and backward passes of microbatches on each stage.
     """
 
@@ -65,7 +65,7 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of consecutive steps in milliseconds, from one step's start to the next one's, including device work.
+    """Times of consecutive steps in ms, each from its start to the start of the next step, device work included.
 
     `jitter_ms` is 1.4826 times the median absolute deviation.
     """
@@ -118,8 +118,8 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
             None without a device (CPUs), or if the device's progress is unknown (TensorFlow).
         idle_host_ms: `host_ms` of preceding steps that began with an idle device and an empty launch queue, so that no
             thread waited for a full queue. Empty if `lead_ms` is None.
-        loader: PyTorch's loaders with forked worker processes; None if there were none.
-        scheduling: counters of all steps; None if the kernel does not report them (not Linux).
+        loader: work of PyTorch's DataLoaders with forked worker processes; None if there were none.
+        scheduling: the operating system's counters; None if the system does not report them (not Linux).
     """
 
     input_ms: tuple[Milliseconds, ...] | None = None
@@ -154,7 +154,7 @@ class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         input_ms: time of fetching the batch.
         host_ms: time from having the batch until the step's work is enqueued.
-        lead_ms: time by which the thread then was ahead of its device.
+        lead_ms: time by which the thread was ahead of its device at the end of `host_ms`.
         loader_ms: time in which the loader's worker processes make the batch of one step.
         reasons: name of a missing value → reason.
     """
@@ -170,7 +170,7 @@ class UnprofiledRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean step time of the slowest rank: unprofiled, with the kernel-only trace, with the full trace."""
+    """Mean step time of the slowest rank: unprofiled, with the kernel-only trace (`light`), with the full trace."""
 
     unprofiled_ms: Milliseconds | None = None
     light_ms: Milliseconds | None = None
@@ -190,7 +190,7 @@ class ComputeRate(msgspec.Struct, frozen=True, kw_only=True):
         unknown: operators whose work is unknown; if there are any, all figures are lower bounds.
         tflops_per_s: `flops_per_step` divided by the mean unprofiled step time of the slowest rank, in TFLOP/s.
         peak_tflops: the device's dense peak in `precision`, in TFLOP/s, according to `peak_source`.
-        mfu_percent: model FLOPs utilization, the share of `peak_tflops` (A. Chowdhery et al., PaLM, 2022, app. B).
+        mfu_percent: model FLOPs utilization: `tflops_per_s` / `peak_tflops` (A. Chowdhery et al., PaLM, 2022, app. B).
         reasons: name of a missing value → reason.
     """
 
@@ -269,8 +269,8 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
     """Steps inferred in a program that does not mark them (`gpudiag profile -- COMMAND`).
 
     Attributes:
-        by: `optimizer` if each step ends with an optimizer's step; `time` if no optimizer stepped, so that some seconds
-            were recorded and the steps are inferred from the trace.
+        by: `optimizer` if each step ends with an optimizer's step; `time` if no optimizer stepped. Then some seconds
+            were recorded, and the steps are inferred from the trace.
         optimizer: class of the optimizer that ends a step.
         optimizers: number of optimizers that step separately, including `optimizer`.
         calls_per_step: number of calls of all optimizers in a step; None if no step ended.
@@ -290,7 +290,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps_found: inferred steps; None if the program marked its steps.
-        parallel: division of a built-in workload among processes (`--parallel`); None if each trained all of it.
+        parallel: division of a built-in workload among processes (`--parallel`); None if each trained the whole model.
     """
 
     schema: str = RUN_SCHEMA
@@ -329,7 +329,7 @@ class InferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
         volume: number of voxels along z, y and x.
         written: maximum number of voxels that a block writes, along z, y and x.
         seen: number of voxels that the network reads per block, along z, y and x: `written` and its surroundings.
-        voxels: number of written voxels, each counted once; equal to the volume's.
+        voxels: number of voxels of the volume, each of which is written once.
         predicted: number of voxels that the network processed; surroundings count each time.
         channels: number of values written per voxel, one byte each.
         seconds: time from the common start until every process had its last block on disk.

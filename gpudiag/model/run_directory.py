@@ -27,7 +27,7 @@ LINES_DIR = "lines"
 TRIES_FILE = "tries.json"
 #: Environment variable. With the value 0, no text of source lines is saved.
 SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
-#: Subdirectory with kernel-only traces.
+#: Subdirectory of `TRACES_DIR` with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
 #: Maximum size of a JSON file of a run directory in bytes; traces may be larger.
@@ -80,7 +80,7 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
-        error.filename = str(path)  # the intended file instead of the temporary one
+        error.filename = str(path)  # the intended file instead of the temporary file
         raise
     try:
         with os.fdopen(handle, "wb") as file:
@@ -107,7 +107,7 @@ def write_output(path: Path, data: bytes) -> None:
     if str(path) == STANDARD_OUTPUT:
         sys.stdout.flush()
         left = memoryview(data)
-        while left:  # unbuffered output may take only a part
+        while left:  # unbuffered output may accept only a part of the data
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.flush()
         return
@@ -127,7 +127,7 @@ def below(directory: Path, relative: str) -> Path:
     """Return a path inside a directory. No component below the directory may be a link.
 
     A directory may come from an untrusted person, and a link in it could redirect the output. Only the path `directory`
-    itself, which the user gave, may contain links.
+    itself may contain links, because the user gave it.
 
     Raises:
         UnreadableInputError: a component is a link, is `..`, or is absolute.
@@ -289,8 +289,9 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory must not be a link and must belong to this user. Directories above may belong to root. They may be
-    writable by others if they are sticky like /tmp, because then no user can replace another user's entries.
+    The directory must not be a link and must belong to this user. Directories above may belong to root, and other users
+    may write to directories above that are sticky like /tmp, because no user can replace another user's entries in a
+    sticky directory.
 
     Raises:
         OSError: the directory cannot be inspected.

@@ -14,7 +14,7 @@ from typing import Any
 #: Categories of characters that a terminal acts on or that change the display of the rest of the line: control, format
 #: (bidirectional overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: `_HARMFUL` and characters that this version of Unicode does not define, because a terminal may interpret them.
+#: `_HARMFUL` and characters that Python's version of Unicode does not define, because a terminal may interpret them.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
@@ -61,6 +61,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _visible(character: str) -> str:
+    """Return a character, or a visible symbol or code point in its place if it is unprintable."""
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     code = ord(character)
@@ -114,5 +115,5 @@ def _encodable(text: str) -> str:
 
 
 def not_a_formula(text: str) -> str:
-    """Return text for a cell of a CSV file, after a quote if a spreadsheet would run it as a formula."""
+    """Return text for a cell of a CSV file, with a leading quote if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""Define what reports draw of steps of all ranks (`step.json`), because whole traces are too large for a page."""
+"""Define the spans of single steps that reports draw (`step.json`), because whole traces are too large for a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE_COLOURS = ("compute", "communication", "copy")
 
 
 class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of one row, as columns of equal length, sorted by start.
+    """Spans of one row of the drawing, as columns of equal length, sorted by start.
 
     Attributes:
         label: heading of the row, such as `compute, stream 7` or `host`.
@@ -73,8 +73,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
         step: the step's number in the loop's marks.
         length: nanoseconds from the earliest begin to the latest end.
         names: names of spans of this view and of the views in `others`, whose `names` are empty.
-        ranks: the ranks in order; only the first ones if there are many.
-        ranks_left_out: number of other ranks.
+        ranks: the ranks in order; only the first ranks if there are many.
+        ranks_left_out: number of ranks that are not in `ranks`.
         waits: the longest waits.
         others: other steps of the same job that users can choose, in order.
     """

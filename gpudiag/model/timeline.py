@@ -18,16 +18,17 @@ Times = NDArray[np.int64]
 
 UNKNOWN = -1
 PAUSE_NS = 500 * NS_PER_US
-"""A pause of a thread between two recorded events counts as Python between framework calls if it is at most this long.
-Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (95 % below 0.02 ms); longer ones were loaders
-and waits."""
+"""A pause of a thread between two recorded events counts as Python code between framework calls if it is at most this
+long. Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (95 % below 0.02 ms); longer pauses were
+data loading and waits."""
 WAITED_NS = 30 * NS_PER_US
-"""If a collective ends in a pause of a CPU process's training thread, the pause counts as waiting for the collective
-from this length on. Judgement: calls follow each other within 5 to 10 µs, and a missed wait is shorter than this."""
+"""A pause of a CPU process's training thread in which a collective ends counts as waiting for the collective if it is
+at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs, and a missed wait is shorter
+than this."""
 
 
 class OpClass(IntEnum):
-    """Class of a device op."""
+    """Class of a device op: a kernel, a copy or a memset."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -116,10 +117,10 @@ class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start, end: int64[m], ns, on the common clock.
         row: int64[m], row in the trace's event table.
-        instance: int64[m], number of the collective, the same on every track; `UNKNOWN` without a partner.
+        instance: int64[m], number of the collective, the same on every track; `UNKNOWN` if unmatched.
         last_arrival: int64[m], ns, arrival of the last participant that this rank waited for, within [start, end];
-            equal to `start` if this rank was the last; `UNKNOWN` without a partner.
-        last_rank: int64[m], rank of the last participant; `UNKNOWN` without a partner.
+            equal to `start` if this rank was the last; `UNKNOWN` if unmatched.
+        last_rank: int64[m], rank of the last participant; `UNKNOWN` if unmatched.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
     """
@@ -175,7 +176,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Return the name of the device like `cuda:0`; `cpu` for a CPU track."""
+        """Return the name of the device, such as `cuda:0`; `cpu` for a CPU track."""
         return "cpu" if self.device == UNKNOWN else f"cuda:{self.device}"
 
     @property
@@ -237,8 +238,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         clocks: alignment of each rank's clock.
         validity: warnings, each a reason to trust the traces less.
         covered: share of the recorded device work that the analysed steps represent, 0 to 1, on the worst track.
-        unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. They
-            have no track.
+        unseen: rank → int64[k + 1], ns, bounds of the host steps, for ranks whose device work was not recorded. These
+            ranks have no track.
         left_out: ranks with a trace whose tracks were left out, because the other tracks represent them.
     """
 
@@ -255,7 +256,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> StepUnit:
-        """Return the content of each window: a training step, a repeated unit, or the whole recording."""
+        """Return the kind of the windows: training steps, repeated units, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
         single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or single_range:
@@ -264,7 +265,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def divides_work(self) -> bool:
-        """Return whether process groups or messages suggest that ranks divide other work than batches."""
+        """Return whether process groups or messages suggest that ranks divide more than batches (e.g. a pipeline)."""
         if self.world_size < 2:
             return False
         several = any(sum(len(group.ranks) > 1 for group in trace.groups.values()) > 1 for trace in self.traces)
@@ -293,9 +294,8 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
         parts: bucket → intervals; the intervals of all buckets are disjoint and tile [bounds[0], bounds[k]).
         buckets_ns: int64[k, 8], length of each bucket in each window, in the order of `BUCKETS`.
         hidden_ns: int64[k], communication hidden behind compute, in each window.
-        waits_ns: awaited rank → int64[k], the part of `communication_wait` in which this track waits for that rank.
-        unsplit_ns: int64[k], part of `communication_transfer` in collectives without a known partner; may include
-            waiting.
+        waits_ns: awaited rank → int64[k], the part of `communication_wait` in which this track waits for the rank.
+        unsplit_ns: int64[k], part of `communication_transfer` in unmatched collectives; it may include waiting.
         unmarked_input: `idle` time between a step's start and its first op in which the host recorded nothing, usually
             because of an input pipeline without marks.
         queued: `idle` time in which the next op was already launched (gaps between queued kernels, dependencies

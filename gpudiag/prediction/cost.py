@@ -1,4 +1,4 @@
-"""Compute the cost of communication in buckets that overlap with backward, as in DistributedDataParallel."""
+"""Compute the cost of gradient buckets that are communicated during backward, as DistributedDataParallel does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.prediction.situation import Situation
 
-#: Share of a GPU's SMs that NCCL's kernels hold while they run: 16 to 24 of about 130, one per channel.
+#: Share of a GPU's SMs that NCCL's kernels occupy while they run: one SM per channel, 16 to 24 of about 130.
 NCCL_HOLDS = 0.15
-#: µs of host work per bucket: the hook, the launch, the futures.
+#: µs of host work per bucket for its communication hook, its kernel launch and its futures.
 _PER_BUCKET_US = 60.0
 
 
@@ -19,10 +19,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a strategy's communication in a step.
 
     Attributes:
-        exposed_ms: increase of the step time.
+        exposed_ms: increase of the step time if the step is not launch-bound.
         exchange_ms: duration of the communication alone.
         reason: explanation for the user.
-        host_ms: increase of the step time if the host limits it.
+        host_ms: increase of the step time if the step is launch-bound.
     """
 
     exposed_ms: float
@@ -35,7 +35,7 @@ ONE_DEVICE = Cost(exposed_ms=0.0, exchange_ms=0.0, reason="one device communicat
 
 
 def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, reason: str, *, holds: float) -> Cost:
-    """Return the cost of reducing buckets in sequence. A reduction begins when its bucket is complete.
+    """Return the cost of all-reducing buckets one after another, each as soon as its gradients are complete.
 
     Args:
         now: the machine and the model.

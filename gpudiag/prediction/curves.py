@@ -8,7 +8,7 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: Above the largest size L, the slope is that between L and the next smaller size that is at most this share of L.
+#: Above the largest measured size L, the slope between L and the largest size of at most `_FAR` times L is continued.
 _FAR = 0.7
 #: µs to start a ring all-reduce, µs per hop over NVLink, and µs per hop over PCIe or host memory. The values are from
 #: the tables by which NCCL chooses its algorithm (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple;
@@ -21,11 +21,11 @@ _SMALL = 1 << 15
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
-    Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between the
-    largest and a clearly smaller size. Below the smallest size, the time falls linearly to that of an empty all-reduce.
-    So one point is enough for a bandwidth. If the number of ranks changes from n to m, the latency scales with the
-    number of hops, and the remaining time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) /
-    busbw.
+    Between two measured sizes the time is interpolated linearly. Above the largest size, the slope between the largest
+    and a clearly smaller size is continued. Below the smallest size, the time falls linearly to the time of an empty
+    all-reduce. So one measured size is enough for a curve. If the number of ranks changes from n to m, the latency
+    scales with the number of hops, and the remaining time with the bytes per link: time = latency (m - 1)/(n - 1) +
+    bytes x factor(m) / busbw.
 
     Args:
         points: measured bytes → ms.
@@ -41,7 +41,7 @@ class Curve:
             self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
-        """Return the time of an all-reduce of `size` bytes per rank; `ranks` is None for the measured number."""
+        """Return the time of an all-reduce of `size` bytes per rank; None for `ranks` means the measured number."""
         measured_ms = self._interpolated(size)
         if ranks is None or ranks == self.ranks or self.ranks < 2:
             return measured_ms
@@ -56,7 +56,7 @@ class Curve:
         return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._interpolated(size) * 1e6)
 
     def _interpolated(self, size: float) -> float:
-        """Return the time in ms of an all-reduce with the measured number of ranks."""
+        """Return the time in ms of an all-reduce of `size` bytes with the measured number of ranks."""
         points = self._points
         if size <= points[0][0]:
             return points[0][1]
@@ -74,10 +74,10 @@ class Curve:
 
 
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
-    """Return the curve of a transport, with the measured number of ranks nearest to `ranks`; None if not measured.
+    """Return the curve of a transport; None if the transport was not measured.
 
-    If a size was also measured with the host running ahead of the device, this measurement is used, because the host
-    runs ahead in training.
+    Of the measured numbers of ranks, the nearest to `ranks` is used. If a size was measured twice, the measurement in
+    which the host runs ahead of the device is used, because the host runs ahead in training.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):
@@ -95,7 +95,7 @@ def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
 
 
 def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
-    """Return a curve for each transport; each transport was measured with one number of ranks."""
+    """Return transport → curve. Each transport must have been measured with one number of ranks."""
     points: dict[str, dict[int, float]] = {}
     ranks: dict[str, int] = {}
     for collective in collectives:
@@ -108,5 +108,5 @@ def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
 
 
 def empty_all_reduce_ms(ranks: int, *, nvlink: bool = False) -> float:
-    """Return the time of an empty ring all-reduce of n ranks: the time to start it, and 2(n - 1) hops."""
+    """Return the time of an empty ring all-reduce of n ranks: its start and 2(n - 1) hops."""
     return (_RING_US + 2 * (ranks - 1) * (_NVLINK_HOP_US if nvlink else _PCIE_HOP_US)) / 1e3

@@ -12,11 +12,11 @@ from gpudiag.model.benchmarks.prediction import Compute
 from gpudiag.model.compute_rates import published_rates
 from gpudiag.model.facts import Facts
 
-#: TFLOP/s of fp32 that a core reaches with vectors of 256 bits.
+#: fp32 TFLOP/s that a CPU core reaches with vectors of 256 bits.
 _PER_CORE = 0.03
 #: Share of the peak rate that training reaches.
 _REACHED = 0.4
-#: Share of a step outside the layers' floating-point work, for example the update.
+#: Share of the step time in which no layer computes, for example the update.
 _REST = 0.08
 #: µs of host work per trained tensor and step, to launch the kernels of its layer and its update.
 _LAUNCH_US = 40.0
@@ -25,12 +25,12 @@ _LAUNCH_US = 40.0
 def estimated_compute(
     facts: Facts, flops: float, tensors: int, *, precision: str | None = None, processes: int = 1
 ) -> Compute | None:
-    """Estimate a step of `flops` floating-point operations on one device of this machine; None if its GPU is unknown.
+    """Estimate the times of a step on one device of this machine; None if the rate of a visible GPU is unknown.
 
     Args:
         facts: the machine.
         flops: floating-point operations of forward and backward for a whole batch.
-        tensors: number of trained parameters.
+        tensors: number of trained parameter tensors.
         precision: precision as on the command line; None for tf32 on GPUs.
         processes: number of processes that share the CPUs, if there is no GPU.
     """

@@ -8,7 +8,7 @@ from itertools import accumulate
 from gpudiag.model.benchmarks.prediction import Compute
 
 MIB = 1 << 20
-#: DistributedDataParallel's default sizes of the first bucket and of the others. The first is small, so that
+#: DistributedDataParallel's default sizes of the first bucket and of later buckets. The first bucket is small, so that
 #: communication starts early (torch.distributed, `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`).
 FIRST_MIB, MOST_MIB = 1.0, 25.0
 #: Backward's share of forward plus backward: backward computes gradients of inputs and weights, forward only outputs.
@@ -59,7 +59,7 @@ def parts_of(step_ms: float, source: str) -> Compute:
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
     """Return the time at which each gradient is ready, in ms from the start of backward.
 
-    Gradients are computed sequentially. `shares` are the relative durations of their computation.
+    Gradients are computed sequentially. `shares` are relative durations of the gradients' computations.
     """
     total = sum(shares)
     return [backward_ms * completed / total for completed in accumulate(shares)] if total else []

@@ -1,7 +1,7 @@
 """Return the rates and latencies of a machine's paths: measured values, or else values assumed from its links.
 
-An assumed rate is the share of the hardware's ceiling (by kind of link, PCIe generation and width) that healthy links
-reach. `Paths.assumed` lists the assumed values.
+An assumed rate is the maximum rate of a link of this kind, PCIe generation and width, times the share that healthy
+links reach. `Paths.assumed` lists the assumed values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpudiag.model.facts import Facts, Gpu
 #: Number of the host; GPUs are numbered from 0.
 HOST = -1
 
-#: Raw GB/s of a PCIe lane, one way, by generation (line rate times encoding).
+#: Raw GB/s of a PCIe lane, one way, by generation (line rate times encoding efficiency).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
-#: Assumed one-way GB/s of an NVLink lane: the slowest version (NVLink 1, NVIDIA P100 data sheet).
+#: Assumed one-way GB/s of an NVLink lane: that of the slowest version (NVLink 1, NVIDIA P100 data sheet).
 _NVLINK_LANE = 20.0
-#: Share of the raw rate that copies reach: packet headers take 8 to 12 %, flow control a little more.
+#: Share of a link's raw rate that copies reach. Packet headers take 8 to 12 % of the rate, flow control a little more.
 _PCIE_SHARE, _NVLINK_SHARE = 0.8, 0.85
 #: Assumed generation and width of an unknown PCIe link: the minimum in servers with several GPUs since 2012.
 _UNKNOWN_PCIE = (3, 16)
@@ -44,7 +44,7 @@ class Paths:
         p2p: False if peer access is disabled.
 
     Attributes:
-        assumed: values that were not measured, in words, by the name of the path.
+        assumed: name of a path whose value was not measured → assumed value in words.
     """
 
     def __init__(self, facts: Facts, devices: Sequence[int], *, p2p: bool = True) -> None:
@@ -65,7 +65,7 @@ class Paths:
         return len(self.devices)
 
     def peer_access(self, a: int, b: int) -> bool:
-        """Return whether GPU a copies to b directly."""
+        """Return whether GPU a copies directly to GPU b."""
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         return self.p2p and link is not None and link.peer_access is True
 
@@ -75,7 +75,7 @@ class Paths:
         return "unknown" if link is None else link.kind
 
     def rate(self, src: int, dst: int) -> float:
-        """Return the rate from `src` to `dst` (HOST for the host), one transfer at a time."""
+        """Return the rate of a single transfer from `src` to `dst` (each a GPU's position, or HOST)."""
         if src == HOST:
             return self._host_rate("host_to_device", dst)
         if dst == HOST:
@@ -83,7 +83,7 @@ class Paths:
         return self._peer_rate(src, dst, "one_way")
 
     def rate_both(self, a: int, b: int) -> float:
-        """Return the rate from a to b with equal traffic from b to a: half of the sum of both directions."""
+        """Return the rate from a to b while as much flows from b to a: half of the sum of both directions."""
         if HOST in (a, b):
             gpu = b if a == HOST else a
             name = f"gpu:{self.devices[gpu]}"
@@ -97,9 +97,9 @@ class Paths:
         return min(self._peer_rate(a, b, "one_way"), self._peer_rate(a, b, "both_ways") / 2)
 
     def all_rate(self, path: str) -> float:
-        """Return each GPU's rate while all copy to (`device_to_host`) or from (`host_to_device`) the host at once.
+        """Return each GPU's rate while all GPUs copy to (`device_to_host`) or from (`host_to_device`) the host.
 
-        The measured sum covers all GPUs of the machine. A GPU's rate is at most that of its own link.
+        The measured sum of rates covers all GPUs of the machine. The slowest link limits the result.
         """
         slowest_link = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
@@ -122,7 +122,7 @@ class Paths:
         return min(one_way, rates[0] / 2 / len(self)) if rates and len(self) > 1 else one_way
 
     def latency_us(self, src: int, dst: int) -> float:
-        """Return the µs to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
+        """Return the µs to start a transfer. A staged copy between GPUs counts as two transfers."""
         if HOST in (src, dst):
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]
@@ -144,7 +144,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read plus write. So the result is twice the measured copy rate."""
+        """Return the GB/s that the CPUs read plus write: twice the measured rate of copies."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -159,7 +159,7 @@ class Paths:
     def ring(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of neighbours of the best ring over all GPUs: the ring whose slowest link is fastest.
 
-        Only links between neighbours matter: a mesh with partial peer access (DGX-1) has a ring of direct links.
+        Only links between neighbours matter, so a mesh with partial peer access (DGX-1) may have a direct ring.
         """
         count = len(self)
         if count < 2:
@@ -181,7 +181,7 @@ class Paths:
         return self.ring_is_direct and all(self.nvlink(a, b) for a, b in self.ring)
 
     def ring_rate(self) -> float:
-        """Return the rate per direction of the best ring's slowest link, while every GPU sends and receives."""
+        """Return the rate per direction of the best ring's slowest link while every GPU sends and receives."""
         return min((self.rate_both(a, b) for a, b in self.ring), default=float("inf"))
 
     @property

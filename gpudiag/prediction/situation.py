@@ -21,7 +21,7 @@ class Situation:
     Args:
         facts: the machine.
         model: the trained model. If its compute time is unknown, no communication is hidden.
-        devices: number of training devices: the first visible GPUs, or CPU processes without a GPU.
+        devices: number of training devices: the first visible GPUs, or CPU processes if there is no GPU.
         p2p: False if peer access is disabled.
         curves: measured all-reduces by transport, which replace the curves of the facts.
     """
@@ -73,15 +73,14 @@ class Situation:
     def rooted_ms(self, size: float, *, spread: bool) -> float:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
-        Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
-        an all-reduce. Without direct links, a GPU's link to the host cannot send and receive at full rate at once.
-        Through the host a reduction or broadcast is faster, because the first GPU in its chain only sends and the last
-        only receives. The time over direct links is multiplied by (n - 1) / n if all n GPUs are owners, by (2n - 3) /
-        (2n - 2) if one is.
+        The reduction and the broadcast each pass every link once, in one direction, at the rate of an all-reduce.
+        Without direct links, they go through the host, where a GPU's link cannot send and receive at full rate at once.
+        But the first GPU in a chain only sends and the last only receives. So the time is multiplied by (n-1)/n if all
+        n GPUs are owners, and by (2n-3)/(2n-2) if one GPU is the owner.
 
         Args:
             size: bytes of all parameters.
-            spread: all GPUs own equal shares. If False, one GPU is the only owner.
+            spread: True if all GPUs own equal shares, False if one GPU owns all parameters.
         """
         count = self.devices
         curve = self.nccl_curve or self.ring_curve()
@@ -106,7 +105,7 @@ class Situation:
         return self.curve(nccl_transport(p2p=self.p2p))
 
     def on_device_ms(self, size: float) -> float:
-        """Return the time in ms of copying bytes within a device, as bucket copies and rounding do."""
+        """Return the time in ms of copying `size` bytes within a device, for bucket copies and rounding."""
         rates = [record.gb_per_s for record in self.facts.bandwidth if record.path == "device_to_device"]
         if rates:
             rate = min(rates)
@@ -117,11 +116,11 @@ class Situation:
         return size / (rate * 1e6)
 
 
-#: Share of the links' rate that a ring through host memory reaches. The share is low, because the kernel of a GPU and
-#: the kernel of the next GPU, which reads the first kernel's output, run alternately.
+#: Share of the links' rate that a ring through host memory reaches. The share is low, because a GPU's kernel and the
+#: next GPU's kernel, which reads its output, run alternately.
 _STAGED_RING = 0.55
 #: Assumed GB/s of copies within a GPU, by the major number of its compute capability. The values are approximate rates
-#: of the smaller boards of each generation. Copied bytes count once.
+#: of the smaller boards of each generation. Each copied byte counts once, although it is read and written.
 _DEVICE_MEMORY = {5: 110.0, 6: 150.0, 7: 250.0, 8: 350.0, 9: 1300.0, 10: 2500.0, 12: 600.0}
 
 

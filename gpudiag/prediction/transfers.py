@@ -1,12 +1,13 @@
 """Simulate transfers of tensors or buckets over links that carry one transfer at a time.
 
-Worked example. GPU 0 owns two tensors, each of which takes 10 ms to transfer. The first goes to GPUs 1 and 2, the
-second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then a transfer of 10 ms
-from GPU 1 to GPU 2 is added. The link into GPU 2 is busy from 10 to 20 ms, so the added transfer ends at 30 ms as well.
+Worked example. GPU 0 owns two tensors, each of which takes 10 ms to transfer. The first tensor goes to GPUs 1 and 2,
+the second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then a transfer of 10
+ms from GPU 1 to GPU 2 is added. The link into GPU 2 is busy from 10 to 20 ms, so the added transfer also ends at 30 ms.
 
 Communication after the end of the overlapping compute is exposed. Worked example. Backward takes 10 ms and completes
-two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
-15 ms, so 5 ms are exposed. Transfers of 8 ms each would end at 12 and 20 ms: 10 of 16 ms exposed, 6 ms hidden.
+two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first transfer ends at 9 ms and is hidden. The
+second ends at 15 ms, so 5 ms are exposed. Transfers of 8 ms each would end at 12 and 20 ms, so 10 of their 16 ms would
+be exposed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gpudiag.prediction.paths import HOST, Paths
 
 #: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-#: Staged copies in both directions share one path in the host if each reaches less than this share of the one-way rate.
+#: If each of two simultaneous staged copies in opposite directions reaches less than this share of the one-way rate,
+#: both are assumed to share one path in the host.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20
@@ -40,7 +42,7 @@ class Transfer:
 
 
 def run(transfers: Iterable[Transfer]) -> list[tuple[Transfer, float]]:
-    """Return each transfer with its end in ms, if links serve transfers in the order given."""
+    """Return (transfer, its end in ms) for each transfer. Links serve transfers in the given order."""
     free: dict[str, float] = {}
     ended = []
     for transfer in transfers:
@@ -57,7 +59,7 @@ def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) ->
 
 
 def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
-    """Return an owner for each tensor: the owner with the fewest bytes so far, as parameter servers place variables."""
+    """Return each tensor's owner (0 to `count` - 1): the owner with fewest bytes so far, as in parameter servers."""
     load = [0] * count
     owners = []
     for size in sizes:
@@ -104,7 +106,7 @@ def deliver(
 
 
 def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
-    """Return one transfer over its links. With `duplex`, the opposite direction is used at the same time."""
+    """Return one transfer. If `duplex`, the opposite direction of its links is used at the same time."""
     links: tuple[str, ...] = (f"out:{src}", f"in:{dst}")
     latency_ms = paths.latency_us(src, dst) / 1e3
     if src == HOST:

@@ -21,7 +21,7 @@ class Digested(msgspec.Struct, frozen=True):
 
     Attributes:
         file: the file, as the user named it.
-        digests: name of the digest's file → content.
+        digests: name of a digest's file → content of the digest.
         error: message of the error if the file cannot be read.
         no_trace: whether the file was found in a directory and is no trace, so that it is ignored.
     """
@@ -33,7 +33,7 @@ class Digested(msgspec.Struct, frozen=True):
 
 
 def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
-    """Return the digests of the traces in a file. Errors are returned, because one bad file is one missing rank."""
+    """Return the digests of the traces in a file. Errors are returned, because a bad file must cost only its ranks."""
     try:
         traces = reader_of(file.path).read(file.path, file.shown, limits)
         ranked = assign_ranks([(file, traces)], None)
@@ -45,5 +45,5 @@ def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
 
 
 def digest_name(trace: Trace, path: Path) -> str:
-    """Return the file name of a digest: by its rank if that is known, else by the trace's file."""
+    """Return the file name of a digest: named after the rank if it is known, else after the trace's file."""
     return f"{path.name if trace.rank is None else f'rank{trace.rank}'}{DIGEST_ENDING}"

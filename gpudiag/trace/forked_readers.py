@@ -13,13 +13,14 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-#: Maximum delay of an interrupt in seconds. While the main thread forks, it blocks SIGINT, so that another thread may
-#: receive the signal. Python handles it in the main thread, which waits for the readers for at most this time.
+#: Maximum delay of an interrupt in seconds. While the main thread forks, it blocks SIGINT, so another thread may
+#: receive the signal. Python handles signals in the main thread, which therefore waits for the readers for at most this
+#: time.
 _INTERRUPT_S = 0.5
 
 
 class ReaderKilledError(Exception):
-    """A reader ended before it sent its result."""
+    """A reader process ended before it sent its result."""
 
 
 class ForkedReaders(Generic[Result]):
@@ -61,7 +62,7 @@ class ForkedReaders(Generic[Result]):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
             with warnings.catch_warnings(), _interrupts_blocked():
-                # Python 3.12 warns if a process with native threads forks. The readers never use those of NumPy's BLAS.
+                # Python 3.12 warns if a process with native threads forks. Readers do not use NumPy's threads.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
                 self._processes[ours] = process

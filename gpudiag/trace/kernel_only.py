@@ -18,10 +18,10 @@ def least_disturbed(
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
     """Return the traces to analyse, and a warning if there are kernel-only traces that cannot be used.
 
-    Kernel-only traces have lower profiler overhead than full traces, so they are returned, with the operators of the
-    full traces added. The full traces are returned in three cases: there are no kernel-only traces; the kernel-only
-    trace of any rank is unusable, because collectives of different recordings do not match; or the job ran on CPUs,
-    where operators are the timed work and only full traces contain operators.
+    `full` has the full traces of `paths`. Kernel-only traces have lower profiler overhead, so they are returned, with
+    the operators of the full traces added. The full traces are returned if there are no kernel-only traces, or if the
+    kernel-only trace of any rank is unusable, because collectives of different recordings do not match. Full traces are
+    also returned if the job ran on CPUs, because only full traces contain operators, the timed work.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):

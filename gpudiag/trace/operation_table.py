@@ -23,7 +23,7 @@ _MAGIC = b"PAR1"
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "mb_id", "gmc")
 _SECONDS = ("start_ts", "duration")
 _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
-#: Columns that may be missing, or null in rows of communication.
+#: Columns that may be missing, or may be null in rows of communication.
 _OPTIONAL = frozenset({"mb_id", "gmc"})
 #: Estimated bytes of memory per row, for all columns and for the arrays of the analysis.
 _BYTES_PER_ROW = 400
@@ -34,7 +34,7 @@ _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, '
 
 
 class ExtraMissingError(GpudiagError):
-    """A required optional dependency is not installed."""
+    """An optional dependency that this input requires is not installed."""
 
     exit_code = 5
     hint = _INSTALL
@@ -77,7 +77,7 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
 
 
 def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list[str]:
-    """Check sizes and columns in the file's metadata, and return the columns to read."""
+    """Check sizes and columns in the metadata of a `ParquetFile`, and return the names of the columns to read."""
     metadata = opened.metadata
     unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if max(unpacked, metadata.num_rows * _BYTES_PER_ROW) > limits.max_bytes:
@@ -103,6 +103,7 @@ def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
 
 
 def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
+    """Return a column as int64[n], with -1 for missing values. Refuse values out of range."""
     if column is None:
         return np.full(rows, -1, np.int64)
     if column.null_count:
@@ -119,6 +120,7 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
 
 
 def _seconds(column: Any, name: str, shown: str) -> NDArray[np.float64]:
+    """Return a column of times in seconds as float64[n]. Refuse values out of range."""
     values = np.asarray(column.to_numpy(), np.float64)
     if not np.isfinite(values).all() or np.abs(values).max() > _MOST_SECONDS[name]:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")
@@ -134,7 +136,7 @@ def _table(
     integers: dict[str, Integers],
     times: dict[str, NDArray[np.float64]],
 ) -> OperationTable:
-    """Return the table of rows with known kinds; its starts are in ns since the first one."""
+    """Return the table of rows with known kinds; starts count in ns from the first start in the file."""
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)

@@ -1,4 +1,4 @@
-"""Recognise formats that gpudiag does not read and users mistake for traces, by first bytes and file name."""
+"""Recognise, by first bytes and file name, formats that users mistake for traces and gpudiag does not read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ENDINGS = {
     ".prof": "a profile of cProfile",
     ".pprof": "a profile of pprof",
 }
-#: JSON documents, the more specific ones first.
+#: JSON formats; a specific format precedes a general one.
 _JSON = (
     _sign(rb'"log" ?: ?\{', rb'"(?:creator|entries|pages)"', name="an HTTP archive (HAR) of a browser"),
     _sign(b'"rocprofiler-sdk-tool"', name="the JSON of rocprofv3"),

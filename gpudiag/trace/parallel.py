@@ -1,4 +1,4 @@
-"""Work in several processes: on the ranks of large jobs in forks, and in spawned processes."""
+"""Run work in several processes: in forks for the ranks of large jobs, or in spawned processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-#: Jobs of at most this many ranks are analysed in this process with all events in memory. Judgement: 64 ranks take
-#: 100 MB, and starting processes costs more than it saves.
+#: Jobs of at most this many ranks are analysed in this process with all events in memory. The limit is an estimate: 64
+#: ranks take 100 MB, and starting processes costs more time than it saves.
 MOST_IN_MEMORY = 64
 
 
 def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-    """Call `task` for the items of all ranks, in forks of this process if there are many; return outcomes in order."""
+    """Call `task` for the item of each rank, in forks of this process if there are many; return outcomes in order."""
     ranks = list(items)
     workers = min(usable_cpus(), len(ranks))
     if len(ranks) <= MOST_IN_MEMORY or workers < 2 or not can_fork():

@@ -29,7 +29,7 @@ _HANDLER = re.compile(r"^(?P<worker>.+?)\.(?P<stamp>\d{10,20})\.pt\.trace\.json(
 _HOST_AND_PROCESS = re.compile(r"^(?P<host>.+)_\d{1,10}$")
 #: A trace file and the traces read from it.
 ReadFile = tuple["TraceFile", tuple[Trace, ...]]
-#: Recordings with fewer distinct durations than this may be equal by chance.
+#: Minimum number of distinct durations of events; traces with fewer may be equal by chance.
 _MIN_DURATIONS = 100
 
 
@@ -132,7 +132,7 @@ def _equal_traces(first: tuple[Trace, ...], second: tuple[Trace, ...]) -> bool:
 
 
 def _equal_times(first: Trace, second: Trace) -> bool:
-    """Return whether the events of two traces have the same times to the nanosecond."""
+    """Return whether two traces have equal times in ns, and enough distinct durations to exclude chance."""
     a, b = first.events, second.events
     if first.origin_ns != second.origin_ns or len(a) != len(b):
         return False

@@ -18,7 +18,7 @@ from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
-#: Traces that together need fewer bytes of memory are read in this process, because starting processes takes 20 ms.
+#: Traces that together need fewer bytes of memory than this are read in one process, because starting one takes 20 ms.
 _MIN_PARALLEL_BYTES = 16_000_000
 
 
@@ -43,7 +43,7 @@ def read_traces(
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
 
     Raises:
-        UsageError: no path was given, or a world size larger than in any job.
+        UsageError: no path was given, or `world_size` is larger than in any job.
         UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
             a world size is larger than in any job.
         NotATraceError: a named file is not a trace, or a directory contains none.
@@ -75,7 +75,7 @@ def read_traces(
 
 
 def _check_frameworks(traces: Sequence[Trace]) -> None:
-    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all others."""
+    """Refuse traces of two frameworks. Traces of an unknown framework are accepted beside all other traces."""
     known = [trace for trace in traces if trace.framework != "unknown"]
     for trace in known:
         if trace.framework != known[0].framework:
@@ -105,9 +105,9 @@ def _read_in_processes(
 ) -> list[tuple[Trace, ...] | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` is not used, because it waits forever for the rest of a message if the sender is killed, since
-    its own process keeps the writing end of the pipe open. With `ForkedReaders`, only one reader can write to each
-    pipe, so that the pipe closes when the reader ends.
+    `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
+    message if the sender is killed. With `ForkedReaders`, only one reader can write to each pipe, so the pipe closes
+    when the reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 
@@ -136,7 +136,7 @@ def _read_file(file: TraceFile, limits: ReadLimits, *, many: bool) -> tuple[Trac
 
 
 def _sharing_groups(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces with one tuple for each distinct group, because a group may have thousands of ranks."""
+    """Return the traces with one shared tuple per distinct group, because a group may have thousands of ranks."""
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}
     sharing = []
     for trace in traces:

@@ -1,7 +1,7 @@
-"""Divide the paths that a user gave into recordings: two directories with traces of the same rank are of two jobs.
+"""Divide the paths that a user gave into recordings: directories with traces of the same rank belong to two jobs.
 
-Traces within one directory are of one recording, so that a rank that occurs twice there is left to the timeline. Copies
-of a trace are of one recording too.
+Traces in one directory belong to one recording; if a rank occurs twice there, the timeline resolves the conflict.
+Copies of a trace belong to one recording too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpudiag.model.event import Trace
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.sources import find_sources
 
-#: A rank with what tells its trace from a copy: origin (ns) and number of events.
+#: (Rank, origin in ns, number of events) of a trace. Copies of a trace have equal claims.
 _Claim = tuple[int, int, int]
 
 
@@ -31,7 +31,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class SeveralRecordingsError(UsageError):
-    """The paths are of several jobs, which cannot be analysed as one."""
+    """The paths belong to several jobs, which cannot be analysed as one."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.recordings = tuple(recordings)
@@ -45,14 +45,14 @@ class SeveralRecordingsError(UsageError):
 
 
 def diff_command(recordings: Sequence[Recording]) -> str:
-    """Return the command that compares the first two recordings, with letters for a recording of several paths."""
+    """Return the command that compares the first two recordings, with letters A and B if one has several paths."""
     paths = [shlex.quote(with_escapes(recording.paths[0])) for recording in recordings[:2]]
     named = all(len(recording.paths) == 1 for recording in recordings[:2])
     return f"gpudiag diff {' '.join(paths)}" if named else "gpudiag diff A B (a directory or a pattern for each)"
 
 
 def check_one_recording(paths: Sequence[Path | str], traces: Sequence[Trace]) -> None:
-    """Raise `SeveralRecordingsError` if the traces that were read from these paths are of several jobs."""
+    """Raise `SeveralRecordingsError` if the traces that were read from these paths belong to several jobs."""
     ranks = [trace.rank for trace in traces if trace.rank is not None]
     if len(ranks) == len(set(ranks)):
         return
@@ -64,21 +64,22 @@ def check_one_recording(paths: Sequence[Path | str], traces: Sequence[Trace]) ->
 def separate_recordings(paths: Sequence[Path | str], traces: Sequence[Trace]) -> tuple[Recording, ...]:
     """Return the recordings among the paths whose traces were read.
 
-    Directories are taken in their order. A directory begins another recording if one of its ranks is in the recording
-    before it, so that the directories of a job's nodes stay together.
+    Directories are taken in the given order. A directory begins a new recording if the previous recording has another
+    trace of one of its ranks, so that the directories of a job's nodes stay together.
     """
     by_source = _claims(traces)
-    found: list[tuple[list[str], set[_Claim]]] = []
+    recordings: list[tuple[list[str], set[_Claim]]] = []
     for directory, sources in _by_directory(paths).values():
         claims = {claim for source in sources for claim in by_source.get(source, ())}
-        if not found or _conflict(found[-1][1], claims):
-            found.append(([], set()))
-        found[-1][0].extend(directory)
-        found[-1][1].update(claims)
-    return tuple(Recording(tuple(names), tuple(sorted({rank for rank, *_ in claims}))) for names, claims in found)
+        if not recordings or _conflict(recordings[-1][1], claims):
+            recordings.append(([], set()))
+        recordings[-1][0].extend(directory)
+        recordings[-1][1].update(claims)
+    return tuple(Recording(tuple(names), tuple(sorted({rank for rank, *_ in claims}))) for names, claims in recordings)
 
 
 def _claims(traces: Sequence[Trace]) -> dict[str, list[_Claim]]:
+    """Return source → claims of the traces that were read from it."""
     claims: dict[str, list[_Claim]] = {}
     for trace in traces:
         if trace.rank is not None:
@@ -87,7 +88,7 @@ def _claims(traces: Sequence[Trace]) -> dict[str, list[_Claim]]:
 
 
 def _by_directory(paths: Sequence[Path | str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Return the paths and their trace files by directory. Files belong to the directory that they are in."""
+    """Return directory → (paths, names of their trace files). A path to a file is listed under the file's directory."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for path in (match for given in paths for match in _matches(os.fspath(given))):
         files = [file.shown for file in find_sources([path])]
@@ -106,5 +107,5 @@ def _matches(path: str) -> list[str]:
 
 
 def _conflict(first: set[_Claim], second: set[_Claim]) -> bool:
-    """Return whether both have different traces of the same rank."""
+    """Return whether two recordings have different traces of the same rank."""
     return bool({rank for rank, *_ in first - second} & {rank for rank, *_ in second - first})

@@ -74,13 +74,13 @@ def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers
 
 
 def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[n]: 1 + the number of the name of the first op that each call launched; 0 without one."""
+    """Return int64[n]: 1 + the number of the name of the first op that each call launched; 0 if it launched none."""
     op = events.rows_with(events.correlation[calls], events.rows_of(*DEVICE_WORK))
     return np.where(op == NO_NUMBER, 0, 1 + number[events.name[op]])
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Map threads of the other trace to threads of this trace with the same work, if neither number is in both traces.
+    """Return thread of `there` → thread of `here` with the same work, for threads whose numbers are in one trace only.
 
     A trace without operators may number the same thread differently than a trace with operators.
     """
@@ -89,10 +89,10 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Map threads of the other trace to threads of this trace with the same work in this step but other numbers.
+    """Return thread of `there` → thread of `here` with the same work in this step, but another number.
 
-    An executor runs each step on any thread of its pool. Threads of equal number are left out if at least half of their
-    calls agree.
+    Such threads occur because an executor runs each step on any thread of its pool. A number is left out if at least
+    half of the calls agree on the threads with this number in both steps.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {
@@ -117,7 +117,7 @@ def _paired(
 
 
 def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
-    """Return thread → number of its significant calls by `Calls.work`, over all steps."""
+    """Return thread → how often each `Calls.work` occurs among its significant calls, over all steps."""
     work: dict[int, Counter[int]] = {}
     for step in steps:
         for thread, calls in step.items():

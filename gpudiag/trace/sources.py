@@ -1,7 +1,7 @@
 """Find the trace files behind the paths that a user gave (files, directories, globs).
 
 A file that the user gave is read regardless of its name. In a directory, only files that look like traces are read;
-links are not followed, and pipes and devices not opened.
+links are not followed, and pipes and devices are not opened.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _SearchBudget:
 
 
 def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget) -> Iterator[Path]:
-    """Yield the outermost directories below this one that contain a recording."""
+    """Yield the outermost directories below `directory` that contain a recording."""
     if depth == 0:
         return
     try:
@@ -167,7 +167,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
 
 
 def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of one recording: those in the directory, or else those in a subdirectory."""
+    """Return the traces of one recording: those in the directory, or else those at most `depth` levels below it."""
     with os.scandir(directory) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     files = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -195,7 +195,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
-    """Return a run's digests of ranks without traces: those of other nodes, which `gpudiag gather` copied."""
+    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`."""
     ranks = {file.name_facts.rank for file in traces}
     if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
         return []
@@ -203,7 +203,7 @@ def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ..
 
 
 def ranks_by_file(file: TraceFile) -> bool:
-    """Return whether each file of this format is one rank, so that it can be read without the others."""
+    """Return whether each file of this format is one rank, so that it can be read without the other files."""
     return getattr(reader_of(file.path), "assign_ranks", rank_per_file) is rank_per_file
 
 
@@ -279,6 +279,7 @@ def _has_traces(directory: Path) -> bool:
 
 
 def _tables_in(directory: Path) -> list[Path]:
+    """Return the tables of operations in a directory, in order of name; [] if it cannot be read."""
     try:
         entries = sorted(directory.iterdir())
     except OSError:

@@ -24,12 +24,12 @@ except ImportError:
 #: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
 #: margin).
 _MEMORY_PER_BYTE = 4
-#: Ratio of unpacked bytes to bytes of gzip in ordinary traces.
+#: Ratio of unpacked to packed bytes of ordinary traces in gzip format.
 _USUAL_RATIO = 16
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
-#: Bytes that are read and unpacked at once. Larger blocks exceed the caches, and smaller ones need more calls.
+#: Maximum bytes of a piece, packed and unpacked. Larger pieces exceed the caches, and smaller pieces need more calls.
 _PACKED_PIECE = 64 << 10
 _PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
@@ -63,7 +63,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the bytes available without swapping: the kernel's estimate, or what the cgroup allows if less.
+    """Return the bytes available without swapping, by the kernel's estimate or by the cgroup's limit if that is less.
 
     Return None if the system reports neither value (not Linux).
     """
@@ -114,7 +114,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # if the file grows meanwhile, read only its size at opening
+            left = size - len(head)  # if the file grows, only its size at opening is read
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece
@@ -169,7 +169,7 @@ class SizeBound:
         self._max_bytes = min(by_memory, limits.max_bytes)
 
     def check(self, unpacked: int, packed: int) -> None:
-        """Raise TooLargeError if `unpacked` bytes, unpacked from `packed` bytes, exceed the limits."""
+        """Raise TooLargeError if unpacking `packed` bytes to `unpacked` bytes exceeds the limits."""
         if unpacked > self._max_bytes:
             allowed = "the free memory of this machine allows" if self._by_memory else "is allowed for one trace"
             hint = "Close other programs or use a larger machine; else record fewer steps."
@@ -188,8 +188,8 @@ def _check_unpacked(head: bytes, shown: str, *, binary: bool) -> None:
     """Check the first bytes, `head`, of a file that is not gzip.
 
     Raises:
-        UnreadableInputError: it is packed in another format, or is named .gz and is no JSON (or `binary`).
-        NotATraceError: it does not begin as JSON does, unless `binary`.
+        UnreadableInputError: the file is packed in another format, or is named .gz but is neither gzip nor JSON.
+        NotATraceError: the file does not begin as JSON does, and `binary` is False.
     """
     for magic, packing in _OTHER_PACKINGS.items():
         if head.startswith(magic):
@@ -229,7 +229,7 @@ def _unpacked(file: FileIO, head: bytes, size: int, bound: SizeBound) -> Iterato
             if piece:
                 yield piece
             if not stream.eof:
-                # The checksum comes last, so that input ends before `eof` only if the file is truncated.
+                # The checksum comes last, so the input ends before `eof` only if the file is truncated.
                 pending = stream.unconsumed_tail
                 if not pending:
                     pending = file.read(_PACKED_PIECE)

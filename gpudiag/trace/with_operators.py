@@ -1,7 +1,8 @@
 """Merge the operators of a full trace into a kernel-only trace of the same job.
 
 Recording operators slows the host by up to 60 %, but a trace without operators does not show what the host did between
-two CUDA calls. Calls that two matching steps have in common map times of one trace to times of the other:
+two CUDA calls. The calls that two matching steps have in common have times in both traces. Times between these calls
+are interpolated:
 
     full trace          step ├ aten::conv ┤launch├ aten::bn ┤──┤launch├ … ┤   an operator between two launches takes
     kernel-only trace   step ├─────┤launch├────────┤launch├ … ┤               the same share of the time between them
@@ -64,7 +65,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
     if renamed := same_threads(calls, full_calls):
         full = _with_threads(full, renamed)
-        full_calls = [{renamed.get(thread, thread): on for thread, on in step.items()} for step in full_calls]
+        full_calls = [{renamed.get(thread, thread): work for thread, work in step.items()} for step in full_calls]
     matches = most_similar_steps(calls, full_calls)
     merged: list[NDArray[np.int64]] = []
     common = total = 0
@@ -120,6 +121,7 @@ def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[n
 
 
 def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.intp]:
+    """Return the rows of the operators, Python functions and modules that begin on a thread in a step."""
     rows = events.rows_of(*_MERGED_KINDS)
     first, last = np.searchsorted(events.start_ns[rows], step[::2])
     on_thread: NDArray[np.intp] = rows[first:last][events.thread[rows[first:last]] == thread]
@@ -127,9 +129,10 @@ def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.in
 
 
 def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[np.int64]) -> Trace:
-    """Merge two traces.
+    """Return the kernel-only trace with operators of the full trace added.
 
-    `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only trace.
+    `matches` has the full trace's step for each kernel-only step. `merged` is int64[4, n]: rows of the full trace, and
+    their thread, begin and end in the kernel-only trace.
     """
     rows, thread, start, end = merged
     names = {name: index for index, name in enumerate(kernel_only.events.names)}
@@ -160,7 +163,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 
 
 def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> _Rows:
-    """Return `work` for the events `rows`, moved to the rows `position` of another table.
+    """Return the columns of `work` for the events `rows`, renumbered to the rows `position` of another table.
 
     A row may occur several times in `rows`, because several steps may match one step.
     """

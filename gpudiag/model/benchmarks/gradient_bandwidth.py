@@ -15,9 +15,9 @@ GRADIENT_BANDWIDTH_FILE = "gradient-bandwidth.json"
 
 
 class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True, tag="gradient-bandwidth"):
-    """The transports that a set of processes measures, and the message sizes in ascending order.
+    """The transports that a set of processes measures, and the message sizes in bytes, ascending.
 
-    `transports` maps each transport to a candidate that communicates over it.
+    `transports` maps each transport to a strategy that communicates over the transport.
     """
 
     device: Literal["cuda", "cpu"]
@@ -26,16 +26,16 @@ class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True, tag="grad
 
 
 class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured times of the slowest rank."""
+    """Measured all-reduces, with the times of the slowest rank."""
 
     schema: str = GRADIENT_BANDWIDTH_SCHEMA
     collectives: tuple[Collective, ...]
 
 
 class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's buckets in the order of communication, and all-reduces of their sizes.
+    """A model's buckets in the order of communication, and measured all-reduces of these sizes.
 
-    `skipped` maps transports that could not be measured to the reason.
+    `skipped` maps each transport that could not be measured to the reason.
     """
 
     workload: str
@@ -44,7 +44,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str] = {}
 
     def step_ms(self, transport: str) -> float | None:
-        """Return the time of all buckets in sequence over a transport, linearly interpolated; None if unknown."""
+        """Return the time of all-reducing all buckets in sequence, interpolated linearly; None if it is unknown."""
         known = sorted(
             (collective.bytes, collective.time_us)
             for collective in self.collectives

@@ -15,14 +15,14 @@ Compress = Literal["bf16", "fp16"]
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """A step without communication on one device, with the batch to be trained.
+    """Times of a step without communication on one device, with the batch to be trained.
 
     Attributes:
         forward_ms: device time of forward and loss.
         backward_ms: device time of backward.
         update_ms: device time of the optimizer.
-        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the remaining time the
-            device waits for the host, and communication costs nothing.
+        step_ms: the whole step with input and launch gaps; at least the sum of the other times. In the remaining time
+            the device waits for the host, and communication costs nothing.
         source: `measured`, `given`, or the way of estimating in words.
     """
 
@@ -48,7 +48,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
         compute: a step without communication; None if unknown.
         batch_size: samples per device and step of `compute`.
         input_bytes: size of one batch per device.
-        blocks: number of modules that FSDP would gather separately, counting the rest as one; None if unknown.
+        blocks: number of modules that FSDP would gather separately, with the rest as one more; None if unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA
@@ -112,11 +112,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step_ms: the whole step; None if the compute is unknown.
-        exposed_ms: time that communication adds to the step without it.
+        exposed_ms: time that communication adds to the step.
         exchange_ms: time of communication alone.
         reason: reason for this cost, in one line.
         assumed: name of a figure that was not measured → assumed value.
-        cannot: reason why the candidate cannot run here; then the figures are meaningless.
+        cannot: reason why the candidate cannot run here, so that the figures are meaningless; None if it can.
     """
 
     candidate: Candidate

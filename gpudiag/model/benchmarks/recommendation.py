@@ -21,7 +21,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategy: name and options, as in `gpudiag profile --strategy`.
         predicted_step_ms: step predicted from facts, gradient sizes and compute; None if unknown.
-        exposed_ms: predicted addition to a step without communication.
+        exposed_ms: predicted time that communication adds to the step.
         exchange_ms: predicted time of communication alone.
         measured_step_ms: mean step of the slowest rank; None if not measured.
         ci95: 95 % confidence interval of `measured_step_ms`.
@@ -61,7 +61,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """Savings per step of the recommended strategy over the strategy `over`, also in percent of the step of `over`."""
+    """Step time that the recommended strategy saves compared with strategy `over`; `percent` is relative to `over`."""
 
     over: str
     ms: Difference
@@ -96,7 +96,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict and its basis.
 
     Attributes:
-        verdict: `winner`, or `tie` if several strategies may be equally fast, including unmeasured ones.
+        verdict: `winner`, or `tie` if several strategies may be equally fast, including unmeasured strategies.
         recommended: name and options of the strategy to use; of tied strategies, the simplest whose step is known.
         tied: strategies that cannot be distinguished from the best, including the recommended one; empty for a winner.
         basis: `measured`, or `predicted` if nothing was run.
@@ -136,7 +136,7 @@ class RecommendRequest(msgspec.Struct, frozen=True, kw_only=True):
         run: options of the training.
         exact: leave out strategies that round gradients.
         compress: precision to which compressing strategies round gradients.
-        every: measure all strategies, not only the most promising ones.
+        every: measure all strategies instead of the most promising strategies only.
         only: labels of the strategies to consider; empty for all.
         budget_s: approximate duration of the whole command.
     """

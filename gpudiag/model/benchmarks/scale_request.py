@@ -26,11 +26,11 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Optional results.
+    """Results to compute in addition.
 
     Attributes:
         network: network between machines, for forecasts.
-        samples, iterations, voxels: numbers whose training duration is estimated.
+        samples, iterations, voxels: amounts of work whose duration is estimated.
         voxels_per_sample: workload → voxels that a sample writes, in place of the counted number.
     """
 
@@ -45,7 +45,7 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The points to measure, and their accuracy. Empty tuples and None leave the choice to gpudiag.
 
     Attributes:
-        run: options of every point; options that points vary are unset.
+        run: options of every point; options that differ between points are unset.
         output: directory of results; results of the same machine are continued.
         workloads, devices, strategies, batch_sizes, data, precisions, memory_formats, compiled: every combination is a
             point. In `strategies`, `nccl-no-p2p` is `nccl` without peer access. In strong mode a batch size applies to
@@ -58,12 +58,12 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True):
         seconds: longest measurement of a point.
         warmup_s: longest warm-up of a point.
         budget_s: begin no point after this many seconds of measuring; the most useful points come first.
-        recorded: points to record for the waterfall: `auto` for the largest of each strategy that communicates, and
-            their baselines; `first` for those of the first strategy only; `all`; `none`.
+        recorded: points to record for the waterfall. `auto`: the point with the most devices of each strategy that
+            communicates, and its baseline. `first`: these two points of the first strategy. Or `all`, `none`.
         halve: halve the batch of a point that runs out of memory, until it fits.
         again: measure points again that failed before.
-        measure_only: save the points without conclusions, so that another machine can derive these later.
-        wanted: optional results.
+        measure_only: save the points without conclusions, which another machine can derive later.
+        wanted: results to compute in addition.
     """
 
     run: RunOptions

@@ -1,4 +1,4 @@
-"""Define throughput over numbers of devices, and the causes of each loss (`scaling.json`, `gpudiag/scaling/1`).
+"""Define throughput by number of devices, and the causes of lost throughput (`scaling.json`, `gpudiag/scaling/1`).
 
 A *point* is one training job on a fixed set of devices, measured in unprofiled steps. Comparisons always state the
 samples per device and step, the precision, the memory format, and the source of the batches.
@@ -43,7 +43,8 @@ Amount = Literal["samples", "iterations", "voxels"]
 
 #: Losses from N times one device's throughput down to the measured throughput, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: Losses if no steps were recorded: `together` without communication, and `exchange` for all of communication.
+#: Losses if no steps were recorded: by running together without communication (`together`), by communicating
+#: (`exchange`).
 MEASURED_LOSSES = ("together", "exchange")
 
 #: Parts of a step's time, in the order in which the simulation removes them.
@@ -82,8 +83,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, other: Machine) -> list[str]:
         """Return the differences that make points of two machines incomparable, in words (`torch 2.11 and not 2.13`).
 
-        Unknown values count as equal. Machines of one kind are incomparable because their hosts differ: ResNet-50 took
-        18 ms on one machine's GPU, and 33 ms on the GPU of another machine with a busy host.
+        Unknown values count as equal. Machines with equal GPUs are incomparable too, because their hosts differ:
+        ResNet-50 took 18 ms on one machine's GPU, and 33 ms on the GPU of another machine with a busy host.
         """
         pairs = (
             ("GPUs", ", ".join(self.gpus), ", ".join(other.gpus)),
@@ -129,7 +130,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         baseline: id of the one-device point to which `speedup` refers: same samples per device (weak) or per step
             (strong), and all other settings equal.
         speedup, efficiency: throughput divided by the baseline's, and this ratio divided by the number of devices. None
-            if the baseline is not conclusive; a remark then says so.
+            if the baseline is not conclusive, as a remark then says.
         voxels_per_sample, mvox_per_s: for workloads that predict a volume: mean number of voxels that a block writes,
             and million voxels written per second over the whole volume, each voxel counted once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
@@ -200,8 +201,8 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
         profiler_us_per_event: assumed profiler overhead per event on the host, chosen so that the simulated step equals
             the unprofiled one.
         parts_ms: name in `STEP_PARTS` → time; `disturbed` is contention of kernels with collectives.
-        scaled_by: factor on all parts (on CPUs), or on all but the kernels' (on GPUs), if recorded steps exceeded the
-            unprofiled ones by more than the profiler's overhead; else 1.
+        scaled_by: factor on all parts (on CPUs), or on all parts except kernels (on GPUs), if recorded steps exceeded
+            unprofiled steps by more than the profiler's overhead; else 1.
         hidden_communication_ms: communication for which the step does not wait.
     """
 
@@ -217,16 +218,16 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded steps of a point: run directory, relative to the benchmark's directory, and parts if known."""
+    """Recorded steps of a point: their directory, relative to the benchmark's directory, and their parts if known."""
 
     directory: str
     parts: StepParts | None
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
+    """One loss of throughput, in percent of the ideal, in samples per second, and as milliseconds per step.
 
-    A negative loss is a gain: this part of the step took less time with N devices than with one.
+    A negative loss is a gain: this part of the step took less time on N devices than on one device.
     """
 
     name: str
@@ -238,8 +239,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     """Losses from N times one device's throughput (100 %) down to the throughput of N devices.
 
-    `reached_percent` and the losses' percents sum to 100. `rest` is the unexplained residual between the simulations of
-    the two points. If no steps were recorded, the losses are `MEASURED_LOSSES`, and `parts` is None.
+    `reached_percent` and the losses' percents sum to 100. `rest` is the loss that the simulations of the two points do
+    not explain. If no steps were recorded, the losses are `MEASURED_LOSSES`, and `parts` is None.
     """
 
     point: str
@@ -307,8 +308,8 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
         of: the given unit: samples, iterations, or voxels.
         iterations: number of steps of the whole job.
         per_minute: iterations per minute.
-        like_one_device_hours: hours for the samples that one device trains in as many iterations, if an iteration on N
-            devices has N times the samples; else None.
+        like_one_device_hours: hours on N devices for the samples that one device trains in `iterations` steps; None
+            unless a step on N devices has N times the samples.
         mvox_per_s: million voxels written per second.
     """
 
@@ -335,7 +336,7 @@ class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput of two GPUs together, compared with the sum of each alone."""
+    """Throughput of two GPUs together, compared with the sum of their throughputs alone."""
 
     indices: tuple[Ordinal, Ordinal]
     link: str

@@ -15,9 +15,9 @@ FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
 #: File in a fault's run directory with the cost of the fault.
 ABLATION_FILE = "ablation.json"
-#: File that replaces the cost if a fault could not be injected.
+#: File that is written instead of `ABLATION_FILE` if a fault could not be injected.
 FAILURE_FILE = "failed.json"
-#: Name and directory of the cost of the clean job's communication.
+#: Name of the measurement of the clean job's communication cost, and of its directory.
 CLEAN_COMMUNICATION = "clean-exchange"
 SELFTEST_FILE = "selftest.json"
 
@@ -29,11 +29,11 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the fault's run directory.
-        kind: `CatalogueEntry.kind` of the fault.
+        kind: kind of fault, as in `CatalogueEntry.kind`.
         amount: size of the fault as a share of the clean step.
         ranks: the ranks that have the fault; empty for all.
         marked: mark the profiled steps through `gpudiag.profile`; otherwise only the profiler runs.
-        job: whether the fault is a whole job, whose launch overhead is measured too.
+        job: True for a whole job instead of a fault; the cost of its communication and launches is measured.
     """
 
     name: str
@@ -48,7 +48,7 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
     """The faults of one launch, injected one after the other.
 
     Attributes:
-        pairs: number of blocks with the fault, and of blocks without.
+        pairs: number of blocks with the fault, which is also the number of blocks without the fault.
         block_ms: approximate duration of a block at the clean step time.
         least_steps: minimum number of steps of a block.
         active: number of recorded steps.
@@ -78,11 +78,11 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
-    """The true cost of one fault: blocks of steps with it and without it, alternating, without the profiler.
+    """Measurement of one fault's true cost: alternating blocks of unprofiled steps with and without the fault.
 
     For a whole job, `blocks` compare the job with and without communication. `held` compare the unchanged job with
-    steps whose work is launched before the device begins; the difference is the launch overhead. `amount_ms` is the
-    intended size of the fault (delay, time of extra work). The cost of the fault follows from the blocks.
+    steps whose work is launched before the device begins. The difference is the launch overhead. `amount_ms` is the
+    intended size of the fault (delay, time of extra work).
     """
 
     schema: str = ABLATION_SCHEMA
@@ -106,9 +106,9 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should report. A clean run has no `code`. `causes` is empty if any is right.
+    """The finding that should be reported. A clean run has no `code`. If `causes` is empty, any cause is right.
 
-    `or_else` maps codes of alternative right findings to their causes, because the remedy is the same or both are true.
+    `or_else` maps codes of other right findings, which have the same remedy or are also true, to their causes.
     """
 
     code: str | None
@@ -140,18 +140,18 @@ class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A fault's true cost and the reported finding.
 
     Attributes:
-        found: the actionable finding with the largest savings; None without one.
+        found: the actionable finding with the largest savings; None if there is none.
         others: other findings that save at least `alarm_ms` after larger causes are removed.
         exchange_ms: cost of the clean job's communication, by ablation; None if not measured. A finding of this size is
             not a false alarm.
         launching_ms: launch overhead of the clean job, by ablation; None if not measured.
-        included_ms: share of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
+        included_ms: part of `exchange_ms` and `launching_ms` that removing the found cause saves too. The savings of
             the finding may include this share.
-        tolerance_ms: allowed difference between found and true cost; for a clean run, `alarm_ms`.
+        tolerance_ms: allowed difference between the found savings and the true cost; for a clean run, `alarm_ms`.
         alarm_ms: savings from which a finding of something else than the fault counts as a false alarm.
         verdict: `too small` if the fault costs less than `tolerance_ms` or `alarm_ms`, so that no finding is required.
-            The fault must still raise no false alarm. `too noisy` if the right finding saves less than the recorded
-            steps vary, so that it is no alarm.
+            A false alarm is still an error. `too noisy` if the right finding was ignored, because it saves less than
+            the variation of the recorded steps.
         why: errors of the row, one line each; empty for a right row.
         run_dir: run directory, relative to the output directory.
     """
@@ -183,7 +183,7 @@ class FaultFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that could not be injected here, and the reason. `failed` is True if it was tried."""
+    """A fault that could not be injected here, and the reason. `failed` is True if the injection was tried."""
 
     fault: str
     why: str

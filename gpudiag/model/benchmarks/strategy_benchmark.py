@@ -14,11 +14,11 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason for which a candidate was never measured.
+#: Reason why a candidate was never measured.
 NO_TIME = "there was no time left to measure it"
 
 
-#: Minimum number of rounds for a rank, because intervals of fewer rounds are not informative.
+#: Minimum number of rounds to rank a strategy, because intervals of fewer rounds are not informative.
 RANKED_ROUNDS = 3
 
 

@@ -17,7 +17,7 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         directory: run directory, relative to the parent of the sweep's directory.
-        ranks: the participating processes of the sweep; the others wait. On GPUs, these are also the device indices.
+        ranks: the sweep's processes that take part, on GPUs also the device indices; the other processes wait.
         accuracy, seconds: as in `gpudiag.training.session.step_counts.TimingTarget`.
         warmup_s: longest automatic warm-up.
         recorded: profile a few steps after the unprofiled ones.

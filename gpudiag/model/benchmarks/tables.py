@@ -13,13 +13,13 @@ FORM_TABLES_SCHEMA = "gpudiag/form-tables/1"
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A result.
+    """One run's result.
 
     Attributes:
         source: the path that the user gave.
-        rank: 1 for the highest throughput among comparable rows. None if there is no other row, if the run trains no
-            common model (`independent`), or if it has no throughput.
-        verdict: the first conclusion of the run's saved analysis, in a few words; "" without one.
+        rank: 1 for the highest throughput among comparable rows. None if there is no other row, if the devices train
+            separate models (`independent`), or if the run has no throughput.
+        verdict: the first conclusion of the run's saved analysis, in a few words; "" if there is none.
     """
 
     source: str
@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table in one form. None in a row is unknown. Without rows, `missing` names the required measurements."""
+    """A table in one form. None in a row means unknown. If `rows` is empty, `missing` names missing measurements."""
 
     form: str
     columns: tuple[Column, ...]
@@ -99,7 +99,7 @@ class FormTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormTables(msgspec.Struct, frozen=True, kw_only=True):
-    """All requested forms. `machines` maps sources to descriptions; `left_out` lists unreadable inputs."""
+    """All requested forms. `machines` maps sources to their machines; `left_out` lists unreadable inputs."""
 
     schema: str = FORM_TABLES_SCHEMA
     machines: dict[str, str]

@@ -8,12 +8,12 @@ from gpudiag.model.job import Change, Job
 from gpudiag.model.quantities import Milliseconds
 
 TRIES_SCHEMA = "gpudiag/tries/1"
-#: Number of pairs of blocks, one of the unchanged and one of the changed job.
+#: Number of pairs of blocks. In each pair, one block trains the unchanged job and one the changed job.
 PAIRS = 8
 
 
 class TriesPlan(msgspec.Struct, frozen=True, kw_only=True, tag="tries"):
-    """The changed jobs in the order of measuring. `LaunchRequest.job` is the unchanged one."""
+    """The changed jobs in the order of measuring. `LaunchRequest.job` is the unchanged job."""
 
     jobs: tuple[Job, ...]
 

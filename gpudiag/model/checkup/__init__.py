@@ -40,7 +40,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code: one of `CHECK_CODES`.
         title: what was seen, in one sentence.
-        fix: commands or steps that mend it, the most likely first; empty if nothing is wrong.
+        fix: commands or steps that remove the problem, the most likely first; empty if there is no problem.
         not_seen: what the check could not see, and why; None if it saw everything.
     """
 
@@ -52,7 +52,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkup(msgspec.Struct, frozen=True, kw_only=True):
-    """All checks of a machine. `summary` has versions and models for a ticket, and no name of host or user."""
+    """All checks of a machine. `summary` has versions and device models for bug reports; it names no host or user."""
 
     schema: str = CHECKUP_SCHEMA
     created: str = ""

@@ -31,7 +31,7 @@ class CuptiSeen(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: the library that was loaded; None if there is none.
         version: CUPTI's number, e.g. 26 for CUDA 12.8.
-        error: CUPTI's name of the error when a profiler registers (`cuptiSubscribe`); None if that worked.
+        error: CUPTI's name of the error when a profiler registers (`cuptiSubscribe`); None if there was none.
     """
 
     path: str | None = None

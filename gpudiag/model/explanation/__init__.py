@@ -21,10 +21,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: `finding` about the job or the machine, or `warning` about the recording.
-        title: the meaning in one sentence.
+        title: the meaning of the code in one sentence.
         paragraphs: the details.
         fires, silent, cannot_tell: examples in which the finding is made, is not made, and cannot be judged.
-        advice: by cause; for a warning, what to record instead.
+        advice: advice on each cause; for a warning, what to record instead.
     """
 
     schema: str = EXPLANATION_SCHEMA

@@ -1,4 +1,4 @@
-"""Define how a stage calls a function for every rank."""
+"""Define the type of functions that call a task for every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Each(Protocol):
-    """Call a function for each item, like `map`, in this process or in others; the outcomes are in order."""
+    """Call a task for each item, like `map`, in this process or in other processes; outcomes are in order."""
 
     def __call__(self, task: Callable[[Item], Outcome], items: Iterable[Item], /) -> Iterable[Outcome]:
         """Return the outcomes."""

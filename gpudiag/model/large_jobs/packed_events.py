@@ -1,8 +1,8 @@
-"""Keep the events of a rank packed, so that the ranks of a large job fit into memory.
+"""Pack the events of a rank, so that the ranks of a large job fit into memory.
 
-Packed events take 3 to 5 bytes each instead of 50, and a rank's take about 5 ms to unpack. Nothing is lost: the columns
-are equal to the byte after unpacking. Events are packed in order of their lanes (a thread of the host, a stream of a
-device), because a lane's events follow each other closely.
+A packed event takes 3 to 5 bytes instead of 50, and unpacking a rank's events takes about 5 ms. Unpacked columns are
+equal to the original columns to the byte. Events are packed in order of their lanes (a thread of the host, a stream of
+a device), because a lane's events follow each other closely.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION, EventTable, Trace
 
-#: Tables that are kept unpacked, those used last. As many as are simulated in large jobs.
+#: Number of recently used tables that are kept unpacked: as many as ranks are simulated in large jobs.
 _MOST_UNPACKED = 64
 _LEVEL = 6
-#: Columns of equal values take no bytes, so the file's size does not bound their length.
+#: Maximum length of a column. Columns of equal values take no bytes, so the file's size does not bound their length.
 _MOST_VALUES = 200_000_000
 _DTYPES = {
     "kind": np.uint8,
@@ -75,7 +75,7 @@ class PackedTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class PackedEvents:
     """Stand for an `EventTable` whose columns are unpacked when they are used.
 
-    It has all attributes of the table. A bounded number of tables stays unpacked.
+    All attributes of the table are available. Up to `_MOST_UNPACKED` tables stay unpacked.
     """
 
     def __init__(self, table: PackedTable) -> None:
@@ -99,7 +99,7 @@ def with_packed_events(trace: Trace) -> Trace:
 
 
 def stand_in(table: PackedTable) -> EventTable:
-    """Return packed events in the place of the table for which they stand."""
+    """Return packed events, typed as the `EventTable` for which they stand."""
     return cast("EventTable", PackedEvents(table))
 
 
@@ -139,8 +139,8 @@ def unpack(table: PackedTable) -> EventTable:
     """Unpack an event table.
 
     Raises:
-        ValueError: the packed bytes are damaged. Columns of equal values may be of any length, so that callers who do
-            not trust them check `len(table)` before.
+        ValueError: the packed bytes are damaged. Columns of equal values may have any length, so callers that do not
+        trust `table` must check `len(table)` first.
     """
     if set(table.columns) != _PACKED or {table.columns[name].length for name in _OF_EVENTS} != {len(table)}:
         raise ValueError("columns are missing, or of different lengths")
@@ -172,7 +172,7 @@ _unpacked = lru_cache(maxsize=_MOST_UNPACKED)(unpack)
 
 
 def _by_time(start: NDArray[np.int64]) -> NDArray[np.intp]:
-    # Fast, because the lanes are sorted. The table's order of events with a common start is in `moved`.
+    # Sorting is fast, because lanes are sorted already. `moved` has the table's order of events with equal starts.
     return np.argsort(start, kind="stable")
 
 
@@ -183,7 +183,7 @@ def _within(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def decompressed(data: bytes, size: int) -> bytes:
-    """Decompress bytes, without taking more than `size` bytes of memory.
+    """Decompress `data` to `size` bytes, without taking more memory if it has more.
 
     Raises:
         ValueError: the bytes are damaged, or decompress to another size.
@@ -201,7 +201,7 @@ def decompressed(data: bytes, size: int) -> bytes:
 class ColumnWriter:
     """Collect columns of integers, each with as few bytes per value as its largest value needs.
 
-    The bytes are stored by their significance, all lowest bytes first, which compresses well.
+    Bytes are stored in order of significance, the lowest bytes of all values first, because this compresses well.
     """
 
     def __init__(self) -> None:
@@ -209,11 +209,11 @@ class ColumnWriter:
         self._size = 0
 
     def add(self, values: NDArray[Any]) -> PackedColumn:
-        """Add a column."""
+        """Add a column, and return its description."""
         signed = np.ascontiguousarray(values, np.int64)
         if len(signed) and signed[0] == signed[-1] and not (signed != signed[0]).any():
             return PackedColumn(len(signed), 0, int(signed[0]))
-        # Zigzag: small negative numbers become small positive ones.
+        # Zigzag encoding: small negative numbers become small positive numbers.
         unsigned = ((signed << 1) ^ (signed >> 63)).view(np.uint64)
         most = int(unsigned.max(initial=0))
         width = next(width for width in (1, 2, 4, 8) if most < 256**width)
@@ -239,7 +239,7 @@ class ColumnReader:
         self._data = decompressed(data, size)
 
     def column(self, column: PackedColumn) -> NDArray[Any]:
-        """Return a column, of integers with as many bytes as it needs."""
+        """Return a column as integers of `column.width` bytes, or of 8 bytes if all values are equal."""
         if column.width == 0 and 0 <= column.length <= _MOST_VALUES and -(2**63) <= column.begin < 2**63:
             return np.broadcast_to(np.int64(column.begin), column.length)
         end = column.begin + column.length * column.width
@@ -250,6 +250,6 @@ class ColumnReader:
             np.ascontiguousarray(planes.reshape(column.width, column.length).T).view(f"<u{column.width}").reshape(-1)
         )
         one = unsigned.dtype.type(1)
-        # Of the type with as many bytes, because conversions of every step to int64 take most of the time.
+        # Integers keep this width, because converting each intermediate result to int64 would take most of the time.
         signed: NDArray[Any] = (unsigned >> one) ^ (np.zeros_like(unsigned) - (unsigned & one))
         return signed.view(f"<i{column.width}")

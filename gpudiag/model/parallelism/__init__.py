@@ -1,4 +1,4 @@
-"""The layout of a job that divides its work in more ways than by batches, as `analysis.json` has it."""
+"""Define how a job divides its work among ranks (grid, pipeline, imbalance), as `analysis.json` states it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RoleTraffic(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         role: the role.
         operations: calls per step and rank, by operation.
-        transfer_ms: exposed transfer on the rank with most.
-        wait_ms: exposed waiting for other ranks, on the rank with most.
-        hidden_ms: communication during compute, on the rank with most.
+        transfer_ms: exposed transfer, on the rank with the longest.
+        wait_ms: exposed waiting for other ranks, on the rank that waits longest.
+        hidden_ms: communication during compute, on the rank with the longest.
         size_bytes: bytes per step and rank; None if the trace has no sizes.
     """
 
@@ -55,10 +55,10 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, stage: the rank and its stage.
         direction: `both` if the trace does not show where the backward pass begins.
-        microbatch: number of the microbatch, from 0; of an interleaved schedule whose passes have no names, the number
-            of the pass among this rank's passes of the same direction.
+        microbatch: number of the microbatch, from 0. If the schedule is interleaved and its passes have no names, it is
+            the number of the pass among this rank's passes of the same direction.
         chunk: index of the part of the model among the parts on this rank.
-        start_ms, end_ms: since the first pass of the step.
+        start_ms, end_ms: time since the begin of the step's first pass.
     """
 
     rank: Ordinal
@@ -71,7 +71,7 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def theoretical_bubble_percent(stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the share of a step that p even stages are idle, in percent: (p - 1) / (v m + p - 1).
+    """Return the share of a step in percent in which each of p equal stages idles: (p - 1) / (v m + p - 1).
 
     m is the number of microbatches; v is the number of chunks (parts of the model) per rank, above 1 if the schedule is
     interleaved.
@@ -134,12 +134,12 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     """How a job divides its work.
 
     Attributes:
-        sizes: size of the grid by role, without those of size 1.
+        sizes: role → size of the grid, without roles of size 1.
         stated: whether descriptions of process groups state all roles; False if some are inferred from operations.
         traffic: communication by role.
-        ranks: all recorded ranks.
-        pipeline: None without stages.
-        imbalance: None if the steps cannot be simulated.
+        ranks: the position and work of all recorded ranks.
+        pipeline: the pipeline; None if the job has no stages.
+        imbalance: the slowdown by imbalance; None if the steps cannot be simulated.
     """
 
     sizes: dict[GroupRole, Count]

@@ -1,4 +1,4 @@
-"""Table of operations: one row per operation of a worker in a step, as columns of numbers."""
+"""Define the table of operations of a pipeline-parallel job: one row per operation of a worker in a step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPERATION_KINDS = (
     GARBAGE_COLLECTION,
 )
 KIND_CODES = {kind: code for code, kind in enumerate(OPERATION_KINDS)}
-#: Kinds that use the device alone; all others communicate.
+#: Kinds that compute a pass, and kinds that communicate nothing.
 COMPUTE_KINDS = (FORWARD, BACKWARD)
 LOCAL_KINDS = (FORWARD, BACKWARD, OPTIMIZER, GARBAGE_COLLECTION)
 SEND_KINDS = (FORWARD_SEND, BACKWARD_SEND)
@@ -54,14 +54,14 @@ class OperationTable(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of one job. All columns have the same length; the order of rows has no meaning.
 
     Attributes:
-        source: the file, printable.
+        source: path of the file, printable.
         step, data_rank, stage: training step, data-parallel rank and pipeline stage of the worker.
         rank: global rank of the worker's first process.
         kind: index into `OPERATION_KINDS`.
         start_ns, duration_ns: time of the operation; starts are comparable within a step only.
-        microbatch: of forward and backward computations; negative for others.
+        microbatch: number of the microbatch of a forward or backward computation; negative for other kinds.
         chunk: position of the part of the model in the whole model (virtual stage); negative if unknown.
-        unknown_kinds: kinds in the file that are not read, printable.
+        unknown_kinds: names of other kinds in the file, which are not read; printable.
     """
 
     source: str

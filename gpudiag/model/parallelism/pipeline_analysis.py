@@ -1,4 +1,4 @@
-"""Analysis of a pipeline-parallel job (a contract, `gpudiag/pipeline/1`)."""
+"""Define the analysis of a pipeline-parallel job. Its JSON is a contract (`gpudiag/pipeline/1`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParallelGrid(msgspec.Struct, frozen=True, kw_only=True):
         data, pipeline: data-parallel and pipeline-parallel size.
         ranks_per_worker: spacing of the global ranks; above 1, each worker is a group of processes (tensor or
             context parallel), of which one was recorded.
-        microbatches: per step and data-parallel rank.
+        microbatches: number of microbatches per step and data-parallel rank.
         chunks_per_stage: parts of the model on each stage; above 1 if the schedule is interleaved.
         steps_recorded, steps_analysed: steps in the table, and steps that are complete.
     """
@@ -36,7 +36,7 @@ class ScheduleBubble(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of the ideal pipeline, which only the schedule causes.
 
     Attributes:
-        percent: share of the pipeline's span (first to last computation) in which a stage idles, mean of stages.
+        percent: share of the time from the first to the last computation in which a stage idles, mean of stages.
         theoretical_percent: (p-1)/(v·m+p-1) for p stages, m microbatches and v chunks per stage.
         ms: idle time per step.
     """
@@ -47,13 +47,13 @@ class ScheduleBubble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's computation per step, in ms and relative to the mean of all workers (above 1: slower).
+    """One worker's position in the grid, and its computation per step.
 
     Attributes:
-        rank, data_rank, stage: position in the grid.
+        rank, data_rank, stage: global rank, data-parallel rank and pipeline stage.
         compute_ms: computation per step, mean of steps.
         relative: `compute_ms` / mean `compute_ms` of all workers.
-        waiting_ms: time per step between its first and last computation in which it does not compute.
+        waiting_ms: time per step between its first and last computation in which the worker does not compute.
     """
 
     rank: Ordinal
@@ -69,12 +69,12 @@ class PipelineAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the file.
-        step_ms: recorded step time, mean of the analysed steps.
+        step_ms: recorded step time, mean over the analysed steps.
         simulated_ms: step time of the simulation without host gaps, to which slowdowns and savings refer.
         host_gap_ms: `step_ms - simulated_ms`, at least 0: time per step in which the critical path neither executes
             nor awaits a recorded operation.
-        replay_error_percent: mean absolute difference between the recorded step time and the simulated one, in which
-            operations have their recorded durations and typical host gaps.
+        replay_error_percent: mean absolute difference between recorded step times and step times that are simulated
+            with recorded durations of operations and typical host gaps.
         sequence_correlation: correlation between forward and backward durations of the same microbatch, without the
             differences between workers; None if it cannot be computed.
         workers: all workers, slowest first.

@@ -21,7 +21,7 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The line to change.
 
     Attributes:
-        file: path, relative to the program's directory if it lies below.
+        file: path; relative to the program's directory if the file lies in it.
         line: line number, from 1.
         function: qualified name of the function; "" at module level.
         text: the line without indentation; "" if it was not saved.
@@ -46,7 +46,7 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the user's program, below one caller.
+    """One line of the user's program, in calls from one caller.
 
     Attributes:
         rank: rank of the process; for a worker, the rank for which it loads data.
@@ -58,11 +58,11 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         work: kind of work that the line calls.
         ms_per_step: mean time in the line and its callees, per step; in a worker, per batch.
         self_ms: time in the line outside of reported callees.
-        device_idle_ms: share of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
+        device_idle_ms: part of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
         samples: number of measured steps (in a worker: batches).
-        ci95: half the 95 % confidence interval of `ms_per_step`; None with fewer than two steps.
-        estimated: whether the line runs too often to be timed each time, so that its share of its function's time is
-            taken from the first steps.
+        ci95: half the width of the 95 % interval of `ms_per_step`; None if fewer than two steps were measured.
+        estimated: True if the line runs too often to be timed each time. Then the line's share of its function's time
+            is the share in the first steps.
     """
 
     rank: Ordinal = 0

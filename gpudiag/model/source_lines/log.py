@@ -17,7 +17,7 @@ from gpudiag.model.run_directory import LINES_DIR, find_run_directory
 
 LINES_SCHEMA = "gpudiag/lines/1"
 
-#: Values of an event that are not line numbers.
+#: Values of an event that are not line numbers: begin and end of a function, begin of a step and of a pause.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: Value `CALLS - n`: n unrecorded functions were called since the previous event. `sys.settrace` slows each call.
 CALLS = -1000
@@ -29,7 +29,7 @@ INPUT_BEGIN, INPUT_END = -15, -16
 #: Maximum size of a log and of all logs together, unpacked, in bytes, and maximum number of logs. Events in memory take
 #: up to ten times the bytes of the file.
 MAX_LOG_BYTES, MAX_TOTAL_BYTES, _MAX_LOGS = 64 << 20, 256 << 20, 4096
-#: Maximum number of named files without text.
+#: Maximum number of files without text that a report names.
 _SHOWN_FILES = 3
 #: Names of the logs of ranks.
 _RANK_LOG = re.compile(r"rank(\d{1,7})\.json\.gz", re.ASCII)
@@ -49,7 +49,7 @@ class Code(msgspec.Struct, frozen=True):
 
 
 class CompiledFunction(msgspec.Struct, frozen=True):
-    """Compilations of a function in the section without the profiler, and the guard that failed last."""
+    """Number and duration of a function's compilations in unprofiled steps, and the last failed guard (`reason`)."""
 
     file: _NAME
     line: Number
@@ -82,7 +82,7 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and other `threads`; `alone`: without the profiler."""
+    """Line events of consecutive steps, of the training thread and other `threads`; `alone` means unprofiled."""
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -106,9 +106,9 @@ class LogOrigin(msgspec.Struct, frozen=True, kw_only=True):
     parent_begun: Number = 0
 
     def started(self, other: LogOrigin) -> bool:
-        """Return whether this process started the other one.
+        """Return whether this process started the other process.
 
-        Process numbers may be equal on two machines, and in two containers of one machine.
+        Hosts and start times are compared too, because processes of two machines or containers may have equal numbers.
         """
         return (self.host, self.pid, self.begun) == (other.host, other.parent, other.parent_begun)
 
@@ -272,7 +272,7 @@ def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
 
 
 def _decode(content: bytes) -> ProcessLines:
-    """Decode a log; refuse events and frames of functions that it does not describe."""
+    """Decode a log; refuse it if events or frames refer to functions that it does not describe."""
     log = msgspec.json.decode(content, type=ProcessLines)
     columns = [events for section in log.sections for events in (section.events, *section.threads)]
     known = range(-1, len(log.codes))

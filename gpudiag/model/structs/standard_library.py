@@ -45,7 +45,7 @@ class Meta:
         self.bounds = bounds
 
 
-#: The default of a struct's field, as `msgspec.field` gives it.
+#: Declares the default of a struct's field, as `msgspec.field` does.
 field = dataclasses.field
 
 
@@ -92,6 +92,7 @@ def _elements(value: Any, wanted: Any, arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def _scalar(value: Any, wanted: Any) -> Any:
+    """Return the value if it has the wanted type (an int counts as float), else raise ValidationError."""
     if wanted is Any:
         return value
     if wanted is None or wanted is types.NoneType:
@@ -103,6 +104,7 @@ def _scalar(value: Any, wanted: Any) -> Any:
 
 
 def _struct(value: Any, wanted: Any) -> Any:
+    """Return the fields of a dict as an instance of the dataclass `wanted`; unknown fields are ignored."""
     if isinstance(value, wanted):
         return value
     _checked(value, fits=isinstance(value, dict), wanted=wanted)
@@ -115,6 +117,7 @@ def _struct(value: Any, wanted: Any) -> Any:
 
 
 def _first_that_fits(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Return the value, converted to the first of these types that accepts it."""
     for kind in kinds:
         try:
             return convert(value, kind)

@@ -19,7 +19,7 @@ from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 #: Readers in this folder, by preference: digests before the traces that they repeat, and XSpace files before the JSON
 #: traces that TensorFlow derives from them.
 _BUILT_IN = ("digest", "xspace", "kineto", "nsys")
-#: Reader of named files that no reader recognises.
+#: Reader for files that the user named and no reader recognises.
 _DEFAULT = "kineto"
 
 
@@ -69,7 +69,7 @@ def reader_of(path: Path) -> Reader:
 
 
 def recognised(files: list[Path]) -> list[Path]:
-    """Return the traces among the files of a directory: all files of the most preferred format that is present."""
+    """Return the traces among the files of a directory: all files of the most preferred format among them."""
     for reader in _all_readers():
         if traces := [path for path in files if reader.recognises(path)]:
             return traces

@@ -26,7 +26,7 @@ _EXPERTS = (
     r"(?:deep_ep|dpsk::ep)(?:::|\d+)(?:\w+::)?(?:intranode|internode|elastic|hybrid|low_latency)(?:_ll)?(?:::|\d+)"
     r"(?:\w+_)??"
 )
-#: Serving libraries whose kernels name the collective.
+#: Serving libraries whose kernels' names state the collective.
 _SERVING = r"(?:aiter|vllm|sglang|sgl_hip|trtllm|tensorrt_llm|flashinfer)"
 #: Kernels that move data between devices without NCCL: PyTorch's symmetric memory, vLLM's, SGLang's, aiter's and
 #: TensorRT-LLM's custom all-reduce, NVSHMEM, MSCCL, oneCCL.
@@ -36,7 +36,7 @@ _OTHER_KERNELS = (
     (re.compile(r"(?:one|two)_shot_all_?reduce|multimem_(?:one_shot_)?all_?reduce"), "all_reduce"),
     (re.compile(r"all_?reduce_(?:one|two)_?shot|(?:one|two)ShotAllReduce"), "all_reduce"),
     (re.compile(r"cross_?device_?reduce(?:_[12]stage|_split|_naive|kernel)?"), "all_reduce"),
-    # aiter, quick reduce, TensorRT-LLM and FlashInfer, fused with a normalization.
+    # Kernels of aiter, quick reduce, TensorRT-LLM and FlashInfer, some fused with a normalization.
     (
         re.compile(r"allreduce_(?:fusion|prototype|kernel|twoshot|oneshot|mnnvl|lamport)|all_?reduce_?(?:rms|norm)"),
         "all_reduce",
@@ -96,8 +96,8 @@ _OPTIMIZER = re.compile(
     r"|(?:adam|sgd|lamb(?!da)|adagrad)_?\w*(?:kernel|functor)|wgrad|bprop|Resource(?:Sparse)?Apply",
     re.IGNORECASE,
 )
-#: Backward kernels. If operators were recorded, they do not prove training, because the forward pass of a transposed
-#: convolution runs kernels of data gradients too.
+#: Names of backward kernels. Such kernels do not prove training if operators were recorded, because the forward pass of
+#: a transposed convolution runs kernels of data gradients too.
 _BACKWARD = re.compile(r"dgrad|[Bb]ackward|(?<![a-z])bwd|Bwd")
 Rows = NDArray[np.intp]
 
@@ -259,10 +259,10 @@ def roles_without_idle_launches(table: EventTable) -> NDArray[np.uint8]:
 
 
 def count_unrecorded_graphs(table: EventTable) -> int:
-    """Return the number of graph launches without recorded device work, not counting the end of the recording.
+    """Return the number of graph launches without recorded device work, except at the end of the recording.
 
     The kernels of a graph usually have the correlation of the graph's launch. Some profilers give them a correlation
-    that no recorded call has; such kernels between two graph launches belong to the first of the two graphs.
+    that no recorded call has. Such kernels between two graph launches belong to the first of the two graphs.
     """
     launches = np.flatnonzero((table.kind == EventKind.RUNTIME) & events_named(table, is_graph_launch))
     if not len(launches):

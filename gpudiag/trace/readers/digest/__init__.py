@@ -11,7 +11,7 @@ from gpudiag.trace.unpack import ReadLimits
 __all__ = ["ENDINGS", "memory_bytes", "read", "recognises"]
 
 ENDINGS = (DIGEST_ENDING,)
-#: Bytes in memory per byte on disk. Measured: 50 bytes per event in memory, 3 to 5 on disk.
+#: Bytes in memory per byte on disk. An event was measured to take 50 bytes in memory, 3 to 5 on disk.
 _MEMORY_PER_BYTE = 20
 
 

@@ -36,12 +36,12 @@ from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
 _AGAIN = "Write it again from its trace: gpudiag digest TRACE."
 #: Bytes of an event in memory.
 _PER_EVENT = 50
-#: Bytes of a communication event in memory, and of a byte of the header.
+#: Bytes in memory of the details of a communication event, and of each byte of the header.
 _PER_CALL = 200
 _PER_HEADER_BYTE = 10
 #: Largest time (Unix, ns) and length of a trace: the year 2116.
 _LAST_NS = 2**62
-#: Above any number of a step, and any amount of work.
+#: A number above any step number and any amount of work.
 _MOST = 2**62 + 1
 _FILE = msgspec.msgpack.Decoder(File)
 _HEADER = msgspec.msgpack.Decoder(Header)
@@ -58,7 +58,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
     Raises:
         NotATraceError: the bytes are not a digest.
         UnreadableInputError: the digest is damaged, or of a newer version.
-        TooLargeError: its events take more memory than the limits allow.
+        TooLargeError: the digest's events take more memory than the limits allow.
     """
     schema, _, body = content.partition(b"\n")
     if schema != DIGEST_SCHEMA.encode():
@@ -79,7 +79,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
 
 
 def _memory(header: Header) -> int:
-    """Return the bytes that the columns claim, before any is allocated: a column of equal values takes none on disk."""
+    """Return the bytes of memory that the columns will take. Columns of equal values take none on disk."""
     parts = (header.collectives, *header.step_marks, header.event_waits, header.modules, header.operator_work)
     lengths = [column.length for part in parts if part is not None for column in part.columns.values()]
     rows = max((column.length for column in header.events.values()), default=0)
@@ -122,8 +122,10 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
 
 
 def _trace(header: Header, table: PackedTable, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
+    """Return the trace of a header. `reader` has the columns outside of the event table."""
+
     def columns(part: PartColumns, by: str = "row") -> dict[str, NDArray[np.int64]]:
-        """Return the columns of a part, which is in order of the rows in the column `by`."""
+        """Return name → values of a part's columns. Refuse a part whose rows (column `by`) are not ascending."""
         read = {name: reader.column(column).astype(np.int64) for name, column in part.columns.items()}
         if len({len(values) for values in read.values()}) > 1:
             raise ValueError("columns of different lengths")
@@ -159,6 +161,7 @@ def _trace(header: Header, table: PackedTable, events: EventTable, reader: Colum
 
 
 def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple[CollectiveCall, ...]:
+    """Return the communication events; `columns` are those of `Header.collectives`."""
     _among(columns["call"], len(header.calls), "call")
     _among(columns["sequence"], 2**63, "sequence", least=NO_NUMBER)
     rows = zip(columns["row"].tolist(), columns["call"].tolist(), columns["sequence"].tolist(), strict=True)

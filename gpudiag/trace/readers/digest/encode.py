@@ -69,13 +69,14 @@ def encode(trace: Trace) -> bytes:
     )
     try:
         packed = msgspec.msgpack.encode(header)
-    except UnicodeEncodeError:  # a host's name from the name of a file that is not UTF-8
+    except UnicodeEncodeError:  # a host's name may come from a file name that is not UTF-8
         packed = msgspec.msgpack.encode(without_surrogates(msgspec.to_builtins(header)))
     body = msgspec.msgpack.encode((len(packed), zlib.compress(packed, _LEVEL), table.data, data))
     return f"{DIGEST_SCHEMA}\n".encode() + body
 
 
 def _index(known: dict[Value, int], value: Value) -> int:
+    """Return the index of a value among the known values; add the value if it is new."""
     return known.setdefault(value, len(known))
 
 

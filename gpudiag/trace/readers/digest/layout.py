@@ -1,7 +1,6 @@
 """Define the layout of digests, schema `gpudiag/digest/1`.
 
-A digest is one line with its schema, then a MessagePack array: (size of the header, the header compressed, the columns
-compressed). The header is a MessagePack map, `Header`.
+A digest is one line with its schema, then a MessagePack array (`File`). The header is a MessagePack map (`Header`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartColumns(msgspec.Struct, frozen=True):
-    """PartColumns of a part of a trace, and the names or modules that they index."""
+    """Columns of a part of a trace, with the source of step marks or the modules to which the columns refer."""
 
     columns: dict[str, PackedColumn]
     source: str = ""
@@ -51,11 +50,11 @@ class PartColumns(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a trace but the values of its columns; see `gpudiag.model.event.Trace` for the fields of the same name.
+    """All of a trace except the values of columns. For fields in `SAME`, see `gpudiag.model.event.Trace`.
 
     Attributes:
         trace: name of the file that was read.
-        size: number of bytes of all columns.
+        size, events_size: number of bytes of the other columns and of the event table's columns, unpacked.
         events, names: the event table's columns and names.
         ranks: distinct tuples of ranks in groups.
         calls: distinct details of communication events.

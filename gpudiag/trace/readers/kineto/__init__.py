@@ -12,13 +12,13 @@ from gpudiag.trace.unpack import ReadLimits, read_head
 
 ENDINGS = (".json", ".json.gz")
 
-#: JSON files of gpudiag, which lie beside traces.
+#: JSON files that gpudiag writes beside traces.
 _GPUDIAG_FILES = {"run.json", "analysis.json", "facts.json", "scaling.json", "recommendation.json", "truth.json"}
 _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"')
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file is a trace, by its name (even if it is broken) or else by its first bytes."""
+    """Return whether a file is a trace, by its name (also for a broken file) or else by its first bytes."""
     if path.name in _GPUDIAG_FILES or not path.name.lower().endswith(ENDINGS):
         return False
     if "trace" in path.name.lower() or parse_name(path.relative_to(path.parent)).rank is not None:

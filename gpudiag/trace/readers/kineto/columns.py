@@ -52,12 +52,13 @@ if TYPE_CHECKING:
     from gpudiag.trace.readers.kineto.operator_work import WorkReader
 
 _T = TypeVar("_T")
+#: Codes of categories that are not read, and of the spans in which the profiler recorded.
 _SKIP = 255
 _PROFILER = 254
 _MISSING = -1
-#: Bytes per row: 50 in the columns, and three times as many while they are sorted, plus a margin.
+#: Bytes of memory per row: 50 in the columns, 150 more while the columns are sorted, and a margin.
 _MEMORY_PER_ROW = 256
-#: Shapes were recorded if one of this many first operators of PyTorch has them.
+#: If shapes were recorded, at least one of this many first operators of PyTorch has shapes.
 _SHAPES_WITHIN = 500
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
@@ -102,7 +103,7 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Undecoded columns: up to `thread` of all events, `correlation` of `_NUMBERED` events, others of device events."""
+    """Raw columns: up to `thread` of all events, `correlation` of `_NUMBERED` events, the rest of device events."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -117,7 +118,7 @@ class _Batch(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The event table and what belongs to its rows; `collectives` maps rows to facts, `first_ns` is the first start."""
+    """The event table, facts about its rows (`collectives`: row → facts), and its first start on the original clock."""
 
     table: EventTable
     collectives: dict[int, CollectiveFacts]
@@ -172,7 +173,7 @@ class Columns:
                 )
 
     def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> _Batch:
-        """Return the columns of a batch; store the facts about its collectives, waits and operators."""
+        """Return the columns of a batch, and store facts about its collectives, waits and operators."""
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)

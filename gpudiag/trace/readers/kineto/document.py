@@ -44,6 +44,7 @@ _EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\},\s*\{")
 #: Maximum bytes of the header or of a single event.
 _LONGEST = 8 << 20
+#: Maximum number of braces that are examined to find a comma between events, and bytes that are repaired at once.
 _TRIES = 64
 _REPAIRED_AT_ONCE = 1 << 20
 #: Number of first bytes that suffice to recognise a format.
@@ -94,7 +95,7 @@ def repaired_pieces(text: bytearray) -> Iterator[bytes]:
 
 
 def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
-    """Decode as `decode_in_pieces` does: yield a list per piece, up to its last comma. Raise msgspec's errors."""
+    """Decode as `decode_in_pieces` does, but raise msgspec's errors. Each list ends at the last comma of a piece."""
     header: bytes | None = None
     text = bytearray()
     length, cut = 0, False

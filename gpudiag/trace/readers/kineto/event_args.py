@@ -3,7 +3,7 @@
 Since 2.2, PyTorch writes a collective's operation, group and size on its kernel. Earlier versions write them on the
 host operator `record_param_comms` around the kernel's launch. Still earlier versions write only a range such as
 `nccl:all_reduce` with the shapes of its inputs. Waits are `cuda_sync` events, written if `enable_cuda_sync_events` is
-set. Since CUDA 13 they name only the waiting stream.
+set. Since CUDA 13, these events name only the waiting stream.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.header import is_present, loosely
 from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
 
-#: Host ranges of collectives that run on the host. They span the communication.
+#: Beginnings of names of host ranges that span a collective on the host.
 HOST_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
-#: Host ranges of collectives that run on a device. They span only the enqueue.
+#: Beginnings of names of host ranges that span only the enqueue of a collective on a device.
 _HOST_ENQUEUE = ("nccl:", "record_param_comms")
-#: Maximum number of examined ranges before a launch, for nesting such as `record_param_comms` in `nccl:coalesced`.
+#: Maximum number of ranges examined before a launch; ranges nest, e.g. `record_param_comms` in `nccl:coalesced`.
 _MAX_NESTING = 8
 _NOTHING = msgspec.Raw(b"")
 _SIZED_BY_OUTPUT = {"all_gather", "gather"}
@@ -73,7 +73,7 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
         word: the profiler's word for the operation.
         group: process group.
         ranks: global ranks of the group; empty if unknown or cut short.
-        sequence: the group's sequence number.
+        sequence: number of the collective among the group's collectives.
         peer: global rank of the other end of a send or receive.
         description: description of the process group.
         members: number of ranks in the group.
@@ -214,7 +214,7 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the innermost host range around a launch that names an operation, else the innermost range, else None."""
+    """Return the row of the innermost range around a launch, preferably one with an operation; None without ranges."""
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
         return None
@@ -232,9 +232,9 @@ def _enclosing_range(
 def _coalesced(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], host: int
 ) -> CollectiveFacts | None:
-    """Return the facts about the messages of one kernel; None unless all are between the same two ranks.
+    """Return the facts about the messages of one kernel; None unless all messages are between the same two ranks.
 
-    PyTorch records each message before the range `nccl:coalesced`, in which the kernel is launched.
+    PyTorch records each message before the range `nccl:coalesced` (row `host`), in which the kernel is launched.
     """
     rows = ranges[int(table.thread[host])]
     messages: list[CollectiveFacts] = []
@@ -311,7 +311,7 @@ class _SyncArguments(msgspec.Struct, gc=False):
 class SyncFacts(NamedTuple):
     """Facts from a synchronization event's arguments; `NO_NUMBER` if unknown.
 
-    `record` is the correlation of the call that recorded the CUDA event, on `stream`; `event` is the event's number.
+    `record` is the correlation of the call that recorded the CUDA event in `stream`; `event` is the event's number.
     """
 
     record: int

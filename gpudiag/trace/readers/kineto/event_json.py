@@ -13,7 +13,7 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length in bytes is repaired as a whole, which takes five times its length in memory; else in pieces.
+#: Maximum bytes of text that is repaired as a whole, which takes five times its length in memory.
 _REPAIRED_WHOLE = 32 << 20
 
 
@@ -52,7 +52,8 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Events of other phases (arrows, instants, counters, process names) are a third of a trace and are not decoded.
+#: Types for events of other phases (arrows, instants, counters, process names). No fields of such events, which are a
+#: third of a trace, are decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -66,7 +67,7 @@ class _LooseEvent(Event, gc=False):
 
 
 class TraceHeader(msgspec.Struct, gc=False):
-    """Fields beside the events. They stay undecoded, because their types differ between versions of PyTorch."""
+    """Fields beside the events, undecoded because their types differ between versions of PyTorch."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
     base_time: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=_NOTHING)
@@ -123,7 +124,7 @@ class Repairs:
 
 
 def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
-    """Decode the complete events of a JSON list: strictly, or event by event if that fails.
+    """Decode the complete events of a JSON list: strictly, or event by event if strict decoding fails.
 
     Raises:
         msgspec.DecodeError: the text is not valid JSON, or no list.
@@ -135,7 +136,7 @@ def decode_events(text: bytes | bytearray, repairs: Repairs) -> list[Event]:
 
 
 def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
-    """Decode a whole trace: strictly, or event by event if that fails.
+    """Decode a whole trace: strictly, or event by event if strict decoding fails.
 
     Raises:
         msgspec.ValidationError: the text is JSON, but no object with a list of `traceEvents`.
@@ -156,7 +157,7 @@ def _complete(events: list[object]) -> list[Event]:
 
 
 def _one_by_one(raw_events: list[msgspec.Raw], repairs: Repairs) -> list[Event]:
-    """Return the complete events, without unreadable ones."""
+    """Return the complete events, without unreadable entries."""
     events: list[Event] = []
     for raw in raw_events:
         try:
@@ -178,7 +179,7 @@ def _decode_event(raw: msgspec.Raw, repairs: Repairs) -> _LooseEvent:
 
 
 def decode_arguments(raw_arguments: list[msgspec.Raw], wanted: type[_T], repairs: Repairs) -> list[_T]:
-    """Decode events' arguments strictly, or if this fails, leniently, with defaults for values of unknown types."""
+    """Decode arguments to `wanted` structs: strictly, or if that fails, with defaults for values of other types."""
     decode = msgspec.json.Decoder(wanted).decode
     try:
         return list(map(decode, raw_arguments))
@@ -195,7 +196,7 @@ def _decode_loosely(raw: msgspec.Raw, wanted: type[_T], repairs: Repairs) -> _T:
 
 
 class DamagedError(UnreadableInputError):
-    """The text is not valid JSON, and too long to be repaired at once."""
+    """The text is not valid JSON, and longer than `_REPAIRED_WHOLE`, so that it must be repaired in pieces."""
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:

@@ -65,7 +65,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Return the model of a device, or "".
 
         On ROCm, events number a device among all agents of the host, but the header numbers only GPUs. Therefore a
-        device that the header does not describe is assumed to be of the others' model, if all others are of one model.
+        device that the header does not describe gets the model of the described devices, if all of them have one model.
         """
         models = set(self.device_names.values())
         return self.device_names.get(device) or (models.pop() if len(models) == 1 else "")

@@ -93,7 +93,7 @@ def kind_of(category: str) -> EventKind | None:
 
 
 def unread_accelerator(category: str) -> str | None:
-    """Return the accelerator of a category of unread device activity; None for categories that are read or of the host.
+    """Return the accelerator whose activity has this category; None if the category is read or belongs to the host.
 
     >>> unread_accelerator("mtia_ccp_events"), unread_accelerator("mtia_runtime"), unread_accelerator("kernel")
     ('MTIA', None, None)
@@ -105,7 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator other than a GPU to which host calls of this category belong.
+    """Return the accelerator to which host calls of this category belong; None for GPUs and other categories.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -126,7 +126,7 @@ def is_profiler_span(category: str) -> bool:
 
 
 def is_known(category: str) -> bool:
-    """Return whether a category is known and not needed."""
+    """Return whether a category is known and left out on purpose."""
     return category.lower() in _LEFT_OUT
 
 
@@ -160,7 +160,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         recordings: Sequence[tuple[float, float]],
         notes: list[str],
     ) -> Times:
-        """Convert times, repair or leave out invalid ones, and sort.
+        """Convert times, repair or leave out invalid times, and sort.
 
         Args:
             start_us: float64[n], starts.
@@ -188,7 +188,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Convert microseconds to integer nanoseconds. Integer part and fraction are scaled separately, to keep precision.
 
-    Example: a float cannot represent 1000 times 1712000000000000.25 exactly, but 1712000000000000 and 1000 times 0.25.
+    Example: a float can represent 1712000000000000.25, but not 1000 times this number.
     """
     whole = np.floor(microseconds)
     fraction_ns = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)

@@ -8,8 +8,8 @@
 
 A forward operator has the number of the next autograd node that its thread makes. Of several operators with the same
 number, the last one makes the node. A backward operator has the number of the node that it executes, and autograd's
-number of the thread that made the node. This number differs from the trace's number of the same thread. It belongs to
-the thread that made most of the nodes with this number.
+number of the thread that made the node. Autograd numbers threads differently than the trace does. Autograd's number of
+a thread is matched to the trace's thread that made most of the nodes for which the number occurs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Nesting:
         return result
 
     def _work(self, row: int, parent: _Work) -> _Work:
-        """Return a row's work, given the enclosing row's (`parent`); store the module of the node that the row made."""
+        """Return a row's work, given its enclosing row's (`parent`); store the module of the node that the row made."""
         module, backward = parent
         if row in self._marked:
             return self._marked[row], backward

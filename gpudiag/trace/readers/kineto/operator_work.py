@@ -1,9 +1,9 @@
 """Compute the floating-point operations and bytes of operators from the shapes of their inputs.
 
-PyTorch writes shapes if `record_shapes` is set. There are formulas for operators that launch kernels. They count like
-PyTorch's `FlopCounterMode`: a multiplication and an addition are two operations, and biases are not counted. But a
-causal mask halves attention here, because kernels skip the masked half. Bytes are those of inputs and outputs, each
-counted once. If a shape, a type or an option is unknown, the result is unknown.
+PyTorch writes shapes if `record_shapes` is set. There are formulas for operators that launch kernels. FLOPs are counted
+as in PyTorch's `FlopCounterMode`: a multiplication and an addition are two operations, and biases are not counted. But
+a causal mask halves attention here, because kernels skip the masked half. Bytes of inputs and outputs count once each.
+If a shape, a type or an option is unknown, the result is unknown.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Layout(NamedTuple):
     """Positions of the inputs of an attention operator.
 
     Attributes:
-        query: position of the queries, followed by the keys and values.
+        query: position of the queries; keys and values follow at the next two positions.
         causal: position of the flag or kind of the causal mask.
         heads_first: whether tensors are [batch, heads, sequence, depth] instead of [batch, sequence, heads, depth].
         absent: positions of inputs that must be missing, because they divide a batch into sequences of various lengths.
@@ -184,7 +184,10 @@ def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple
 
 
 def _convolution(call: _Call, padding: int) -> tuple[int, _Shape, int]:
-    """Return (FLOPs, shape of the output, 0) of a convolution of input 0 with the weights, input 1."""
+    """Return (FLOPs, shape of the output, 0) of a convolution of input 0 with the weights, input 1.
+
+    `padding` is the position of the paddings; strides and dilations follow at the next two positions.
+    """
     (batch, _, *extents), (channels, depth, *window) = call.shape(0), call.shape(1)
     count = len(extents)
     pads, strides, dilations = (call.integers(padding + index, count) for index in range(3))
@@ -340,15 +343,15 @@ class WorkReader:
     """Collect the work of operators in file order."""
 
     def __init__(self) -> None:
-        self._of_call: dict[tuple[str, bytes], int] = {}
+        self._index_by_call: dict[tuple[str, bytes], int] = {}
         self._has_formula = bytearray()
-        #: Distinct works; the first one is unknown.
+        #: Distinct works; the first is the unknown work.
         self._works = [_Work()]
         self._rows: list[int] = []
         self._work_of_row: list[int] = []
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
-        """Add the operators of a batch. `first` is the index of its first event in the file."""
+        """Add the operators of a batch, which begins at event `first` of the file. `name` has indices into `names`."""
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             if work := self._index_of_work(events[row]):
@@ -363,18 +366,18 @@ class WorkReader:
         if begin is None or len(text) > _LONGEST_ARGUMENTS:
             return 0
         key = (event.name, text[begin.start() : text.rfind(b"]")])
-        index = self._of_call.get(key)
+        index = self._index_by_call.get(key)
         if index is None:
-            if len(self._of_call) >= _MOST_CALLS:
+            if len(self._index_by_call) >= _MOST_CALLS:
                 return 0
             work = _work(event.name, text)
-            index = self._of_call[key] = len(self._works) if work != self._works[0] else 0
+            index = self._index_by_call[key] = len(self._works) if work != self._works[0] else 0
             if index:
                 self._works.append(work)
         return index
 
     def finish(self, position: NDArray[np.int64]) -> OperatorWork | None:
-        """Return the work by row of the table; None if none is known. `position` is -1 for events left out."""
+        """Return the work by row; None if no work is known. `position` maps indices in the file to rows, or to -1."""
         row = position[np.array(self._rows, np.int64)]
         order = np.argsort(row, kind="stable")
         order = order[row[order] >= 0]

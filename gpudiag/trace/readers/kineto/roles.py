@@ -55,7 +55,7 @@ _GARBAGE_COLLECTION = frozenset({"gpudiag.gc", "Python GC"})
 
 #: A module of the model in recorded stacks.
 _MODULE_CALL = "nn.Module: "
-#: `train.py(42): log_metrics`: the file, relative to Python's module path, and the function's first line.
+#: A function in stacks, such as `train.py(42): log_metrics`: file relative to Python's module path, first line, name.
 _FRAME = re.compile(r"(?P<file>[^<>()]+\.py)\(\d+\): .+")
 #: Modules that do not belong to the user: the standard library, and libraries that training loops use.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "torchaudio", "numpy", "gpudiag", "triton", "nvtx"}

@@ -47,10 +47,10 @@ def memory_bytes(path: Path, size: int) -> int:  # noqa: ARG001 # part of the pr
 
 
 def assign_ranks(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
-    """Return the traces with ranks: MPI's, or for files with one process those in their names.
+    """Return the traces with ranks: MPI's rank, or for a file with one process the rank in the file's name.
 
-    If no rank is known and a file has several processes, all ranks are consecutive, in the order of the files and of
-    the GPUs within a file. The only process of a job has rank 0 if it does not communicate.
+    If no rank is known and a file has several processes, the traces are numbered in the order of the files and of the
+    GPUs within a file. The only process of a job has rank 0 if it does not communicate.
     """
     ranked = rank_per_file(files, world_size)
     ranks = [
@@ -65,6 +65,7 @@ def assign_ranks(files: Sequence[ReadFile], world_size: int | None) -> list[Trac
 
 
 def _is_export(path: Path) -> bool:
+    """Return whether a file is an SQLite database with tables of Nsight Systems."""
     from gpudiag.errors import GpudiagError
     from gpudiag.trace.readers.nsys.database import Database
     from gpudiag.trace.readers.nsys.processes import is_export

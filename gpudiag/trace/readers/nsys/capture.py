@@ -23,8 +23,8 @@ class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: host name, or "".
         begun_ns: absolute time (Unix, ns) of the timestamps' zero; 0 if unknown.
-        gpu_names: GPU of the machine → model.
-        gpu_of: (process id, the process's device ordinal) → GPU of the machine.
+        gpu_names: the machine's number of a GPU → model.
+        gpu_of: (process id, the process's device ordinal) → the machine's number of the GPU.
         mpi_ranks: global process id without thread bits → MPI rank.
         problems: messages of nsys about lost or incomplete data.
     """
@@ -37,7 +37,7 @@ class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def gpu(self, process: int, device: int) -> int:
-        """Return the machine's GPU of a process's device; the device ordinal if unknown."""
+        """Return the machine's number of a process's GPU; the process's device ordinal if unknown."""
         return self.gpu_of.get((process & _PROCESS, device), device)
 
     def gpu_name(self, process: int, device: int) -> str:
@@ -47,7 +47,7 @@ class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_capture(database: Database) -> CaptureFacts:
-    """Return the facts of a capture. Missing tables and values of other types are ignored."""
+    """Return the facts of a capture. Missing tables and values of unexpected types are ignored."""
     host = next(
         (value for name, value in database.texts("TARGET_INFO_SYSTEM_ENV", "name", "value") if name == "Hostname"), ""
     )
@@ -86,8 +86,8 @@ def _rows(database: Database, table: str, *columns: str) -> list[tuple[int, ...]
     if not set(columns) <= database.tables.get(table, frozenset()):
         return []
     rows: list[tuple[int, ...]] = []
-    for part, _ in database.integers(table, dict.fromkeys(columns, MISSING)):
-        rows += map(tuple, part.tolist())
+    for fetched, _ in database.integers(table, dict.fromkeys(columns, MISSING)):
+        rows += map(tuple, fetched.tolist())
         if len(rows) > _MOST_ROWS:
             break
     return rows

@@ -32,11 +32,11 @@ MISSING = -1
 _ROWS_AT_ONCE = 20_000
 #: SQLite's instructions between two calls of the progress handler.
 _TICK = 2_000_000
-#: Maximum number of SQLite's instructions: so many for any file, and so many for each byte of the file. Reading all
-#: columns of a table that nsys wrote takes about one instruction per byte.
+#: Maximum number of SQLite's instructions: a constant, and a number per byte of the file. Reading all columns of a
+#: table that nsys wrote takes about one instruction per byte.
 _INSTRUCTIONS = 200_000_000
 _INSTRUCTIONS_PER_BYTE = 30
-#: Fewest bytes of a row with a start and an end.
+#: Minimum number of bytes of a row with a start and an end.
 _ROW_BYTES = 8
 _LONGEST_NAME = 4096
 _STRINGS_AT_ONCE = 5000
@@ -103,7 +103,7 @@ class Database:
             return {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
 
     def _columns_of(self, table: str) -> frozenset[str]:
-        """Return the columns of a table, without generated ones."""
+        """Return the columns of a table, without generated columns."""
         return frozenset(row[1] for row in self._fetch(f"PRAGMA table_info({_quoted(table)})"))
 
     def _tick(self) -> bool:
@@ -123,9 +123,9 @@ class Database:
         """Yield rows of a table in parts: (int64[n, k], the text column of each row or []).
 
         Args:
-            table: the table; without it, nothing is yielded.
+            table: the table; if the file lacks it, nothing is yielded.
             columns: names of integer columns → value where a column is missing or NULL.
-            window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in it.
+            window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in a window.
             where: a condition on columns that the table has.
             text: a text column, of which at most 4,096 characters are read; "" for none. NULL is "".
             as_hex: whether the text column is binary data, of which the first 256 bytes are yielded in hexadecimal.
@@ -160,7 +160,7 @@ class Database:
         if not {"id", "value"} <= self.tables.get("StringIds", frozenset()):
             return {}
         value = f"substr(CAST(value AS TEXT), 1, {_LONGEST_NAME})"
-        found: dict[int, str] = {}
+        strings: dict[int, str] = {}
         with self._errors():
             if not self._has_key("StringIds", "id"):
                 wanted = set(ids)
@@ -168,19 +168,19 @@ class Database:
                     self._count(1)
                     if number in wanted and isinstance(text, str):
                         self._count_text(text)
-                        found[number] = text
-                return found
+                        strings[number] = text
+                return strings
             for begin in range(0, len(ids), _STRINGS_AT_ONCE):
                 listed = ", ".join(map(str, ids[begin : begin + _STRINGS_AT_ONCE]))
                 rows = self._fetch(f"SELECT id, {value} FROM StringIds WHERE id IN ({listed})")  # noqa: S608
                 for number, text in rows:
                     if isinstance(text, str):
                         self._count_text(text)
-                        found[number] = text
-        return found
+                        strings[number] = text
+        return strings
 
     def texts(self, table: str, *columns: str, most: int = 1000) -> list[tuple[str, ...]]:
-        """Return up to `most` rows of these columns as text, each cut to 4,096 characters; [] if one is missing."""
+        """Return up to `most` rows of these columns as texts of at most 4,096 characters; [] if a column is missing."""
         if not set(columns) <= self.tables.get(table, frozenset()):
             return []
         chosen = ", ".join(f"substr(ifnull(CAST({_quoted(column)} AS TEXT), ''), 1, 4096)" for column in columns)
@@ -193,7 +193,7 @@ class Database:
         return {int(number): name.upper() for number, name in pairs if number.isdecimal() and len(number) < 10}
 
     def sampled_starts(self, table: str, samples: int) -> tuple[NDArray[np.int64], int]:
-        """Return (starts of evenly spaced rows, estimated number of rows); nothing without `start` or row ids."""
+        """Return (starts of evenly spaced rows, estimated number of rows); (empty, 0) without `start` or row ids."""
         none = np.empty(0, np.int64)
         if "start" not in self.tables.get(table, frozenset()):
             return none, 0
@@ -238,7 +238,7 @@ class Database:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert SQLite's errors."""
+        """Convert SQLite's errors to `UnreadableInputError`."""
         try:
             yield
         except sqlite3.Error as error:

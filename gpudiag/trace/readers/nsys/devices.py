@@ -1,7 +1,7 @@
 """Split the trace of a process whose devices communicate with each other into one trace per device.
 
-Such a process (JAX, TensorFlow, `ncclCommInitAll`) drives each device as a rank of its own. PyTorch's processes stay
-whole, because its DataParallel is one rank that uses several devices.
+Such a process (JAX, TensorFlow, `ncclCommInitAll`) drives each device as a separate rank. Traces of PyTorch stay whole,
+because a process with DataParallel is one rank that uses several devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = NDArray[np.intp]
 
 
 def trace_per_device(trace: Trace) -> Iterator[tuple[int, Trace]]:
-    """Yield (device, trace) of each device with work if several devices communicate; else the device used most."""
+    """Yield (device, trace) per device with work if several devices communicate, else (busiest device, whole trace)."""
     events = trace.events
     work = events.rows_of(*DEVICE_WORK)
     communicating = events.device[work[events.role[work] == Role.COMMUNICATION]]
@@ -57,14 +57,15 @@ def _devices_of_threads(events: EventTable, called: NDArray[np.int16]) -> dict[i
 
 
 def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest: dict[int, int]) -> Trace:
-    """Return a device's work, the calls that launched it, and the other events of threads that serve the device.
+    """Return a trace of a device's work, the calls that launched it, and other events of threads that serve the device.
 
-    The ranges of the thread with the step marks belong to all devices.
+    Ranges of the thread with the step marks belong to all devices. `called` and `busiest`: devices of calls, of
+    threads.
     """
     events = trace.events
-    theirs = [thread for thread, served in busiest.items() if served != device]
+    other_threads = [thread for thread, served in busiest.items() if served != device]
     other = (events.device == HOST) & (called == HOST)
-    kept = (events.device == device) | (called == device) | (other & ~np.isin(events.thread, theirs))
+    kept = (events.device == device) | (called == device) | (other & ~np.isin(events.thread, other_threads))
     for marks in trace.step_marks[:1]:
         marking = np.isin(events.thread, events.thread[marks.row]) & (events.kind != EventKind.RUNTIME)
         kept |= other & marking
@@ -93,7 +94,7 @@ def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest:
 
 
 def _waits(waits: EventWaits, position: NDArray[np.int64]) -> EventWaits:
-    """Return the waits whose call is kept; a record that is not kept is unknown."""
+    """Return the waits whose calls are kept, moved to `position[row]`. Records that are not kept become unknown."""
     if not len(waits):
         return waits
     held = position[waits.call] != NO_NUMBER

@@ -26,7 +26,7 @@ _ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 _HEADER = 32
 _THREAD_BITS = 24
 _LOW = 0xFFFFFFFF
-#: Beginnings of the labels of fields, in lower case → (field, bytes).
+#: Beginning of a field's label, in lower case → (name of the field, bytes).
 _FIELDS = {
     "communicator id": ("communicator", 8),
     "message size": ("size", 8),
@@ -70,13 +70,14 @@ def _layouts(database: Database) -> dict[tuple[int, int], list[_Field]]:
     columns = {"domainId": MISSING, "schemaId": MISSING, "offset": MISSING}
     for rows, labels in database.integers(_ENTRIES, columns, text="name"):
         for (domain, schema, offset), label in zip(rows.tolist(), labels or [""] * len(rows), strict=True):
-            found = next((field for start, field in _FIELDS.items() if label.lower().startswith(start)), None)
-            if found is not None and 0 <= offset < 256:
-                layouts[domain & _LOW, schema & _LOW].append(_Field(found[0], offset, found[1]))
+            known_field = next((field for start, field in _FIELDS.items() if label.lower().startswith(start)), None)
+            if known_field is not None and 0 <= offset < 256:
+                layouts[domain & _LOW, schema & _LOW].append(_Field(known_field[0], offset, known_field[1]))
     return layouts
 
 
 def _decoded(blob: bytes, layouts: dict[tuple[int, int], list[_Field]]) -> dict[str, int]:
+    """Return field → value of a payload in binary form, for the fields in its layout."""
     domain, schema = (int.from_bytes(blob[begin : begin + 8], "little") & _LOW for begin in (0, 8))
     fields = {}
     for field in layouts.get((domain, schema), ()):
@@ -87,7 +88,7 @@ def _decoded(blob: bytes, layouts: dict[tuple[int, int], list[_Field]]) -> dict[
 
 
 def collective_facts(events: EventTable, process: int, first_ns: int, payloads: Payloads) -> dict[int, CollectiveFacts]:
-    """Return row of a range of NCCL → facts from its payload. The ranges' times start at `first_ns`."""
+    """Return row of a range of NCCL → facts from its payload. Times of `events` count from `first_ns`."""
     if not payloads:
         return {}
     members = {
@@ -105,6 +106,7 @@ def collective_facts(events: EventTable, process: int, first_ns: int, payloads: 
 
 
 def _facts(name: str, operation: str, fields: dict[str, int], members: dict[int, int]) -> CollectiveFacts:
+    """Return the facts in a payload (field → value). `members` maps communicators to their numbers of ranks."""
     communicator, size = fields.get("communicator"), fields.get("size")
     count = members.get(communicator, 0) if communicator is not None else 0
     if size is None or size >= 2**50:

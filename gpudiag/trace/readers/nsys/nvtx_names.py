@@ -25,9 +25,9 @@ _NAMESPACED = re.compile(r"[A-Za-z_]\w*::\S")
 #: Domain of NCCL's ranges, which are named like its functions (`ncclAllReduce`).
 _NCCL = "NCCL"
 _NCCL_FUNCTION = re.compile(r"nccl(?=[A-Z])")
-#: Domain of gpudiag's ranges, which have a prefix in all other recordings.
+#: Domain of gpudiag's ranges. In recordings of other profilers, their names begin with `gpudiag.`.
 _GPUDIAG = "gpudiag"
-#: Domains of libraries whose ranges span their calls and are no ranges of users, in lower case.
+#: Domains, in lower case, of libraries whose ranges span calls of the library.
 _LIBRARIES = re.compile(
     r"cublas|cudnn|cusolver|cusparse|cufft|cutensor|cudss|nvshmem|ucx|ucc|cub$|thrust|cccl|libcudf|libkvikio|rmm|dali|nvjpeg"
     r"|tsl$|openmpi|mpi$|nvcomp"
@@ -47,7 +47,7 @@ _STEP = re.compile(
     r"(\d{1,15})(?!\.?\d)(?:\D.{0,40})?$",
     re.IGNORECASE,
 )
-#: Numbered parts of a step.
+#: Words in the names of numbered parts of a step.
 _PART = re.compile(r"micro|sub|inner|worker|layer|stage|chunk|token|denois|diffusion", re.IGNORECASE)
 #: Frameworks by names that only they use. PyTorch comes first, because programs under PyTorch use XLA too.
 _FRAMEWORKS = (
@@ -74,12 +74,13 @@ def interpret(text: str, domain: str) -> NvtxRange:
     >>> interpret("step 3", "")
     NvtxRange(name='step 3', kind=<EventKind.ANNOTATION: 1>)
     """
-    found = _PROPERTIES.search(text) if ", " in text else None
-    return _interpret(text[: found.start()] if found else text, domain, has_properties=found is not None)
+    properties = _PROPERTIES.search(text) if ", " in text else None
+    return _interpret(text[: properties.start()] if properties else text, domain, has_properties=properties is not None)
 
 
 @lru_cache(_MOST_CACHED)
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
+    """Do the same as `interpret` for a text whose properties were removed."""
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)
     if domain == _GPUDIAG:

@@ -1,4 +1,4 @@
-"""Build one trace for each process of an export that trains."""
+"""Build the traces of the training processes in an export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpudiag.units import NS_PER_S
 MOST_EVENTS = 4_000_000
 #: Bytes of memory per event: 54 in the columns, and several times as many while they are split and sorted.
 MEMORY_PER_EVENT = 400
-#: A process with a smaller share of the device work of the busiest process does not train.
+#: Processes with less than this share of the busiest process's device work do not count as training.
 _LEAST_SHARE = 0.01
 #: Beginnings of names of tables, and a table that every export with events has.
 _TABLES = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "NVTX_EVENTS", "META_DATA_EXPORT")
@@ -50,9 +50,8 @@ _TOO_MANY = "Record fewer steps: nsys profile --capture-range=cudaProfilerApi, o
 def read_export(path: Path, shown: str, limits: ReadLimits, most_events: int = MOST_EVENTS) -> tuple[Trace, ...]:
     """Return one trace per process with device work, or per device if a process's devices communicate.
 
-    Without device work, return one trace per process with host events. Traces are in order of their GPU. Of an export
-    with more than `most_events`, only the middle is read. The other arguments are those of `Reader.read`, and so are
-    the errors.
+    Without device work, return one trace per process with host events. Traces are sorted by GPU. If an export has more
+    than `most_events` events, only its middle is read. The other arguments, and the errors, are those of `Reader.read`.
     """
     free = free_memory_bytes()
     if free is not None:
@@ -100,6 +99,7 @@ def _nothing_recorded(shown: str) -> UnreadableInputError:
 def _notes(
     shown: str, window: ChosenWindow | None, events: EventColumns, graph_launches: int, capture: CaptureFacts
 ) -> list[str]:
+    """Return notes about events that were not read, and the problems that nsys reported."""
     notes = []
     if window is not None:
         begin, end = (time / NS_PER_S for time in window.window)
@@ -116,7 +116,7 @@ def _notes(
 
 
 def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
-    """Return the events with possible times: no end before the start, and within a day of the others."""
+    """Return the events with possible times: no end before the start, and within a day of the other events."""
     length = events.end - events.start
     possible = (events.end >= events.start) & (length >= 0) & (length <= _DAY_NS) & (np.abs(events.start) < 2**61)
     if possible.any():
@@ -132,7 +132,7 @@ def _with_process(events: EventColumns, shown: str) -> EventColumns:
     """Return the events with the process of device work, which old exports do not state.
 
     Raises:
-        UnreadableInputError: the process is unknown, and there are several.
+        UnreadableInputError: the process of device work is unknown, and there are several processes.
     """
     unknown = events.process == UNKNOWN_PROCESS
     if not unknown.any() or unknown.all():
@@ -150,7 +150,7 @@ def _with_process(events: EventColumns, shown: str) -> EventColumns:
 
 
 def _training_processes(events: EventColumns, notes: list[str]) -> list[tuple[int, EventColumns]]:
-    """Return the processes with most of the device work (without any: with host events), and their events."""
+    """Return (process, its events) for processes with much device work, or if there is none, with many host events."""
     working = processes_of(events, DEVICE_WORK) or processes_of(events, EventKind)
     least = max(working.values()) * _LEAST_SHARE
     chosen = [process for process, count in working.items() if count >= least]
@@ -225,7 +225,7 @@ def _table(events: EventColumns, names: tuple[str, ...]) -> tuple[EventTable, in
 
 
 def _library_and_user_roles(table: EventTable) -> NDArray[np.uint8]:
-    """Return the role column with the roles of NCCL's ranges, and of users' ranges with usual names."""
+    """Return the role column, with roles added for NCCL's ranges and for users' ranges with usual names."""
     role = table.role.copy()
     operators = table.kind == EventKind.OPERATOR
     role[operators & events_named(table, is_enqueue)] = Role.ENQUEUE

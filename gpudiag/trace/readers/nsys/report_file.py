@@ -13,7 +13,7 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.unpack import opened_file
 
-#: Maximum time of an export in seconds; one of 3 GB takes minutes.
+#: Maximum duration of an export in seconds; exporting 3 GB takes minutes.
 _TIMEOUT_S = 1800
 _LONGEST_MESSAGE = 300
 

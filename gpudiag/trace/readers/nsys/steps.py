@@ -1,4 +1,4 @@
-"""Find marks of training steps among NVTX ranges: numbered ranges, or a range that repeats inside an outer one."""
+"""Find marks of training steps among NVTX ranges: numbered ranges, or a range that repeats inside an outer range."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpudiag.trace.readers.kineto.roles import step_marks_of
 from gpudiag.trace.readers.nsys.nvtx_names import numbered_step
 
 SOURCE = "NVTX"
-#: Fewest repetitions of a range that has no number.
+#: Minimum number of repetitions of a range that has no number.
 _FEWEST = 3
-#: Share of launches that numbered ranges and other ranges must contain.
+#: Minimum share of launches that numbered ranges and other ranges must contain.
 _NUMBERED, _REPEATED = 0.5, 0.8
 
 Rows = NDArray[np.intp]
@@ -26,7 +26,7 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     """Return the table with the role `STEP_MARK` for marks of steps, and the marks, the preferred kind first.
 
     Marks of PyTorch's profiler and of gpudiag are preferred. The optimizer's updates are preferred over ranges without
-    numbers. A repeating range that the analysis finds in all recordings is left to it.
+    numbers. Repeating ranges that the analysis itself finds are not marked here.
     """
     known = step_marks_of(events)
     ranges = np.flatnonzero(
@@ -34,7 +34,7 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
     )
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION))
     launching, counts = np.unique(events.thread[launches], return_counts=True)
-    if len(launching):  # PyTorch's backward pass launches in a thread of its own, which has no ranges
+    if len(launching):  # PyTorch's backward pass launches in a separate thread, which has no ranges
         ranges = ranges[np.isin(events.thread[ranges], launching)]
     if known or not len(ranges):
         return events, known
@@ -52,9 +52,10 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
 
 
 def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
-    """Return (rows, numbers) of the ranges that state the number of a step; of several series, the outermost one.
+    """Return (rows, numbers) of the ranges that state the number of a step; of several series, the longest in total.
 
-    Numbers of a series increase and its ranges do not overlap, unlike those of parts that begin anew in each step.
+    A series has the outermost ranges of one thread with one name. Numbers of a series increase, unlike numbers of a
+    step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}
@@ -75,10 +76,11 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 
 
 def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
-    """Return the outermost repeating range, if the analysis would not find it; else nothing.
+    """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
-    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It does not find ranges
-    within ranges that occur once (`train`, `epoch 0`), nor those of the main thread if the backward pass launches more.
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`). The analysis misses ranges
+    within ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if the backward pass launches
+    more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():
@@ -95,7 +97,7 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
 
 
 def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
-    """Return whether ranges contain this share of the launches between the first range and the last one."""
+    """Return whether most launches lie between the first and last range, and `share` of these lie within ranges."""
     inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows].max())]
     if not len(launched):
         return True

@@ -1,6 +1,6 @@
 """Convert the tables of an export to events of all processes, with one name index.
 
-Tables and columns are those that NVIDIA documents. Older and newer exports lack some of them.
+NVIDIA documents the tables and columns. Older and newer exports lack some tables and columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNKNOWN_PROCESS = -1
 
 #: Codes of event types in `NVTX_EVENTS`: ranges, and the creation of a domain.
 _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
-#: Direction of a copy by CUPTI's code; the last three are of unified memory.
+#: Direction of a copy by CUPTI's code; the last three codes belong to unified memory.
 _WORDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD")
 _DIRECTIONS = dict(enumerate(_WORDS))
 _BETWEEN_DEVICES = 10
@@ -52,8 +52,7 @@ _DOMAIN_LENGTH = 100
 class EventColumns(NamedTuple):
     """Unsorted events of all processes, as columns of equal length; see `gpudiag.model.event.EventTable`.
 
-    `process` has the global process id without thread bits. The device and the thread of an event are those within the
-    process.
+    `process` has the global process id without thread bits. Devices and threads are numbered within the process.
     """
 
     kind: NDArray[np.uint8]
@@ -90,7 +89,7 @@ class TableReader:
     Args:
         database: the export.
         window: [begin, end) of the starts of the events to read; None for all events.
-        most_events: number of events at which `add` raises `TooManyEventsError`.
+        most_events: maximum number of events in the window.
     """
 
     def __init__(self, database: Database, window: Window | None, most_events: int) -> None:
@@ -132,6 +131,7 @@ class TableReader:
         self._device_work(KERNELS, EventKind.KERNEL, {named: MISSING}, lambda rows: self._by_id(rows[:, 0]))
 
     def _copies(self) -> None:
+        """Read copies, and name each after its direction and kinds of memory."""
         memory = self._database.enum("ENUM_CUDA_MEM_KIND") or _MEMORY
         columns = {
             "copyKind": 0,
@@ -172,7 +172,10 @@ class TableReader:
         name: Callable[[NDArray[np.int64]], NDArray[np.int32]],
         size: str = "",
     ) -> int:
-        """Read a table of device work; return its number of rows. `name` gets the columns `more` of some rows."""
+        """Read a table of device work; return its number of rows.
+
+        `name` maps the columns `more` to indices of names. `size` is the column with the number of bytes, or "".
+        """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
         first = len(columns) - len(more)
         total = 0
@@ -195,6 +198,7 @@ class TableReader:
         return total
 
     def _calls(self, table: str, kind: EventKind) -> None:
+        """Read a table of host calls as events of this kind."""
         columns = {**_HOST_COLUMNS, "correlationId": MISSING, "nameId": MISSING}
         for rows, _ in self._rows(table, columns):
             start, end, thread, correlation, name = rows.T
@@ -211,7 +215,7 @@ class TableReader:
             )
 
     def _ranges(self) -> None:
-        """Read NVTX ranges. Their texts are in the table itself, or registered strings."""
+        """Read NVTX ranges. Texts of ranges are in the table itself, or are registered strings."""
         types = self._database.enum("ENUM_NSYS_EVENT_TYPE")
         wanted = [code for code, name in types.items() if name in {"NVTXPUSHPOPRANGE", "NVTXSTARTENDRANGE"}]
         known = self._database.tables.get(RANGES, frozenset())
@@ -229,8 +233,8 @@ class TableReader:
             texts = explicit or [""] * len(rows)
             for row, key in enumerate(zip(process, domain.tolist(), text_id.tolist(), texts, strict=True)):
                 owner, domain_id, string, text = key
-                found = interpret(text or strings.get(string, ""), domains.get((owner, domain_id), ""))
-                kind[row], name[row] = found.kind, self.names[found.name]
+                nvtx_range = interpret(text or strings.get(string, ""), domains.get((owner, domain_id), ""))
+                kind[row], name[row] = nvtx_range.kind, self.names[nvtx_range.name]
             self._add(
                 _events(kind, name, start=start, end=end, process=thread >> _THREAD_BITS, thread=thread & _THREAD),
                 unended=True,
@@ -258,22 +262,22 @@ class TableReader:
             yield from self._database.integers(table, columns, window=self._window, where=where, text=text)
 
     def _by_id(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the index of the name of each string id."""
+        """Return int32[n]: the index of the name that has each string id."""
         values, position = np.unique(ids, return_inverse=True)
         strings = self._database.strings(values.tolist())
         index = [self.names[_VERSION.sub("", strings.get(number, "")) or "?"] for number in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 
     def _by_row(self, rows: NDArray[np.int64], name: Callable[[Sequence[int]], str]) -> NDArray[np.int32]:
-        """Return the index of the name of each distinct row."""
+        """Return int32[n]: the index of each row's name. `name` is called once per distinct row."""
         values, position = np.unique(rows, axis=0, return_inverse=True)
         index = [self.names[name(row)] for row in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 
     def _add(self, events: EventColumns, *, unended: bool = False) -> None:
-        """Keep the events that end after they start, and count them.
+        """Add events, and count them.
 
-        `unended` ranges had no end when the recording ended; they are left out.
+        If `unended`, ranges that were open when the recording ended are left out.
         """
         if unended:
             ended = events.end >= events.start
@@ -289,7 +293,7 @@ class TooManyEventsError(Exception):
 
 
 def copy_name(direction: int, source: int, target: int, memory: Mapping[int, str]) -> str:
-    """Return the name that CUPTI's other users give to a copy. `memory` has the names of kinds of memory.
+    """Return the name of a copy as other profilers write it. `memory` maps codes to kinds of memory.
 
     >>> copy_name(1, 0, 2, _MEMORY), copy_name(8, -1, -1, {})
     ('Memcpy HtoD (Pageable -> Device)', 'Memcpy DtoD')
@@ -316,7 +320,7 @@ def _events(
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
 ) -> EventColumns:
-    """Return events with codes for missing values. Arrays are copied, so that they keep no rows alive."""
+    """Return events with codes for missing values. Arrays are copied, so that the memory of fetched rows is freed."""
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
     return EventColumns(

@@ -51,6 +51,7 @@ def read_synchronizations(database: Database, window: Window | None, most: int) 
 
 
 def _rows(database: Database, table: str, columns: dict[str, int], window: Window | None, most: int) -> Column:
+    """Return int64[k, columns]: the rows in the window, without thread bits; none if there are more than `most`."""
     parts = [np.empty((0, len(columns)), np.int64)]
     total = 0
     for rows, _ in database.integers(table, columns, window=window):
@@ -63,7 +64,7 @@ def _rows(database: Database, table: str, columns: dict[str, int], window: Windo
 
 
 def event_waits(events: EventTable, process: int, all_syncs: Synchronizations) -> EventWaits:
-    """Return the waits of a process whose call was recorded.
+    """Return the waits of a process, except waits whose calls were not recorded.
 
     A wait for a CUDA event refers to the last earlier call that recorded the event.
     """
@@ -97,7 +98,10 @@ def event_waits(events: EventTable, process: int, all_syncs: Synchronizations) -
 def _last_records(
     events: EventTable, calls: NDArray[np.intp], records: Column, waited: Column, call: Column
 ) -> tuple[Column, Column]:
-    """Return (row of the last call that recorded each waited event before the wait, its stream); else `NO_NUMBER`."""
+    """Return for each wait (row of the last earlier call that recorded its event, stream); `NO_NUMBER` if unknown.
+
+    `waited` and `call` have the event and the call of each wait.
+    """
     recording = events.rows_with(records[:, 1], calls)
     known = recording != NO_NUMBER
     recording, records = recording[known], records[known]
@@ -105,14 +109,14 @@ def _last_records(
     when = events.start_ns[np.concatenate([recording, call])]
     is_wait = np.arange(len(event)) >= len(recording)
     order = np.lexsort((is_wait, when, event))
-    # For each entry in order, the position of the last record up to it; it counts if it is of the same event.
+    # Position of the last record up to each entry, in order. The record counts if it is of the entry's event.
     latest = np.maximum.accumulate(np.where(is_wait[order], -1, np.arange(len(order))))
     source = order[np.maximum(latest, 0)]
     matches = (latest >= 0) & (event[source] == event[order]) & (when[source] < when[order]) & is_wait[order]
-    found = np.full(len(event), NO_NUMBER, np.int64)
-    found[order[matches]] = source[matches]
-    found = found[len(recording) :]
-    has = found != NO_NUMBER
+    last_record = np.full(len(event), NO_NUMBER, np.int64)
+    last_record[order[matches]] = source[matches]
+    last_record = last_record[len(recording) :]
+    has = last_record != NO_NUMBER
     rows, streams = np.full(len(waited), NO_NUMBER, np.int64), np.full(len(waited), NO_NUMBER, np.int64)
-    rows[has], streams[has] = recording[found[has]], records[found[has], 2]
+    rows[has], streams[has] = recording[last_record[has]], records[last_record[has], 2]
     return rows, streams

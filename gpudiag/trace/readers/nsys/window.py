@@ -8,9 +8,9 @@ import numpy as np
 from gpudiag.trace.readers.nsys.database import Database, Window
 from gpudiag.trace.readers.nsys.tables import COPIES, EVENT_TABLES, GRAPHS, KERNELS
 
-#: Rows of each table whose starts are read to estimate how events are distributed over time.
+#: Number of rows of each table whose starts are read to estimate the distribution of events over time.
 _SAMPLES = 2000
-#: Share of the allowed events that the window is chosen for, because the estimate is not exact.
+#: Share of the allowed events for which the window is chosen, because the estimate is not exact.
 _SHARE = 0.8
 
 
@@ -38,7 +38,7 @@ def choose_window(database: Database, most_events: int) -> ChosenWindow | None:
     order = np.argsort(start, kind="stable")
     start, weight, device = start[order], weight[order], device[order]
     events = np.cumsum(weight)
-    # Half of the samples of device work lie before the middle.
+    # The middle is the number of events before the median of the samples of device work.
     middle = float(np.interp(device.sum() / 2, np.cumsum(device), events)) if device.any() else events[-1] / 2
     half = _SHARE * most_events / 2
     low = min(max(middle - half, 0.0), max(events[-1] - 2 * half, 0.0))

@@ -1,6 +1,6 @@
 """Find the copies and ops by which TensorFlow communicates between devices without NCCL.
 
-A tensor that an op on a different device needs passes through a pair of ops, `_Send` and `_Recv`, with a common key.
+If an op on another device needs a tensor, the tensor passes through two ops, `_Send` and `_Recv`, with a common key.
 The profiler adds the key to the copy of the tensor, with the producing op (`from`) and the consuming op (`to`):
 
     /job:localhost/replica:0/task:0/device:GPU:1;7685745f;/job:localhost/replica:0/task:0/device:CPU:0;edge_16904_…;0:0
@@ -109,7 +109,7 @@ def _communicates(route: Route, sums: set[str]) -> bool:
 
 
 def feeds_devices(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event is a copy of a multi-device loader that gives a device its batches."""
+    """Return bool[n]: whether each event is a copy by which a multi-device loader gives a device its batches."""
     return _with_stat(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 

@@ -32,6 +32,7 @@ from gpudiag.trace.readers.names import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.jax_devices import trace_per_cpu_device
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
+<<<<<<< HEAD
 from gpudiag.trace.readers.xspace.waits import (
     AddedWaits,
     executor_waits,
@@ -39,10 +40,16 @@ from gpudiag.trace.readers.xspace.waits import (
     split_jax_waits,
     unrecorded_jax_waits,
 )
+=======
+from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, UNRECORDED_WAIT, executor_waits
+
+#: (waits, role of each wait, (name of waits for the device, name of waits for communication)).
+_Waits = tuple[Intervals, NDArray[np.uint8], tuple[str, str]]
+>>>>>>> words-c
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return a trace without rank for each GPU of a process, by ordinal; without GPUs, for each logical device."""
+    """Return a trace without rank for each GPU of a process, by ordinal; if there are none, for each logical device."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
@@ -89,7 +96,7 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
-    """Return a GPU's trace: its work, its calls, events around them, the training thread, waits and `overhead`."""
+    """Return a GPU's trace: its work and calls, events around these calls, training thread, waits and `overhead`."""
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
@@ -127,7 +134,7 @@ def _device_trace(
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
-    """Return the thread that the executor's waits block: the training thread if it is known."""
+    """Return the thread that the executor's waits block: the training thread, or if unknown, that of the first call."""
     if process.training_thread is not None:
         return process.training_thread
     return int(process.trace.events.thread[calls[0]]) if len(calls) else 0
@@ -159,7 +166,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return the events of a thread around calls for this GPU or around no call; empty without calls for this GPU."""
+    """Return a thread's events, except those around calls for other GPUs only; none if it never calls this GPU."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-#: A collective, with its half if it is asynchronous, and with the suffixes that XLA appends to copies of an operation:
+#: A collective, with its half (start or done) if it is asynchronous, and with the suffixes of copies that XLA made:
 #: `all-reduce.5`, `all-gather-start.3.clone.1`, `collective-permute-done`.
 _COLLECTIVE = re.compile(
     r"(?P<word>all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-permute|collective-broadcast)"

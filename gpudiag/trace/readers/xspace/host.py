@@ -1,8 +1,8 @@
 """Find kinds and roles of the events of host threads, and the framework and workload of a process.
 
-`jax_host` has what is special to JAX. A function call of TensorFlow passes through several layers on the training
-thread. Each layer is an event that encloses the next one. The innermost layer waits until executor threads have run the
-function:
+`jax_host` has the code for JAX alone. A function call of TensorFlow passes through several layers on the training
+thread. Each layer is an event that encloses the next layer. The innermost layer waits until executor threads have run
+the function:
 
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
@@ -30,7 +30,7 @@ from gpudiag.trace.readers.xspace.planes import CORRELATION, HLO_OP, STEP, Plane
 
 #: Call that returns the next element of a tf.data iterator, in which the training thread waits if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call. At low trace levels, which record no events inside them, they are innermost events.
+#: Layers of a function call. At low trace levels, layers are innermost events, because no events inside are recorded.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -86,6 +86,7 @@ def host_kinds(
 def _tensorflow_kinds(
     plane: Plane, step: NDArray[np.int64], *, has_devices: bool
 ) -> tuple[NDArray[np.uint8], int | None]:
+    """Return (each event's `EventKind`, index of the training thread's line or None)."""
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
     marks = np.flatnonzero(step >= 0)
@@ -110,7 +111,10 @@ def host_roles(
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """Return uint8[n]: the `Role` of each event of a host. Launched work may later change the roles of calls."""
+    """Return uint8[n]: the `Role` of each event of a host; `kind` and `step` are from `host_kinds`.
+
+    Launched work may later change the roles of calls.
+    """
     operator = kind == EventKind.OPERATOR
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))
     if not has_devices:
@@ -132,7 +136,7 @@ def host_roles(
 def _enclose_others(
     start: NDArray[np.int64], end: NDArray[np.int64], inner: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each event of one thread encloses another event (if given, one that `inner` selects)."""
+    """Return bool[n]: whether each event of one thread encloses another event (of the `inner` events, if given)."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
@@ -170,7 +174,8 @@ _MODEL = re.compile(r"dot_general|conv|MatMul|Einsum|BiasAdd|Relu|Softmax|attent
 def framework_of(planes: Sequence[Plane]) -> str:
     """Return `jax`, `tensorflow`, or `unknown` if no event is characteristic of either.
 
-    JAX 0.5 and later writes its version into the profile. A program that trains with JAX may load data with TensorFlow.
+    JAX 0.5 and later writes its version into the profile. JAX has precedence, because JAX programs may load data with
+    TensorFlow.
     """
     names = _event_names(planes)
     if any(_JAX_VERSION in plane.about for plane in planes) or any(_JAX.match(name) for name in names):
@@ -190,7 +195,7 @@ def workload_of(planes: Sequence[Plane], framework: str) -> WorkloadKind:
         return "training"
     if framework == "jax" and any(_marks_training(plane) for plane in planes):
         return "training"
-    # Without names of JAX's operations, the names of kernels do not exclude a backward pass.
+    # If no names of JAX's operations were recorded, names of kernels cannot exclude a backward pass.
     if framework == "jax" and not any("jit(" in name for name in names):
         return "unknown"
     return "inference" if any(_MODEL.search(name) for name in names) else "unknown"

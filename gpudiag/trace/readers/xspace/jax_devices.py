@@ -29,7 +29,7 @@ Rows = NDArray[np.intp]
 Times = NDArray[np.int64]
 
 
-#: Maximum number of CPU devices of a process, because the main thread's events are copied for each.
+#: Maximum number of CPU devices of a process, because the main thread's events are copied for each device.
 _MOST_DEVICES = 1024
 
 
@@ -37,9 +37,9 @@ class _ModuleRuns(msgspec.Struct, frozen=True):
     """Runs of XLA modules on one device, as columns of length k, sorted by start.
 
     Attributes:
-        row: an operation of each run.
-        start, end: in ns. A run lasts from its first to its last operation, and begins earlier, at the end of its call
-            or of the previous run, while the device's threads take it up.
+        row: row of each run's first operation.
+        start, end: times in ns. A run begins when its call and the previous run have ended, at the latest with its
+            first operation.
         dispatched: begin of the call that dispatched the run; begin of the first operation if the call is unknown.
     """
 
@@ -60,14 +60,14 @@ def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
         return (process.trace,)
     main = _main_thread(process, process.training_thread)
     rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
-    traces = [_device_trace(process, on_one, main, alone=len(devices) == 1) for on_one in rows]
+    traces = [_device_trace(process, device_rows, main, alone=len(devices) == 1) for device_rows in rows]
     return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
 
 
 def _main_thread(process: Process, thread: int) -> EventTable:
-    """Return the events of the main thread, of which dispatching is calls, and compiling and waiting are ranges.
+    """Return the main thread's events, with dispatches as runtime calls, and compilations and waits as annotations.
 
-    Each outermost call of a function is a range too, so that reports can name it.
+    Each outermost call of a function is added as an annotation, so that reports can name the function.
     """
     events = process.trace.events
     main = taken(events, np.flatnonzero((events.thread == thread) & (process.module == NO_NAME)))
@@ -97,7 +97,7 @@ def _outermost_calls(main: EventTable) -> Rows:
 
 
 def _joined(*tables: EventTable) -> tuple[EventTable, Rows]:
-    """Return (table of all rows of tables with the same names, row in it of each row of the tables in turn)."""
+    """Join tables with the same names; return (table, row in it of each row of the given tables, in their order)."""
     columns = [table.columns() for table in tables]
     return in_order({field: np.concatenate([c[field] for c in columns]) for field in columns[0]}, tables[0].names)
 
@@ -145,7 +145,7 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
     np.maximum.at(end, member, events.end_ns[rows])
     order = np.argsort(first, kind="stable")
     row, end = rows[first[order]], end[order]
-    # A run that begins before an earlier run has ended gets the time after it.
+    # A run that begins before an earlier run has ended gets only the time after the earlier run.
     earlier_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]
     start = np.maximum(events.start_ns[row], earlier_end)
     kept = start < end
@@ -157,7 +157,8 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
 def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, Times]:
     """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
 
-    If the numbers differ, the recording began with queued runs or ended before the last runs.
+    `row` has each run's first operation. If there are more or fewer runs than calls, the recording began with queued
+    runs or ended before the last runs.
     """
     begin = process.trace.events.start_ns[row]
     end = begin.copy()
@@ -176,7 +177,7 @@ def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, T
 
 
 def _until_read(runs: _ModuleRuns, main: EventTable) -> _ModuleRuns:
-    """Return the runs of a single device, of which those whose end the main thread waits for last until it knows."""
+    """Return a single device's runs. A run for which the main thread waits is extended to the end of the wait."""
     waits = np.flatnonzero(main.role == Role.SYNCHRONIZATION)
     wait_start, wait_end = main.start_ns[waits], main.end_ns[waits]
     end = runs.end.copy()

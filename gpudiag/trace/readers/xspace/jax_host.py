@@ -33,7 +33,8 @@ _COMPILES = re.compile(
 #: Calls in which the host waits for a value from a device. The Python tracer adds `block_until_ready`, which JAX's
 #: runtime does not mark.
 _WAITS = re.compile(r"np\.asarray\(jax\.Array\)$|\$api\.py:\d+ block_until_ready$|\$array\.py:\d+ block_until_ready$")
-#: Modules of libraries, whose functions the Python tracer records too. It records files without directories.
+#: Modules of libraries, whose functions the Python tracer records too. The tracer records file names without
+#: directories.
 _LIBRARY_MODULES = (
     "__init__ _dtypes _methods abc abstract_arrays ad ad_checkpoint api api_util array array_constructors "
     "array_methods basearray batching codecs compilation_cache compiler config config_ext contextlib "
@@ -46,9 +47,10 @@ _LIBRARY_MODULES = (
 )
 _LIBRARY_FILES = frozenset(f"{module}.py" for module in _LIBRARY_MODULES.split())
 _FRAME = re.compile(r"\$(?P<file>[\w.-]+\.py):(?P<line>\d+) (?P<function>.+)$")
-#: Fewest calls of a function that count as steps.
+#: Minimum number of calls of a function that count as steps.
 _FEWEST_CALLS = 3
-#: Maximum deviation of the distance between calls of a function, counted in calls of all functions.
+#: Maximum relative deviation of a regular function's distances from their median. A distance is the number of calls of
+#: all functions from one call of the function to the next.
 _APART = 0.2
 
 
@@ -86,7 +88,7 @@ def user_function(name: str) -> str | None:
 
 
 def shown_name(name: str) -> str:
-    """Return a host event's name for reports: without the Python tracer's sign, if it is a function.
+    """Return a host event's name for reports: a function without the Python tracer's notation, or the name itself.
 
     >>> shown_name("$api.py:3154 block_until_ready"), shown_name("PjitFunction(train_step)")
     ('block_until_ready', 'PjitFunction(train_step)')
@@ -120,7 +122,7 @@ def _plain(function: str) -> str:
 
 
 def main_line(plane: Plane) -> int | None:
-    """Return the index of the line with the most calls of compiled functions; None if a plane has none."""
+    """Return the index of the line with the most calls of compiled functions; None without calls."""
     calls = plane.named(_CALL.match)
     return int(np.bincount(plane.line[calls]).argmax()) if calls.any() else None
 
@@ -135,8 +137,9 @@ def outermost_calls(plane: Plane, line: int) -> NDArray[np.intp]:
 def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
     """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
 
-    A step calls this function once, and other functions always equally often. Fewer than three calls are no steps. Of
-    functions that are called equally often, the one with the longest calls is used.
+    Each step calls this function once, and the number of calls of each other function is the same in all steps. Fewer
+    than three calls are no steps. Of functions that are called equally often, the function with the longest calls is
+    used.
     """
     calls = outermost_calls(plane, line)
     best: tuple[int, int] | None = None
@@ -156,7 +159,7 @@ def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
 
 
 def jax_waits(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: whether the host waits for a device in each event, and in no longer event of the same kind."""
+    """Return bool[n]: whether each event is a wait of the host for a device, inside no other such wait."""
     waits = np.zeros(len(plane.name), np.bool_)
     rows = np.flatnonzero(plane.named(_WAITS.match))
     for line in distinct(plane.line[rows]).tolist():
@@ -169,8 +172,8 @@ def jax_waits(plane: Plane) -> NDArray[np.bool_]:
 def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int | None]:
     """Return (each event's `EventKind`, index of the main thread's line; None if no thread dispatches or marks steps).
 
-    Ranges of the program around dispatches are annotations. Of a loop without step marks, the calls that begin a step
-    are annotations too; the call's inner layers remain operators.
+    Ranges of the program around dispatches are annotations. If the loop has no step marks, the calls that begin a step
+    are annotations too; the inner layers of these calls remain operators.
 
     Args:
         plane: a host's plane.

@@ -37,7 +37,7 @@ class LaunchedWork(msgspec.Struct, frozen=True):
 
 
 class LaunchColumns(msgspec.Struct, frozen=True):
-    """Columns of a host's plane that `name_calls` reads, and changes in place: `name`, `role` and `target`."""
+    """Columns of a host's plane for `name_calls`, which changes `name`, `role` and `target` in place."""
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -85,6 +85,6 @@ def name_calls(plane: Plane, launched: LaunchedWork, names: Callable[[str], int]
         if len(rows):
             columns.role[rows] = call_role
             columns.name[rows[~of_hip[rows]]] = names(call_name)
-    # The loader waits for this copy in a separate thread.
+    # A loader waits for its copy to the host in a separate thread, so the call itself does not wait.
     fed = launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)
     columns.role[calls[fed]] = Role.LAUNCH

@@ -7,7 +7,7 @@ trace, the training thread runs the device's ops, and waits before an op that ca
     trace 1    grad       │    waits for communication │ update
 
 A function (with a parameter server, a step) ends by waiting for all devices. If a communication ends during this wait,
-it is a wait for communication. The rest of the function's time belongs to the executor.
+the wait is for communication. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXECUTOR = "tf.executor"
 
 
 def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's logical devices, in order; the whole trace if there is only one."""
+    """Return the traces of a process's logical devices, in order; the whole trace if there is only one device."""
     devices = distinct(process.runs_on[process.runs_on >= 0]).tolist()
     if len(devices) < 2 or process.training_thread is None:
         return (process.trace,)
@@ -75,7 +75,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return (a device's ops as disjoint intervals, their rows); an op begins when all earlier ops have ended."""
+    """Return (a device's ops as disjoint intervals, their rows). No op begins before all earlier ops have ended."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
@@ -84,7 +84,7 @@ def serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, N
 
 
 def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return a device's pauses before ops that need tensors from other devices, within the step."""
+    """Return a device's pauses within steps before ops that need tensors from other devices."""
     events = process.trace.events
     busy = union(Intervals(events.start_ns[rows], events.end_ns[rows]))
     if not len(busy):
@@ -96,7 +96,7 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 
 
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return waits from a device's last op in a function (without functions, in a step) to the function's end."""
+    """Return waits for communication from a device's last op in a function (or step) to the end of the function."""
     events = process.trace.events
     begin, end = functions(process)
     steps = _steps(process)

@@ -27,7 +27,7 @@ _PROCESS = "ExecutorState::Process"
 _NUMBER = re.compile(r"/_\d+$")
 #: Devices of parameter servers, which train nothing.
 _SERVER = re.compile(r"/job:ps/")
-#: Ops on a variable. They run on the variable's device, which is the parameter server if there is one.
+#: Ops on a variable, which run on the variable's device: the parameter server if there is one.
 _OF_VARIABLE = re.compile(r":(?:Assign\w*|Read)VariableOp$")
 
 NO_DEVICE = -1
@@ -112,7 +112,7 @@ class _OpGroups:
         self._devices_of_run[run].add(device)
 
     def device_of(self, name: str, run: int, fallback: str) -> str:
-        """Return the device of an op. If several devices (workers) run ops of this name, use the device of `run`."""
+        """Return an op's device: that of its group if known, else that of the function's `run`, else `fallback`."""
         if self._devices_of_group is None:
             self._devices_of_group = defaultdict(set)
             for member, devices in self._candidates.items():
@@ -143,6 +143,7 @@ def _inside_processes(plane: Plane) -> list[tuple[int, int]]:
 
 
 def _text_stat(plane: Plane, stat: str) -> dict[int, str]:
+    """Return event → text of a stat, for the events that have it."""
     if stat not in plane.stats:
         return {}
     events, refs = plane.stats[stat]

@@ -35,7 +35,7 @@ _DEVICE_STATS = frozenset({OP})
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
 #: The year 2116 in Unix ns. Begins of lines above this value or below 0 are invalid and are replaced by this value.
-#: Differences of begins then fit int64. Events more than a day from all others, as on this line, are left out later.
+#: Differences of begins then fit int64. Events on such a line are left out later, because they are far from all others.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
@@ -88,7 +88,7 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
         return column
 
     def text(self, stat: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """Return (int64[n], index into the texts; the distinct texts) of a stat; the text is "" without the stat."""
+        """Return (int64[n] of indices into the texts, the distinct texts) of a stat; "" for events without the stat."""
         column = self.whole(stat, -1)
         refs, index = np.unique(column, return_inverse=True)
         return index.astype(np.int64), tuple(self.texts.get(ref, "") for ref in refs.tolist())
@@ -110,7 +110,7 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def about(plane: Any) -> dict[str, Any]:
-    """Return name → value of the stats of a plane, not of its events."""
+    """Return name → value of the stats of a plane itself."""
     names = plane.stat_metadata
     stats: dict[str, Any] = {}
     for stat in plane.stats:
@@ -139,7 +139,7 @@ def device_of(plane: Any) -> int | None:
 
 
 def device_model(plane: Plane) -> str:
-    """Return the model of a GPU. If only the vendor is known (AMD), return vendor and number of compute units."""
+    """Return the model of a GPU, or vendor and number of compute units if only these are known (AMD); "" if unknown."""
     for field in ("gpu_device_name", "device_type_string"):
         model: Any = plane.about.get(field, "")
         if model and isinstance(model, str):
@@ -152,7 +152,7 @@ def device_model(plane: Plane) -> str:
 
 
 def read_plane(plane: Any) -> Plane:
-    """Return the columns of one plane with undecoded events. A GPU's lines other than streams only repeat events.
+    """Decode one plane to columns. A GPU's lines other than streams are left out, because they repeat events.
 
     Raises:
         WireError: an event is broken.

@@ -185,7 +185,7 @@ def assemble(
 def _columns_of(
     planes: Sequence[Plane], names: _SharedNames, base: int, framework: str
 ) -> tuple[dict[str, NDArray[Any]], int | None]:
-    """Return (joined columns of all planes, training thread or None)."""
+    """Return (joined columns of all planes, with times in ns since `base`; training thread or None)."""
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
     by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]

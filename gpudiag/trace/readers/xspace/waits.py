@@ -10,16 +10,20 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
+<<<<<<< HEAD
 JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
 such waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has copied the arguments of
 `jax.device_put` to memory from which the device reads:
 
     python       device_put │ PjitFunction(train_step): waits            launches │
     other thread            │ H2D Dispatch: Transpose::Execute │
+=======
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses of JAX's main thread count as such waits.
+>>>>>>> words-c
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
-first. So is the time from a device's last launch in a function to the function's end, if communication ends in it.
+first. So is the time from a device's last launch in a function to the function's end, if communication ends then.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ Times = NDArray[np.int64]
 #: Names of the executor's waits in the event table.
 DEVICE_WAIT = "tf.executor waits for the device"
 COMMUNICATION_WAIT = "tf.executor waits for communication"
-#: Name of a wait of JAX's main thread that was not recorded.
+#: Name of an unrecorded wait of JAX's main thread.
 UNRECORDED_WAIT = "wait for the device"
 #: Name of JAX's wait for the copy of a call's arguments in host memory, from which they are sent to the device.
 ARGUMENTS_WAIT = "copy of the batch in host memory, for jax.device_put"
@@ -197,7 +201,7 @@ def _argument_copies(process: Process) -> Intervals:
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return, for each time, when launching resumes: the next launch, or the end of the function if it is earlier."""
+    """Return, for each time, the time of the next launch, or the end of the function if that is earlier."""
     begin, end = functions(process)
     if not len(begin):
         return time

@@ -2,8 +2,8 @@
 
 A trace of a few steps has hundreds of thousands of XEvents with several XStats each. Decoding them as Python objects
 would take longer than all other reading, so NumPy decodes one field of all events at a time. A field in protobuf's wire
-format (protobuf.dev/programming-guides/encoding) is a varint of field number and type, then a varint, eight bytes, four
-bytes, or a length and this many bytes.
+format (protobuf.dev/programming-guides/encoding) begins with a varint of its number and type. Its value follows: a
+varint, eight bytes, four bytes, or a length and as many bytes.
 
     event     08 07        10 e8 07          18 90 4e          22 04 | 08 03 18 2a
     field     1: 7         2: 1000           3: 10000          4: 4 bytes, an XStat: 1: 3   3: 42
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
-#: Number of bytes appended after the last event, so that two words can be read at each of its bytes.
+#: Number of bytes appended after the last event, so that two words of eight bytes can be read at any byte.
 _MARGIN = 24
 #: Maximum number of fields of a valid event. TensorFlow writes about twenty.
 _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: Whether a field of an XStat is an integer, by field number: uint64_value, int64_value, ref_value.
+#: Whether the field of an XStat with this number is an integer (uint64_value, int64_value, ref_value).
 _IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
@@ -131,7 +131,7 @@ def _stats(
     stop: NDArray[np.int64],
     wanted: Collection[int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return event, metadata id and integer value of each wanted XStat."""
+    """Return (event, metadata id, integer value) of each wanted XStat. `owner` is the event of each XStat."""
     ids = np.array(sorted(wanted), np.int64)
     # The id is nearly always the first field, so most unwanted stats are discarded by their first field alone.
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
@@ -153,7 +153,7 @@ def _stats(
 def _fields(
     text: NDArray[np.uint8], begin: NDArray[np.int64], stop: NDArray[np.int64], done: NDArray[np.bool_]
 ) -> Iterator[Columns]:
-    """Yield the first fields of all messages, then the second fields of the messages that have one, and so on.
+    """Yield the first fields of all messages, then the second fields of messages with several fields, and so on.
 
     Args:
         text: the bytes, followed by a margin.
@@ -202,7 +202,7 @@ def _fields(
 
 _STOPS = np.uint64(0x8080808080808080)
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
-#: Masks of the low and high halves to join, and the gap between them in bits: 7 of 8 bits, 14 of 16, 28 of 32.
+#: (Mask of low groups, mask of high groups, bits between them) for joining groups of 7 bits to 14, 28 and 56 bits.
 _JOINS = (
     (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
     (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
