@@ -101,7 +101,7 @@ class Probe:
         return time.perf_counter() - self.measuring_since
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """Report the current measurement."""
+        """Report the current measurement `what`, after `done` of `of` measurements."""
         _emit(event="progress", schema=self.schema, what=what, done=done, of=of)
 
     @contextlib.contextmanager

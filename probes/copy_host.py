@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-copy-host/1"
 #: Sizes of the buffers. With --quick there is less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Duration of a run with several GPUs. The run is long, because flows alternate on shared uplinks and memory.
+#: Seconds of a run with several GPUs. The run is long, because flows alternate on shared uplinks and memory.
 _ALL_AT_ONCE_S = 0.04
 #: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
-#: Name of a measurement → direction in the result, and the ways of copying that run at once.
+#: {name of a measurement: (direction in the result, ways of copying that run at once)}.
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
     "device_to_host": ("one_way", ("d2h",)),
@@ -54,7 +54,7 @@ class HostSide:
 
 
 def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
-    """Allocate one GPU's buffers, and fill those from which copies read."""
+    """Allocate one GPU's buffers, and fill the buffers from which copies read."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])
@@ -184,7 +184,7 @@ class HostBench:
     def measure(
         self, probe: Probe, gate: Gate, sensors: Sensors, clocks: list[dict[str, int]], seconds: float
     ) -> dict[str, Any]:
-        """Measure everything in about `seconds`; `clocks` are those of the warmed-up GPUs."""
+        """Measure everything in about `seconds`. `clocks` has the clocks of each GPU after warming up."""
         links = read_links(self.sides, sensors)
         bandwidth: list[dict[str, Any]] = []
         latency: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ class Side:
 
 
 def prepare(gpu: Gpu, size: int) -> Side:
-    """Allocate one GPU's buffers, and fill the one from which copies read."""
+    """Allocate one GPU's buffers, and fill the buffer from which copies read."""
     side = Side(gpu, gpu.allocate(size), gpu.allocate(size), fresh_seed())
     if not gpu.kernels_missing:
         gpu.fill_pattern(side.source, size, side.seed)
@@ -61,7 +61,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` is the GPU of each flow that issues the copies: "src" or "dst"."""
+    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
 
     src: Side
     dst: Side
