@@ -88,7 +88,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. As a context manager, the object ends the program's process group."""
+    """A started program. As a context manager, the object ends the program's process group on exit."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
@@ -143,7 +143,7 @@ class RunningProbe:
                     stream.close()
 
     def wait_until_ready(self, deadline: float) -> bool:
-        """Wait until the program is ready, done, or has ended; return False if none of this happens by `deadline`."""
+        """Wait until the program is ready, done, or has ended; return False after `deadline` (`time.perf_counter`)."""
         while not self._ready_seen:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.perf_counter()))
@@ -269,7 +269,7 @@ class RunningProbe:
             self._events.put("ready")
         elif message["event"] == "done":
             self._done.set()
-            self._events.put("ended")  # a program that is unavailable ends its work before it is ready
+            self._events.put("ended")  # a program that cannot measure here is done without having been ready
         elif message["event"] == "progress" and self._on_progress is not None:
             done, of = message.get("done"), message.get("of")
             if isinstance(done, int) and isinstance(of, int):
@@ -301,8 +301,8 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
     """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. When this function returns or raises, even after
-            Ctrl-C, every started process group has ended.
+        Outcomes in the order of the plan, one per program or per part of a program. When this function returns or
+        raises, even after Ctrl-C, every started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -321,7 +321,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # the driver destroys their contexts slowly, while the host is measured
+                _end_all(holding)  # the driver destroys GPU contexts slowly; meanwhile the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

@@ -59,8 +59,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
         device_order: CUDA_DEVICE_ORDER; None if it is not set.
 
     Returns:
-        Indices in the order of the entries. Entries that are numbers count in PCI order. With several GPU models CUDA
-            counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the note says so if CUDA does.
+        NVML indices in the order of the entries. An entry that is a number is taken as an NVML index. With several GPU
+        models CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; then the note warns of it.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))
