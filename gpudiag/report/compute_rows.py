@@ -1,4 +1,4 @@
-"""Describe the classes of kernels in rows and in a line, for all kinds of reports."""
+"""Describe the times and rates of kernel classes, as table rows and as one line, for all reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration
 
 _COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
-#: Least share of a class's time with known shapes, in percent, for which `compute_rows` has what it reached.
+#: `compute_rows` has the rate of a class if shapes are known for at least this percentage of the class's time.
 _LEAST_KNOWN = 50
 #: Maximum number of rows. An analysis has fewer classes, but a hostile file may have more.
 _MOST_CLASSES = 16
@@ -23,7 +23,7 @@ def compute_columns(analysis: Analysis) -> tuple[str, ...]:
 
 
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return the cells of all classes, in the order of the analysis."""
+    """Return the cells of each class, in the order of the analysis."""
     total, columns = _total_ms(analysis), compute_columns(analysis)
     return [
         (

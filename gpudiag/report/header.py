@@ -19,12 +19,12 @@ _UNREAD = re.compile(r"does not read \(([A-Za-z0-9_, ]{1,60})\)")
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
-#: The step time estimated without the profiler is shown if it differs from the recorded step time by more than this
-#: share.
+#: The estimate of the step time without the profiler is shown if it differs from the recorded step time by more than
+#: this share.
 _NEGLIGIBLE_SHARE = 0.01
 #: A report has a note about different step times if recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
-#: If less work than this share of the step is queued, the launch queue becomes empty at every pause of the host.
+#: If the queued work takes less than this share of a step, the launch queue becomes empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
@@ -71,7 +71,7 @@ def _devices(analysis: Analysis) -> str:
     names = Counter(_device_name(device.name, device.device, analysis.device_kind) for device in analysis.devices)
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.framework == "jax":
-        words = words.replace(_CPU_PROCESS, "CPU device")  # one process has several of them
+        words = words.replace(_CPU_PROCESS, "CPU device")  # one process has several CPU devices
     if analysis.device_kind == "unread":
         words = f"{words if names else unread_device(analysis)} (not read)"
     if any(warning.code == "mixed-runs" for warning in analysis.validity):
@@ -112,7 +112,7 @@ def device_word(analysis: Analysis) -> str:
 
 
 def real_step_ms(analysis: Analysis) -> float:
-    """Return the step time of `step_line`: as measured without the profiler, or else as estimated, or else as recorded.
+    """Return the step time in ms that `step_line` shows: measured without the profiler, else estimated, else recorded.
 
     An estimate that differs from the recorded step time by at most 1 % is not used, because `step_line` omits it.
     """
@@ -122,7 +122,7 @@ def real_step_ms(analysis: Analysis) -> float:
 
 
 def estimate_matters(analysis: Analysis) -> bool:
-    """Return whether the step time estimated without the profiler differs from the recorded step time."""
+    """Return whether the estimate of the step time without the profiler differs from the recorded step time."""
     steps = analysis.steps
     corrected = steps.corrected_mean_ms
     return corrected is not None and abs(corrected - steps.mean_ms) > _NEGLIGIBLE_SHARE * steps.mean_ms
@@ -134,7 +134,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # unlike the step time without the profiler, which is of the slowest device
+        profiled += ", mean over devices"  # the step time without the profiler is that of the slowest device
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -221,7 +221,7 @@ def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
 
 
 def _range(values: list[float | None]) -> str:
-    """Return the range of the values; "" if any value is unknown."""
+    """Return the range of times in ms as text; "" if any time is unknown."""
     known = [value for value in values if value is not None]
     return figures.span(known) if known and len(known) == len(values) else ""
 

@@ -50,7 +50,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding above `info`, or else `compute-bound`, or else the first finding."""
+    """Return the first finding of a severity above `info`, or else `compute-bound`, or else the first finding."""
     above_info = [finding for finding in findings if finding.severity != "info"]
     compute_bound = [finding for finding in findings if finding.code == "compute-bound"]
     return next(iter([*above_info, *compute_bound, *findings]), None)
@@ -59,9 +59,9 @@ def main_finding(findings: Sequence[Finding]) -> Finding | None:
 def headline_of(analysis: Analysis) -> Headline | None:
     """Return the finding that leads the report, or None.
 
-    The result is None if no finding is worth acting on and part of the step is unexplained. Example: a finding that
-    saves one percent does not describe a job of which half is unexplained. The result is also None if the device's
-    activity cannot be read, or if the run only loaded data.
+    The result is None if no finding is worth acting on and part of the step is unexplained. For example, a finding that
+    saves one percent does not lead the report of a job if half of its step is unexplained. The result is also None if
+    the device's activity cannot be read, or if the run only loaded data.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None
@@ -116,7 +116,7 @@ def _whole(gb_per_s: float) -> str:
 
 
 def _figure(finding: Finding, key: str) -> float | None:
-    """Return a positive number of the evidence; None for any other value, because evidence may come from a file."""
+    """Return a positive number of the evidence. Return None for any other value, which a hostile file may contain."""
     value = finding.evidence.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9 else None
 

@@ -27,7 +27,7 @@ _MOST_REASONS = 4
 _MOST_LINES = 8
 #: Words for each field of `Steps` that may be unknown.
 _STEP_TIMES = {"unprofiled_mean_ms": "not measured", "corrected_mean_ms": "not estimated"}
-#: Words for what limits a step, by the bucket with the largest share of the step that remains after a fix.
+#: Words for the limit of a step after a fix, by the bucket that then has the largest share of the step.
 _LIMITS = {
     "communication_transfer": "communication",
     "communication_wait": "waiting for other ranks",
@@ -37,8 +37,8 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: The savings of a finding and the list of next fixes agree on the step time after a fix if their step times differ by
-#: at most this share of the step time now.
+#: The savings of a finding and the list of next fixes agree if their step times after the fix differ by at most this
+#: share of the step time now.
 _AGREE = 0.1
 #: Components with at least this share of the savings are named. The other components are summed as `indirect`.
 _MAIN_PART = 0.25
@@ -212,7 +212,7 @@ def saved_words(finding: Finding, analysis: Analysis) -> str:
 
 
 def _share(finding: Finding, saved: float, step_ms: float) -> str:
-    """Return ` (21 %)`, the share of the step that the savings are; "" if it is unknown."""
+    """Return the savings as a share of the step, like ` (21 %)`; "" if the share is unknown."""
     share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
     return "" if share is None else f" ({figures.percent(share, 100)})"
 

@@ -92,7 +92,7 @@ class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_apart(track: ExportTrack) -> list[NDArray[np.intp]]:
-    """Split events into as few rows as possible, so that any two events of a row are nested or disjoint.
+    """Put each event into the first row in which any two events are nested or disjoint; return the indices by row.
 
     A format that writes begins and ends cannot express other overlaps within a row:
 

@@ -1,4 +1,4 @@
-"""Arrange measured figures of a machine in tables and matrices, for the terminal and the HTML pages."""
+"""Arrange the measurements of a machine in tables and matrices, for the terminal and the HTML pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.model.facts import QUEUED, Bandwidth, Collective, CollectiveFit, Facts, Latency
 
-#: Transports in the order in which they are shown.
+#: Transports and their names in reports, in the order in which reports show them.
 STRATEGIES = {
     "nccl": "NCCL",
     "nccl-queued": "NCCL queued",
@@ -61,7 +61,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_number(endpoint: str) -> int | None:
-    """Return the index in `gpu:<i>`; None for any other endpoint."""
+    """Return the index i in the endpoint `gpu:<i>`; None for any other endpoint."""
     kind, _, number = endpoint.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() and len(number) < 6 else None
 

@@ -21,7 +21,7 @@ class Drawing:
         self.width, self.height = width, height
         box, label = f"0 0 {width:g} {height:g}", one_line(title)[:400]
         self.root = Element("svg", {"viewBox": box, "role": "img", "aria-label": label, "class": "drawing"})
-        # On a phone a wide drawing keeps a minimum width and scrolls, because its text would become too small to read.
+        # On a phone a wide drawing keeps a minimum width and scrolls. Otherwise its text would be too small to read.
         least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
         self.root.set("style", f"max-width:{width:g}px{least}")
 

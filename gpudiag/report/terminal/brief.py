@@ -20,10 +20,10 @@ from gpudiag.report.verdict import ReportVerdict, other_findings, saved_words, w
 
 #: Maximum number of other findings and of warnings.
 _FEW_FINDINGS, _FEW_WARNINGS = 4, 5
-#: Least share of the step, in percent, of a bucket that is named beside a bar; maximum number of such buckets.
+#: A bucket is named beside a bar if it has at least this percentage of the step; maximum number of named buckets.
 _NOTED_PERCENT, _NOTED_BUCKETS = 5, 2
-#: A rank waits for one other rank if at least this share of its wait is for that rank. Communication is mostly one
-#: collective if this share of the transfers is.
+#: A rank waits mostly for one other rank if at least this share of its wait is for that rank. A collective is named if
+#: it takes at least this share of all transfer time.
 _MOSTLY = 0.6
 #: Maximum number of characters of the paths in a command; longer ones become `…`.
 _LONGEST_PATHS = 120
@@ -35,7 +35,7 @@ _SEPARATOR = " · "
 
 
 class OtherItem(msgspec.Struct, frozen=True):
-    """A finding in the line about the rest: its name, its savings in words, and its severity."""
+    """A finding in the line about further findings: its name, its savings in words, and its severity."""
 
     name: str
     saved: str
@@ -43,7 +43,7 @@ class OtherItem(msgspec.Struct, frozen=True):
 
 
 def gain(verdict: ReportVerdict) -> str:
-    """Return gain and confidence. An unknown gain has no reason, because the advice says what to record."""
+    """Return gain and confidence. The reason of an unknown gain is omitted, because the advice says what to record."""
     amount = "not known" if verdict.gain.startswith("not known") else verdict.gain
     return "; ".join(filter(None, (amount, f"confidence: {verdict.confidence}" if verdict.confidence else "")))
 
@@ -146,7 +146,7 @@ def bars_note(analysis: Analysis) -> str:
 
 
 def other_items(analysis: Analysis, verdict: ReportVerdict) -> tuple[list[OtherItem], int]:
-    """Return the largest of the findings that the verdict does not mention, and the number of the others."""
+    """Return the largest findings that the verdict does not mention, and the number of further such findings."""
     alternatives = () if verdict.headline is None else verdict.headline.finding.instead
     omitted = {*alternatives, "compute-bound"}  # the bars show the share of compute
     others = [finding for finding in other_findings(analysis, verdict) if finding.code not in omitted]
@@ -166,7 +166,7 @@ def _name(finding: Finding, analysis: Analysis) -> str:
 
 
 def unexplained_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
-    """Return `without known cause: launch 1.5 ms` in parts. Return nothing if all is explained or the title has it."""
+    """Return the parts of `without known cause: launch 1.5 ms`; [] if all is explained or if there is no headline."""
     if verdict.headline is None:
         return []
     known = [bucket for bucket in analysis.explained if bucket.unexplained_ms > 0 and bucket.bucket in LABELS]

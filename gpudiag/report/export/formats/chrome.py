@@ -54,6 +54,7 @@ def _metadata(exported: ExportModel) -> Iterator[dict[str, Any]]:
 
 
 def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
+    """Yield each event of the model as a complete event (`"ph": "X"`) of the format."""
     for pid, group in enumerate(exported.groups):
         for tid, track in enumerate(group.tracks):
             arguments = _arguments(track, group.device)

@@ -32,7 +32,7 @@ _STRING = 7
 
 
 class ScalarSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Points (step number, value) under TensorBoard's `group/name`."""
+    """Points (step number, value) of a curve; TensorBoard shows it under the tag `group/name`."""
 
     tag: str
     points: tuple[tuple[int, float], ...]
@@ -62,7 +62,7 @@ def write_run(
         series: the scalars of the run.
         verdict: the report in Markdown.
         profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several
-            are written unchanged.
+            files are written unchanged.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
