@@ -65,7 +65,7 @@ def bandwidth(
         observer: called with each message of the processes that communicate.
         say: called with each action in words.
         source: file of facts to read instead of measuring.
-        quick, timeout_s: measure fewer sizes; time limit of each probe.
+        quick, timeout_s: whether to measure fewer sizes, and the time limit of each probe in seconds.
         workload: also measure all-reduces of this model's buckets.
         require_gpu: fail if there is no GPU.
         save: file to which the facts are written.

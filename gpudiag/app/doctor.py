@@ -1,4 +1,4 @@
-"""`gpudiag doctor`: check what stands in the way of a job before it runs."""
+"""`gpudiag doctor`: check for obstacles to a job before it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpudiag.training.own_program import own_program
 Value = TypeVar("Value")
 
 DEFAULT_LIMIT_S = 20.0
-#: Added to the limits of readings that end a child process at the limit themselves.
+#: Seconds by which the limit of a reading exceeds the time at which the reading ends its own child process.
 _GRACE_S = 2.0
 
 
@@ -60,11 +60,11 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = None) -> Checkup:
-    """Return all checks. This takes at most four time limits, and raises nothing because of what it finds.
+    """Return all checks. This takes at most four time limits. An obstacle or a failed reading raises no exception.
 
     Args:
         options: what to check.
-        inventory: replaces the reading of GPUs and host.
+        inventory: called instead of reading GPUs and host; None to read them.
     """
     began = time.perf_counter()
     limit_s, reasons = options.limit_s, dict[str, str]()
@@ -133,7 +133,7 @@ def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
 
 
 def _host_alone(options: DoctorOptions, reasons: dict[str, str]) -> Facts:
-    """Return facts from files alone, if the driver did not answer."""
+    """Return the facts of the host alone, from files. They are used if the driver does not answer."""
     host = _kept(
         Reading("/proc and /sys", lambda: gather_host(options.root, os.environ), options.limit_s), "host", reasons
     )
@@ -141,11 +141,12 @@ def _host_alone(options: DoctorOptions, reasons: dict[str, str]) -> Facts:
 
 
 def _interpreter(options: DoctorOptions) -> PythonSeen:
+    """Return the versions of the interpreter and its framework, or the problem with a hint."""
     title = framework_named(options.framework).title
     try:
         found = inspect_interpreter(options.python, options.framework)
     except GpudiagError as error:
-        # Without the framework the interpreter itself is fine, and its version is in the message.
+        # If only the framework is missing, the message has the interpreter's version.
         _, _, version = str(error).partition("(Python ")
         return PythonSeen(
             path=options.python,

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float) -> list[str]:
-    """Wait for the traces of all ranks, and return the lines to print; none if the training died before.
+    """Wait for the traces of all ranks, and return the lines to print; [] if the training process ends before.
 
     Args:
         run_dir: the run directory.

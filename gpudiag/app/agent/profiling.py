@@ -58,7 +58,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bytes:
-    """End gpudiag, which passes SIGTERM on to the command; return the output. After a while, end it with SIGKILL."""
+    """Send SIGTERM to gpudiag, which passes it on to the command, and SIGKILL after a while. Return the output."""
     process.terminate()
     try:
         printed, _ = process.communicate(timeout=_GRACE_S)

@@ -75,7 +75,7 @@ class Questions:
         )
 
     def findings(self, paths: Sequence[str], code: str | None = None, world_size: int | None = None) -> str:
-        """Return findings with evidence, advice and source lines; `code` selects those of one code."""
+        """Return findings with evidence, advice and source lines: all findings, or only those with `code`."""
         if code is not None and code not in FINDING_CODES:
             raise UsageError(f"there is no finding '{code}'", there_are(code, FINDING_CODES))
         analysis, _ = self._analysis(paths, world_size)
@@ -125,6 +125,7 @@ class Questions:
         return text if len(text) <= most else f"{text[:most]}\n(cut: {most} of {len(text)} characters)"
 
     def _analysis(self, paths: Sequence[str], world_size: int | None) -> tuple[Analysis, StepView | None]:
+        """Return the analysis of the paths, kept from an earlier question if the files are unchanged, and a step."""
         checked = self._paths.existing(paths)
         with self._lock:
             key = (world_size, *map(_stamp, checked))
@@ -158,5 +159,5 @@ def _in_short(finding: Finding) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a number of NumPy as Python's, and anything else as text."""
+    """Convert a NumPy number to a Python number, and any other value to text."""
     return value.item() if hasattr(value, "item") else str(value)

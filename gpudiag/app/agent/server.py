@@ -44,6 +44,7 @@ def serve(root: Path, *, allow_profile: bool, most_characters: int, limits: Read
 
 
 def _server(questions: Questions) -> Any:
+    """Return an MCP server with one tool for each kind of question. The tools' docstrings are shown to clients."""
     try:
         from mcp.server.mcpserver import MCPServer  # noqa: PLC0415  # an optional dependency
         from mcp.types import ToolAnnotations  # noqa: PLC0415  # likewise

@@ -12,7 +12,7 @@ from gpudiag.training.models.registry import is_own, workload_entry
 
 
 def check_options(options: RunOptions) -> RunOptions:
-    """Return the options, with the strategy that the workload implies."""
+    """Refuse options that conflict, and return the options with the strategy that the workload implies."""
     framework_named(options.framework).check(options)
     _check_tries(options)
     options = check_parallel(options)

@@ -27,7 +27,7 @@ from gpudiag.prediction.situation import Situation
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.strategies.predict import predict
 
-#: Time limit of the process that lists gradients.
+#: Time limit in seconds of the process that lists gradients.
 _DESCRIBE_S = 120.0
 #: Limits on the number of gradients in a file, and on the bytes of a gradient.
 _MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
@@ -216,7 +216,7 @@ def _predicted(
 
 
 def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
-    """Return the step without communication: as the user gave it, as measured, or as estimated from FLOPs."""
+    """Return the compute of a step: as given by the user, else measured, else estimated from FLOPs; None if unknown."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     if compute_ms is not None:

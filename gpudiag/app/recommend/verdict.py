@@ -30,7 +30,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of one benchmark, by candidate label.
 
     Attributes:
-        turns: turns of the candidates with two rounds or more, including `independent`.
+        turns: the candidates that were measured in two rounds or more, including `independent`.
         failed: reasons why candidates failed, or had no turns.
         steady: candidates whose mean is steady, including `independent`.
         fastest: the fastest strategy that communicates, among steady strategies if there are any.
@@ -77,6 +77,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
+    """Return the recommendation that follows from the measurements; `seconds` is the duration of the command."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
     tied = _tied(ranking, measured)
@@ -259,7 +260,10 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the unranked strategies, and the unmeasured ones whose predicted step time is at most `MAY_ERR` longer."""
+    """Return the unranked strategies, and the unmeasured strategies that may be as fast as `fastest`.
+
+    A strategy may be as fast if its predicted step is at most `MAY_ERR` longer.
+    """
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -324,6 +328,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
+    """Return the predicted savings over the next strategy that is not tied; None if there is none."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -349,6 +354,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
+    """Return the predicted step time without communication, and what percentage of the best step this saves."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

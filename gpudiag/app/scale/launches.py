@@ -21,7 +21,7 @@ from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
 #: Largest share of a launch's time for profiled windows. A window takes about as long as timing a point.
 _MOST_FOR_PROFILES = 0.3
-#: Duration of the unprofiled steps before a profiled window. It is short, because the point was timed before.
+#: Seconds of unprofiled steps before a profiled window. They are few, because the point was timed before.
 _PROFILED_SECONDS = 0.5
 
 
@@ -103,7 +103,7 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points to start again: points with too few starts, or else doubtful baselines.
+    """Return the points whose processes start once more: points with too few starts, or else doubtful baselines.
 
     Args:
         request: contains the number of starts.
@@ -124,7 +124,7 @@ def started_again(
 def with_start(
     point: Point, known: Mapping[str, PointRecord], record: PointRecord
 ) -> tuple[PointRecord, Remark | None]:
-    """Merge the record of another start into the known record. If that start failed, return a remark too."""
+    """Return the known record with the record of another start merged into it, and a remark if this start failed."""
     before = known.get(point.record.id)
     if point.start == 1 or before is None:
         return record, None

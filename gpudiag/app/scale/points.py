@@ -104,7 +104,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Sort by priority. Of equal priority, points with more devices come first.
+    """Sort by priority. Among points of equal priority, points with more devices come first.
 
     If the largest point is measured first, all processes load their libraries at the same time. On 4 H200s, the first
     three steps of ResNet-50 took 9 s. If the point on 1 GPU came before the point on 4, the 9 s would be spent twice.
@@ -113,7 +113,7 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
-    """Return the options of each curve; in strong scaling `batch_size` is the batch of all devices together."""
+    """Return the options of each setting of a workload; in strong scaling `batch_size` counts all devices together."""
     entry = workload_entry(name)
     batch = entry.default_batch(on_gpu=bool(site.gpus))
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
@@ -274,7 +274,7 @@ def _point(
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     """Return the points to record.
 
-    For `auto` these are the points with the most devices of each strategy that communicates, and their baselines.
+    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline.
     """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":

@@ -40,7 +40,7 @@ _START_S = 12.0
 #: Shortest time in seconds that a launch gets for its points.
 _SHORTEST_S = 5.0
 
-#: Called with each message of a training process and the points of its launch.
+#: Called with each message of a training process, and the launch of this process.
 Observer = Callable[["Progress", "Launch"], None]
 
 
@@ -113,7 +113,7 @@ def _unreadable_points(store: Store) -> list[Remark]:
 
 
 class _ScalingBenchmark:
-    """Measure the points of one call.
+    """Measure the points of one call of `gpudiag scale`.
 
     Attributes:
         points: records of all points in the output directory, by id.
@@ -336,6 +336,7 @@ class _ScalingBenchmark:
 
 
 def _machine(first: Prepared) -> Machine:
+    """Return the machine and the software versions of a prepared run."""
     host = first.facts.host
     software = {framework_named(first.plan.job.framework).package: first.interpreter.framework}
     if host.driver:

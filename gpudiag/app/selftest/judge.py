@@ -28,7 +28,7 @@ CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A finding about the clean job is a false alarm if the true loss is below this share of the least savings of an alarm.
+#: A finding about a loss of the clean job is a false alarm if the true loss is below this share of the smallest alarm.
 _LEAST_LOSS_SHARE = 0.5
 #: A block's mean leaves out this share of steps at either end of the sorted times, so one disturbance has no effect.
 _TRIMMED = 0.1
@@ -88,7 +88,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
-    """Return the accepted difference between found and true cost.
+    """Return the accepted difference between found and true cost in ms per step.
 
     Args:
         cost: the true cost.

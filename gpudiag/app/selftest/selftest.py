@@ -60,8 +60,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy longer than its host.
-#: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
+#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy for longer than the host
+#: needs to launch its work. The batch of the second workload is so large that the exposed communication of the last
+#: 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
