@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class GpudiagError(Exception):
-    """An expected failure.
+    """An expected failure. The command prints its message and its hint, and ends with `exit_code`.
 
     Args:
         message: one line that names the problem and the file or option.
