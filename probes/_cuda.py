@@ -108,7 +108,7 @@ class Gpu:
         call("cuCtxSetCurrent", self.context)
 
     def free_bytes(self) -> int:
-        """Return the free device memory."""
+        """Return the free device memory in bytes."""
         self.use()
         return int(call("cuMemGetInfo")[0])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens by itself after this time, because a call that queues a copy may block the host before it opens it.
+#: The gate opens by itself after this time, because queueing a copy may block the host before it opens the gate.
 _GATE_LIMIT_NS = 500_000_000
 #: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB

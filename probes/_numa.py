@@ -50,7 +50,7 @@ def node_of_pci(pci_id: str) -> int | None:
 
 
 def available_bytes() -> int:
-    """Return the memory that is available without swapping; 0 if unknown."""
+    """Return the bytes of memory that are available without swapping; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

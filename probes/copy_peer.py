@@ -1,7 +1,7 @@
 """Measure bandwidth and latency of copies between every two GPUs, without peer access (through the host) and with it.
 
 Copies run in one direction, issued by the sender (write) or by the receiver (read), and in both directions at once.
-Paths without peer access are measured first, before it is enabled. The program prints one JSON object,
+Paths without peer access are measured first, before peer access is enabled. The program prints one JSON object,
 gpudiag/probe-copy-peer/1.
 """
 
@@ -45,7 +45,7 @@ def prepare(gpu: Gpu, size: int) -> Side:
 
 
 def flow(src: Side, dst: Side, initiator: Side) -> Flow:
-    """Return the flow from one GPU to another. `initiator` is one of the two, and issues the copies on its stream.
+    """Return the flow from one GPU to another. `initiator` is `src` or `dst`, and issues the copies on its stream.
 
     cuMemcpyPeerAsync copies directly if `initiator`'s context has peer access to the other GPU, else through the host.
     """
@@ -135,7 +135,7 @@ def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
 
 
 class PeerBench:
-    """Every two GPUs, with buffers on each.
+    """All pairs of GPUs, with buffers on each GPU.
 
     Args:
         probe: records pairs without peer access.

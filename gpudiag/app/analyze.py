@@ -51,8 +51,8 @@ def analyze(
         engine: callable that reads the traces, for instance on a cluster; None to read them here. It must be picklable.
 
     Raises:
-        SeveralRecordingsError: the paths have traces of different jobs. An engine does not check this; of two traces of
-            one rank, it keeps the first and adds a warning.
+        SeveralRecordingsError: the paths have traces of different jobs. With an engine this is not checked; of two
+            traces of one rank, the first is kept, and a warning is added.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
@@ -84,7 +84,7 @@ def analyze_with_step(
 def analyze_operation_table(
     paths: Sequence[Path | str], *, limits: ReadLimits | None = None
 ) -> PipelineAnalysis | None:
-    """Analyse the table of operations among the paths; return None if there is none."""
+    """Analyse the table of operations among the paths; return None if the paths contain no such table."""
     path = find_operation_table(paths)
     if path is None:
         return None

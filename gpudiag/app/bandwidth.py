@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: measure links, and time all-reduces of a model's buckets over each transport."""
+"""`gpudiag bandwidth`: measure links, and time all-reduces of a model's gradient buckets over each transport."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bandwidth(
     timeout_s: float = 60.0,
     save: Path | None = None,
 ) -> MeasuredBandwidth:
-    """Measure this machine's links, or read saved figures, and add findings.
+    """Measure this machine's links, or read saved measurements, and add findings.
 
     Args:
         on_probe: called from several threads with the current probe.

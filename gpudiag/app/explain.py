@@ -1,4 +1,4 @@
-"""`gpudiag explain`: read the documentation of findings and warnings, the pages of docs/findings."""
+"""`gpudiag explain`: read the documentation of findings and warnings from the pages in docs/findings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wait for the traces of all ranks of a training that uses `gpudiag.trace_handler`, and print the verdict.
 
-The handler starts this module in a process of its own. It is no command for users.
+The handler starts this module in a separate process. The module is not a command for users.
 """
 
 from __future__ import annotations

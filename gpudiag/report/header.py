@@ -14,7 +14,7 @@ from gpudiag.model.run import ComputeRate, UnprofiledRank
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
-#: Names of unread accelerators in the warning `missing-device-activity`.
+#: Pattern of the names of unread accelerators in the message of the warning `missing-device-activity`.
 _UNREAD = re.compile(r"does not read \(([A-Za-z0-9_, ]{1,60})\)")
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
@@ -29,7 +29,7 @@ _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
 _MOST_CLOCKS = 4
-#: The covered share of the recording is shown only if it is below this number of percent.
+#: The covered share of the recording is shown only if it is below this percentage.
 _MOSTLY_COVERED = 70.0
 #: Singular and plural of the analysed unit.
 _UNITS = {

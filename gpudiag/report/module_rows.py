@@ -150,7 +150,7 @@ def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
 
 
 def _parents(path: str) -> list[str]:
-    """Return the paths of the modules around a module, nearest first; the root's is empty.
+    """Return the paths of the modules around a module, nearest first; the path of the root is empty.
 
     >>> _parents("layer3.0.conv2")
     ['layer3.0', 'layer3', '']

@@ -21,8 +21,8 @@ _MOST_NOTES = 12
 def bounded_json(answer: dict[str, Any], most_characters: int) -> str:
     """Return an answer as JSON of at most this number of characters.
 
-    If the answer is too long, its lists and objects are cut. The field `cut` then lists where, how many entries are
-    kept, and how many there were. NaN and infinity become null.
+    If the answer is too long, its lists and objects are cut. Then the field `cut` lists the places, each with the
+    number of kept entries and of all entries. NaN and infinity become null.
     """
     text = _encoded(answer)
     if len(text) <= most_characters and _longest_text(answer) <= _MOST_TEXT:

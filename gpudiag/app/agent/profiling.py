@@ -16,7 +16,7 @@ from gpudiag.training.own_program import own_program
 #: Maximum number of characters of the command's output in the answer.
 _MOST_OUTPUT = 4000
 LONGEST_S = 3600.0
-#: Number of seconds in which the command may end after SIGTERM.
+#: Seconds that the command gets to end after SIGTERM, before it gets SIGKILL.
 _GRACE_S = 20.0
 
 

@@ -141,7 +141,7 @@ class Questions:
 
 
 def _stamp(path: str) -> tuple[object, ...]:
-    """Return the path, and times and sizes of its files, which change when it is recorded again."""
+    """Return a key that changes if the path is recorded again: the path, and the times and sizes of its files."""
     top = Path(path)
     files = [top, *sorted(top.iterdir()), *sorted(top.glob("traces/*"))] if top.is_dir() else [top]
     states = [(file.name, file.lstat()) for file in files]

@@ -55,7 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse. Set the strategy of a prediction."""
+    """Refuse training options for a prediction, and prediction options for training. Set a prediction's strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

@@ -20,7 +20,7 @@ from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strat
 TIE_MEASURED = 0.005
 #: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
-#: A note reports that turns scattered if an interval is wider than this, in percent of the step.
+#: If an interval is wider than this percentage of the step, a note reports that measurements scattered.
 _SCATTERED = 10.0
 #: A mean is steady enough to be ranked if the half-width of its interval is at most this share of the mean.
 _STEADY = 0.10
@@ -52,7 +52,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
-    few rounds to compare is not ranked. If there is such a candidate, the result is a tie.
+    few rounds to compare is not ranked. If a candidate that may be as fast is not ranked, the result is a tie.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -122,7 +122,7 @@ def from_predictions(
     """Choose by prediction alone. Candidates within 2 % of the best are tied with it.
 
     Args:
-        predictions: of all candidates.
+        predictions: the predictions of all candidates.
         workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
         notes: further notes of the result.
         failed: reasons why candidates could not be measured, by label.

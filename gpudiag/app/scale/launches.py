@@ -19,7 +19,7 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Largest share of a launch's time for profiled windows. A window takes about as long as timing a point.
+#: Largest share of a launch's time that profiled windows may take. A window takes about as long as timing a point.
 _MOST_FOR_PROFILES = 0.3
 #: Seconds of unprofiled steps before a profiled window. They are few, because the point was timed before.
 _PROFILED_SECONDS = 0.5

@@ -163,7 +163,7 @@ class _ScalingBenchmark:
             self.timed.append(point)
 
     def _recover(self, point: Point) -> bool:
-        """Save the point if an earlier call measured it but ended before saving it. Return whether this is so."""
+        """Save the point and return True if an earlier call measured the point but ended before saving it."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False

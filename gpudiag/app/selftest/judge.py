@@ -22,7 +22,8 @@ from gpudiag.statistics import mean_of, wilson
 
 #: Accepted difference between found and true cost on GPUs: this share of the true cost, but at least this many ms.
 GPU_SHARE, GPU_MS = 0.10, 1.0
-#: The same on CPU processes: this share, but at least this many standard errors, because other work uses the cores too.
+#: Accepted difference on CPU processes, whose cores do other work too: this share, but at least this many standard
+#: errors.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 #: A finding counts as an alarm only if it saves at least this share of the step with the fault.
 ALARM_SHARE = 0.05
@@ -37,7 +38,7 @@ _ACCURACIES = ((0.10, 1.0), (0.25, 2.0))
 
 
 def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
-    """Return the true cost, from alternating blocks with and without the fault.
+    """Return the true cost of a fault, computed from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. The nth block without the fault and
     the nth block with it form a pair. The cost is the mean difference over pairs.
@@ -221,7 +222,7 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict, and why it is `wrong`. A missed fault below `alarm` or `tolerance` (in ms) is `too small`."""
+    """Return (verdict, reasons if it is `wrong`). A missed fault below `alarm` or `tolerance` (ms) is `too small`."""
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )

@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, with settings for which its clean step has no finding. The default layout is the framework's."""
+    """A workload with settings for which its clean step has no finding. None stands for the framework's layout."""
 
     workload: str
     batch_size: int
@@ -200,7 +200,7 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return workload → finding code → cost of the clean job's communication or launch overhead.
+    """Return the costs of the clean job's communication and launch overhead, by workload and finding code.
 
     Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
     CUDA graph. The larger cost counts.
@@ -217,7 +217,7 @@ def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str
 
 
 def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
-    """Return the cost on GPUs by workload and fault."""
+    """Return the cost of each fault on GPUs, by workload and name of the fault."""
     return {
         (ablation.workload, ablation.fault.name): ablation_cost(ablation.blocks)
         for ablation in ablations
@@ -319,5 +319,5 @@ def _window_error_ms(record: RunRecord) -> float:
 
 
 def default_output() -> Path:
-    """Return the directory of a selftest without `--output`."""
+    """Return a new default for `--output`."""
     return Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-selftest"

@@ -24,7 +24,7 @@ AFTER_SEPARATOR = "gpudiag.after-separator"
 
 
 class VerbGroup(TyperGroup):
-    """The commands. Each is imported only when it is called, so that help of one command does not import the others."""
+    """The commands. A command is imported only when it is called, so that its help does not import other commands."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """Return the names of the commands."""

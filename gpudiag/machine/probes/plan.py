@@ -62,7 +62,7 @@ def plan_probes(
 
     Returns:
         Programs in the order in which they measure. Copies come first, because other measurements are compared with
-        them. Programs without GPUs come last. While they measure, the driver destroys the GPU contexts of the others.
+        them. Programs without GPUs come last; meanwhile the driver destroys the GPU contexts of the other programs.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)

@@ -215,7 +215,7 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output. With `whole`, omit a last line without a line end: it may be incomplete."""
+        """Return the lines of the output. With `whole`, omit an incomplete last line."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.model.checkup.surroundings import CuptiSeen
 
-#: Program that the interpreter runs; it imports no framework. It searches PyTorch's wheels (which preload NVIDIA's
+#: Program that the interpreter runs, without a framework. The program searches PyTorch's wheels (which preload NVIDIA's
 #: packages), conda, the loader's path and toolkits, in this order. A library that cannot be loaded is skipped.
 _PROGRAM = r"""
 import sys

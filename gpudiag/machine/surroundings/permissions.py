@@ -1,4 +1,4 @@
-"""Read who may profile GPUs, the CPUs of this process, and signs of Windows Subsystem for Linux."""
+"""Read whether this process may profile GPUs, which CPUs it may use, and signs of Windows Subsystem for Linux."""
 
 from __future__ import annotations
 

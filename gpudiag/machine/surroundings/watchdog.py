@@ -13,14 +13,14 @@ Value = TypeVar("Value")
 
 
 class Reading(Generic[Value]):
-    """A function that runs in the background from now on.
+    """A function that runs in a thread from the creation of this object on.
 
-    The thread is a daemon: a call that blocks in the kernel does not keep this process alive.
+    The thread is a daemon, so that a call that blocks in the kernel does not keep this process alive.
 
     Args:
         what: name of the reading, for the reason.
         read: the function.
-        limit_s: time limit in seconds, from now on.
+        limit_s: time limit in seconds, from the creation on.
     """
 
     def __init__(self, what: str, read: Callable[[], Value], limit_s: float) -> None:

@@ -19,7 +19,7 @@ from gpudiag.report.palette import LABELS
 
 #: Smallest time or change that is shown.
 SEEN_MS = 0.005
-#: Smallest width of a bar in the table of buckets. If there is less room, that table omits the columns A and B.
+#: Smallest width of a bar in the table of buckets. If there is less room, the table omits the columns A and B.
 _NARROWEST_BAR = 12
 _WIDEST_BAR = 60
 MOST_PARTS = 10
@@ -127,7 +127,7 @@ def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs)
 
 
 def _room(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return the number of characters left beside these columns."""
+    """Return the number of characters that remain beside these columns in a line of `width` characters."""
     return width - sum(GAP + max(map(len, column)) for column in zip(headings, *rows, strict=True))
 
 

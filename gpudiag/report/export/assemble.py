@@ -25,8 +25,8 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
     Args:
         timeline: the job.
         attribution: the buckets of the timeline's windows.
-        recordings: one trace per process. Usually these are the timeline's traces. If the timeline has several traces
-            of a process (TensorFlow: one per GPU), the recording is the whole trace of the process.
+        recordings: one trace per process. Usually they are the timeline's traces. If the timeline has several traces of
+            a process (TensorFlow: one per GPU), the recording is the whole trace of the process.
     """
     devices: list[TrackGroup] = []
     hosts: list[TrackGroup] = []
@@ -129,7 +129,7 @@ def _step_numbers(trace: Trace) -> NDArray[np.int64]:
 
 
 def _from_zero(exported: ExportModel) -> ExportModel:
-    """Move the export model's first event to 0, and drop empty tracks."""
+    """Shift all times so that the first event begins at 0, and drop empty tracks."""
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks if len(track)]
     first = min(starts, default=0)
     groups = []

@@ -30,9 +30,9 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, Tr
 
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
-#: Part of a device's step → name that xprof counts as input, collective or compute. No name has a colon, because xprof
-#: expects an op type of TensorFlow after a colon. Gaps between queued kernels count as compute, because the device does
-#: not wait for another process.
+#: Names that xprof counts as input, collective or compute, by part of a device's step. No name has a colon, because
+#: xprof expects an op type of TensorFlow after a colon. Gaps between queued kernels count as compute, because the
+#: device does not wait for another process.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
@@ -40,7 +40,7 @@ _ON_DEVICE = {
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: The same names for a recording without devices, where communication counts as a copy from host to host.
+#: Names by part of a step for a recording without devices. Communication has names of copies from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",

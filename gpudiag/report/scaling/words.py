@@ -73,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group points by setting, because only points of one setting are ranked together; omit points on later devices."""
+    """Group the points that use the first devices by setting. Only points of one setting are ranked together."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -138,7 +138,7 @@ def alone_cells(gpu: AloneGpu) -> tuple[str, str, str]:
 
 
 def waterfall_title(fall: Waterfall) -> str:
-    """Return the efficiency in one line."""
+    """Return workload, strategy, number of devices and efficiency in one line."""
     return (
         f"{one_line(fall.workload)}, {one_line(fall.strategy)}, {fall.devices} devices: "
         f"{fall.reached_percent:.1f} % of {fall.devices} {figures.TIMES} one device"

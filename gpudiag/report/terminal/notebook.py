@@ -26,7 +26,7 @@ _FORMAT = (
 
 
 class NotebookConsole(ReportConsole):
-    """Console whose output becomes HTML. Fills differ also without color, because some viewers drop styles."""
+    """Console whose output becomes HTML. Fills differ without color too, because some viewers drop styles."""
 
     distinct_glyphs = True
 
@@ -37,7 +37,7 @@ def analysis_html(analysis: Analysis) -> str:
         file=io.StringIO(),
         width=_WIDTH,
         record=True,
-        # The HTML has exact colors in any case. rich caches the escape sequences of a style for all consoles.
+        # HTML has exact colors in any case. Other consoles reuse the escape sequences that rich caches with 256 colors.
         color_system="256",
         force_terminal=True,
         markup=False,

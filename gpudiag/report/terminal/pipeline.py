@@ -33,7 +33,7 @@ _CAUSES = IMBALANCE_CAUSES | {"rank": "slow workers"}
 _FEW_STEPS = 3
 #: Maximum number of stages in the table.
 _FEW_STAGES = 16
-#: Maximum number of ranks for which all ranks of a finding are named.
+#: If a finding has more ranks, only the first ranks and the last rank are named.
 _FEW_RANKS = 8
 _MOST_WORKERS = 4096
 #: Maximum length of a bar.

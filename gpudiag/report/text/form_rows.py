@@ -203,7 +203,7 @@ def _medians(sources: Sequence[FormSource]) -> Rows:
 
 
 def _ladder(sources: Sequence[FormSource]) -> Rows:
-    """Yield the rates on the most devices, of points that differ in precision, batch size, layout or compilation."""
+    """Yield rates on the largest number of devices, by precision, batch size, layout and compilation."""
     for source in sources:
         most = max((point.devices for point in source.points), default=0)
         points = [point for point in source.points if point.devices == most]

@@ -27,7 +27,7 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
-#: Name of the stat with an event's step. The plugin keeps this step, but gives an event without it the previous step.
+#: Name of the stat with an event's step. The plugin gives an event without this stat the step of the previous event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
 #: Placeholder for registers and blocks, which are unknown. The plugin ignores kernels without details.
