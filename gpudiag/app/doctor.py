@@ -71,15 +71,15 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
     machine = Reading("the NVIDIA driver", inventory or _inventory_reader(options), limit_s + _GRACE_S)
     interpreter = Reading("the interpreter", lambda: _interpreter(options), limit_s)
     profiler = Reading("CUPTI", lambda: find_cupti(options.python, limit_s), limit_s + _GRACE_S)
-    facts = _kept(machine, "inventory", reasons)
-    python = _kept(interpreter, "python", reasons)
+    facts = _value_of(machine, "inventory", reasons)
+    python = _value_of(interpreter, "python", reasons)
     if facts is None:
         facts = _host_alone(options, reasons)
     driver = facts.host.driver
-    permissions = _kept(
+    permissions = _value_of(
         Reading("/proc", lambda: read_permissions(options.root, driver), limit_s), "profiling_restricted", reasons
     )
-    cupti = _kept(profiler, "cupti", reasons)
+    cupti = _value_of(profiler, "cupti", reasons)
     peers: PeerCopiesSeen | None = None
     if options.copies and sum(gpu.visible for gpu in facts.gpus) > 1:
         facts, peers = _copies(facts, options, reasons)
@@ -91,7 +91,7 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
     return _without_home(judge(facts, surroundings, options.ranks, seconds=time.perf_counter() - began))
 
 
-def _kept(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value | None:
+def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value | None:
     """Return the value of a reading, or None, and put the reason into `reasons[name]`."""
     value, reason = reading.result()
     if reason is not None:
@@ -134,7 +134,7 @@ def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
 
 def _host_alone(options: DoctorOptions, reasons: dict[str, str]) -> Facts:
     """Return the facts of the host alone, from files. They are used if the driver does not answer."""
-    host = _kept(
+    host = _value_of(
         Reading("/proc and /sys", lambda: gather_host(options.root, os.environ), options.limit_s), "host", reasons
     )
     return Facts(host=host or Host(reasons={"gpus": reasons["inventory"]}))
@@ -144,7 +144,7 @@ def _interpreter(options: DoctorOptions) -> PythonSeen:
     """Return the versions of the interpreter and its framework, or the problem with a hint."""
     title = framework_named(options.framework).title
     try:
-        found = inspect_interpreter(options.python, options.framework)
+        interpreter = inspect_interpreter(options.python, options.framework)
     except GpudiagError as error:
         # If only the framework is missing, the message has the interpreter's version.
         _, _, version = str(error).partition("(Python ")
@@ -156,18 +156,18 @@ def _interpreter(options: DoctorOptions) -> PythonSeen:
             hint=error.hint,
         )
     return PythonSeen(
-        path=found.path,
+        path=interpreter.path,
         framework_title=title,
-        version=found.version,
-        framework=found.framework,
-        cuda=found.cuda,
+        version=interpreter.version,
+        framework=interpreter.framework,
+        cuda=interpreter.cuda,
     )
 
 
 def _copies(facts: Facts, options: DoctorOptions, reasons: dict[str, str]) -> tuple[Facts, PeerCopiesSeen | None]:
     # Loading and copying have a time limit each.
     limit_s = 2 * options.limit_s + _GRACE_S
-    copied = _kept(Reading("copies", lambda: copy_between_gpus(facts, options.limit_s), limit_s), "peers", reasons)
+    copied = _value_of(Reading("copies", lambda: copy_between_gpus(facts, options.limit_s), limit_s), "peers", reasons)
     return copied or (facts, None)
 
 

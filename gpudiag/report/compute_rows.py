@@ -19,7 +19,7 @@ _MOST_IN_LINE = 4
 
 def compute_columns(analysis: Analysis) -> tuple[str, ...]:
     """Return the headings of `compute_rows`."""
-    return (*_COLUMNS, "reached") if any(map(_reached, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
+    return (*_COLUMNS, "reached") if any(map(_reached_rate, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
 
 
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
@@ -32,7 +32,7 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
             figures.percent(duration(row.ms_per_step), total),
             figures.count(duration(row.kernels)),
             row.bound or "",
-            _reached(row),
+            _reached_rate(row),
         )[: len(columns)]
         for row in analysis.compute_classes[:_MOST_CLASSES]
     ]
@@ -43,11 +43,11 @@ def compute_line(analysis: Analysis) -> str:
     total = _total_ms(analysis)
     if 2 * total < duration(analysis.steps.mean_ms) or not total:
         return ""
-    words = [_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
+    words = [_class_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
     return f"compute: {', '.join(words)}"
 
 
-def _reached(row: ComputeClass) -> str:
+def _reached_rate(row: ComputeClass) -> str:
     """Return a class's rate and its share of the peak; "" if most shapes are unknown."""
     if row.known_percent is None or row.known_percent < _LEAST_KNOWN:
         return ""
@@ -60,7 +60,7 @@ def _reached(row: ComputeClass) -> str:
     return rate if row.peak_percent is None else f"{rate}, {figures.percent(row.peak_percent, 100)} of peak"
 
 
-def _words(row: ComputeClass, total: float) -> str:
+def _class_words(row: ComputeClass, total: float) -> str:
     bound = f" ({row.bound})" if row.bound else ""
     return f"{one_line(row.kernel_class)[:20]} {figures.percent(duration(row.ms_per_step), total)}{bound}"
 

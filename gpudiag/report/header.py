@@ -55,7 +55,7 @@ def what_ran(analysis: Analysis) -> str:
     source = analysis.source
     parts = [_name(source.workload or source.title or _kind_of_work(analysis))]
     parts += [_name(source.strategy)] if source.strategy else []
-    parts.append(_devices(analysis))
+    parts.append(_devices_in_words(analysis))
     parts += [f"batch {source.batch_size_per_device} per device"] if source.batch_size_per_device else []
     return _SEPARATOR.join(parts)
 
@@ -67,7 +67,8 @@ def _kind_of_work(analysis: Analysis) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _devices(analysis: Analysis) -> str:
+def _devices_in_words(analysis: Analysis) -> str:
+    """Return number and model of the devices, such as `8 x NVIDIA H200`, with a note if ranks are missing."""
     names = Counter(_device_name(device.name, device.device, analysis.device_kind) for device in analysis.devices)
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.framework == "jax":
@@ -194,13 +195,13 @@ def host_lines(analysis: Analysis) -> list[str]:
         return []
     on_cpu = on_processors(analysis)
     times = {
-        "data loading": _range([rank.input_ms for rank in ranks]),
-        "everything else" if on_cpu else "launching": _range([rank.host_ms for rank in ranks]),
+        "data loading": _range_ms([rank.input_ms for rank in ranks]),
+        "everything else" if on_cpu else "launching": _range_ms([rank.host_ms for rank in ranks]),
     }
     known = [f"{words} {span} ms" for words, span in times.items() if span]
     if len(known) <= on_cpu:  # on CPUs "everything else" is the step time if data loading is unknown
         return []
-    workers = _range([rank.loader_ms for rank in ranks])
+    workers = _range_ms([rank.loader_ms for rank in ranks])
     sentences = (
         f"Without profiling: {', '.join(known)}",
         f"DataLoader workers need {workers} ms for one step's batch" if workers else "",
@@ -212,7 +213,7 @@ def host_lines(analysis: Analysis) -> list[str]:
 def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
     """Return a sentence about the work that the host keeps queued for the device; "" if it is unknown."""
     leads = [rank.lead_ms for rank in ranks]
-    queued = _range(leads)
+    queued = _range_ms(leads)
     if not queued:
         return ""
     least = min(lead for lead in leads if lead is not None)
@@ -220,7 +221,7 @@ def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
     return f"The CPU keeps {only}{queued} ms of work queued for the {device}"
 
 
-def _range(values: list[float | None]) -> str:
+def _range_ms(values: list[float | None]) -> str:
     """Return the range of times in ms as text; "" if any time is unknown."""
     known = [value for value in values if value is not None]
     return figures.span(known) if known and len(known) == len(values) else ""

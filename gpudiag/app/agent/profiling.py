@@ -46,7 +46,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         printed, _ = process.communicate(timeout=min(timeout_s, LONGEST_S))
     except subprocess.TimeoutExpired:
         timed_out = True
-        printed = _ended(process)
+        printed = _terminate(process)
     text = printed.decode(errors="replace")
     return {
         "run_dir": str(output.relative_to(root)),
@@ -57,7 +57,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
     }
 
 
-def _ended(process: subprocess.Popen[bytes]) -> bytes:
+def _terminate(process: subprocess.Popen[bytes]) -> bytes:
     """Send SIGTERM to gpudiag, which passes it on to the command, and SIGKILL after a while. Return the output."""
     process.terminate()
     try:

@@ -128,7 +128,7 @@ class Questions:
         """Return the analysis of the paths, kept from an earlier question if the files are unchanged, and a step."""
         checked = self._paths.existing(paths)
         with self._lock:
-            key = (world_size, *map(_stamp, checked))
+            key = (world_size, *map(_recording_key, checked))
             if key not in self._kept:
                 self._kept[key] = analysis_with_step(checked, world_size=world_size, limits=self._limits)
                 while len(self._kept) > _MOST_KEPT:
@@ -140,7 +140,7 @@ class Questions:
         return bounded_json(msgspec.to_builtins(answer, enc_hook=_plain), self._most_characters)
 
 
-def _stamp(path: str) -> tuple[object, ...]:
+def _recording_key(path: str) -> tuple[object, ...]:
     """Return a key that changes if the path is recorded again: the path, and the times and sizes of its files."""
     top = Path(path)
     files = [top, *sorted(top.iterdir()), *sorted(top.glob("traces/*"))] if top.is_dir() else [top]

@@ -89,7 +89,7 @@ def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seco
         verdict="tie" if len(tied) > 1 else "winner",
         recommended=best.label,
         tied=tuple(tied) if len(tied) > 1 else (),
-        reason=why_preferred + _reason(chosen, [row for row in ranking if row.strategy in tied], slower),
+        reason=why_preferred + _measured_reason(chosen, [row for row in ranking if row.strategy in tied], slower),
         basis="measured",
         workload=benchmark.workload,
         device_name=benchmark.device_name,
@@ -142,7 +142,7 @@ def from_predictions(
     tied = [prediction for prediction in possible if _predicted_ms(prediction) <= least_ms * (1 + TIE_PREDICTED)]
     best = min(tied, key=lambda prediction: preference(prediction.candidate))
     ranking = [
-        _row(prediction, devices, batch_size, prediction.cannot or failed.get(prediction.candidate.label))
+        _predicted_row(prediction, devices, batch_size, prediction.cannot or failed.get(prediction.candidate.label))
         for prediction in predictions
     ]
     return Recommendation(
@@ -160,7 +160,7 @@ def from_predictions(
         ceiling=_predicted_ceiling(predictions, best, devices, batch_size),
         flags=flags(best.candidate, p2p=p2p),
         code=code_change(best.candidate),
-        ranking=tuple(sorted(ranking, key=_order)),
+        ranking=tuple(sorted(ranking, key=_ranking_key)),
         notes=(*notes, *_rounding_note(best.candidate)),
         assumed=_assumed(possible),
     )
@@ -192,14 +192,17 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
     rows = []
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
-        row = _row(prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label))
+        row = _predicted_row(
+            prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label)
+        )
         if label in measured.turns:
             row = _with_measurement(row, measured, benchmark)
         rows.append(row)
-    return sorted(rows, key=_order)
+    return sorted(rows, key=_ranking_key)
 
 
-def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
+def _predicted_row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
+    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,
@@ -235,7 +238,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     )
 
 
-def _order(row: Ranked) -> tuple[int, float, str]:
+def _ranking_key(row: Ranked) -> tuple[int, float, str]:
     """Return the key that sorts the ranking: measured, predicted, impossible candidates; each by step time."""
     if row.cannot is not None:
         return 2, 0.0, row.strategy
@@ -292,7 +295,8 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
     return best, f"{best.label} is the simplest; " if tied[1:] else ""
 
 
-def _reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
+def _measured_reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
+    """Return sentences that compare the chosen strategy with the tied strategies and the next slower strategy."""
     reason = chosen.reason
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:

@@ -154,8 +154,8 @@ def judge(
                 for finding in alarms
                 if finding.code != code or not _is_clean_loss(finding, loss, alarm_ms, allowed_ms)
             ]
-    first = _first(alarms, expected)
-    primary = None if first is None else _found(first)
+    first = _leading_alarm(alarms, expected)
+    primary = None if first is None else _as_found(first)
     others = _others(analysis, alarms, first, alarm_ms)
     included_ms = _included_ms(primary, expected, clean_losses)
     verdict, why = compare(
@@ -195,7 +195,7 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
     """Return the other alarms that still save at least `alarm_ms` when the first finding is fixed."""
     saving_afterwards_ms = _saving_after(analysis, alarms[0] if alarms else None)
     return tuple(
-        _found(finding)
+        _as_found(finding)
         for finding in alarms
         if finding is not first and not _are_alternatives(finding, first) and saving_afterwards_ms(finding) >= alarm_ms
     )
@@ -239,7 +239,7 @@ def compare(
         errors.append(f"{primary.code} instead of {expected.code}")
     else:
         if primary.ranks != expected.ranks:
-            errors.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
+            errors.append(f"ranks {_rank_list(primary.ranks)} instead of {_rank_list(expected.ranks)}")
         causes = expected.causes_of(primary.code)
         if causes and primary.cause not in causes:
             errors.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
@@ -265,8 +265,9 @@ def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
     ]
     for share, ms in _ACCURACIES:
         accurate = [
-            found is not None and abs(_excess_ms(found, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
-            for row, found in zip(faults, diagnoses, strict=True)
+            diagnosis is not None
+            and abs(_excess_ms(diagnosis, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
+            for row, diagnosis in zip(faults, diagnoses, strict=True)
         ]
         scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", accurate))
     return (*scores, _score("rows with a false alarm", [_has_false_alarm(row) for row in rows]))
@@ -299,7 +300,7 @@ def _excess_ms(primary: Found, cost: FaultCost, included_ms: float) -> float:
     return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
-def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
+def _leading_alarm(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
     """Return the largest alarm. If one of its alternatives has a right code, return this alternative instead."""
     if not alarms:
         return None
@@ -345,7 +346,7 @@ def _saves_ms(finding: Finding) -> float:
     return 0.0 if finding.severity == "info" else finding.recoverable_ms_per_step or 0.0
 
 
-def _found(finding: Finding) -> Found:
+def _as_found(finding: Finding) -> Found:
     return Found(
         code=finding.code,
         ranks=finding.ranks,
@@ -355,5 +356,5 @@ def _found(finding: Finding) -> Found:
     )
 
 
-def _list(ranks: tuple[int, ...]) -> str:
+def _rank_list(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks)) or "none"

@@ -164,7 +164,7 @@ class RunningProbe:
             if time.perf_counter() > deadline:
                 self.kill()
                 limit = self.planned.timeout_s
-                return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
+                return self._judge("timeout", f"had not finished after {limit:g} s{self._last_message()}")
             self._done.wait(0.01)
         if self._done.is_set():
             # The result was written before this message, but the thread that reads the result may still be reading.
@@ -175,14 +175,14 @@ class RunningProbe:
             reader.join(5)
         if code != 0 and not self._too_much:
             how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-            return self._judge("failed", how + self._last())
+            return self._judge("failed", how + self._last_message())
         return self._judge()
 
     def give_up(self) -> list[ProbeOutcome]:
         """End a program that was not ready in time."""
         self.kill()
         limit = self.planned.setup_timeout_s
-        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
+        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last_message()}")
 
     def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
         """Return the outcome of the program or of each part. Parts that were written before a failure are valid."""
@@ -197,7 +197,7 @@ class RunningProbe:
                     status, reason = "garbage", str(error)
         if self.planned.parts:
             return self._judge_parts(documents, status, reason)
-        return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+        return [self._outcome(self.planned.name, status, documents[0] if documents else None, reason)]
 
     def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
         """Return an outcome for each planned part; parts without a document get this status and reason."""
@@ -208,9 +208,9 @@ class RunningProbe:
         elif status == "ok":
             status, reason = "garbage", "printed no result"
         return [
-            self._ended(name, "ok", by_schema[schema], None)
+            self._outcome(name, "ok", by_schema[schema], None)
             if schema in by_schema
-            else self._ended(name, status, None, reason)
+            else self._outcome(name, status, None, reason)
             for schema, name in self.planned.parts
         ]
 
@@ -219,7 +219,7 @@ class RunningProbe:
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
-    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
+    def _outcome(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
         """Return an outcome with the durations so far."""
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
@@ -235,7 +235,7 @@ class RunningProbe:
             measure_s=now - go,
         )
 
-    def _last(self) -> str:
+    def _last_message(self) -> str:
         """Return ": " and the last line of standard error that is not a progress message; "" without such a line."""
         return f": {self._tail[-1]}" if self._tail else ""
 

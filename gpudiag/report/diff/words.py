@@ -109,9 +109,9 @@ def _because(cause: Cause) -> str:
     bucket = LABELS[cause.bucket]
     if not cause.ranks:
         return f"Mostly {bucket}{part}: {size} ms {more}, averaged over all devices."
-    who = figures.ranks(cause.ranks)
+    ranks = figures.ranks(cause.ranks)
     verb = "has" if len(cause.ranks) == 1 else "have"
-    text = f"Mostly because {who} {verb} {size} ms {more} {bucket}{part}"
+    text = f"Mostly because {ranks} {verb} {size} ms {more} {bucket}{part}"
     if cause.waiting_ms is None:
         return f"{text}."
     longer = "longer" if cause.waiting_ms > 0 else "less"

@@ -231,7 +231,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
     """
     best: dict[bool, float] = {}
     for record in filter(None, records):
-        queued, value = record.strategy.endswith(QUEUED), _shown(record)
+        queued, value = record.strategy.endswith(QUEUED), _shown_value(record)
         pick = min if _is_small(record) else max
         best[queued] = pick(best.get(queued, value), value)
     return tuple(
@@ -241,7 +241,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
 
 
 def _collective_cell(record: Collective, best: float) -> Cell:
-    value = _shown(record)
+    value = _shown_value(record)
     return Cell(
         value=value,
         share=best / value if _is_small(record) else value / best,
@@ -255,7 +255,7 @@ def _is_small(record: Collective) -> bool:
     return record.bytes < LATENCY_BOUND_BYTES
 
 
-def _shown(record: Collective) -> float:
+def _shown_value(record: Collective) -> float:
     """Return the time in µs of a small collective, or the bus bandwidth in GB/s of a large one."""
     return record.time_us if _is_small(record) else record.busbw_gb_per_s
 

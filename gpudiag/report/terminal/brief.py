@@ -159,8 +159,8 @@ def other_items(analysis: Analysis, verdict: ReportVerdict) -> tuple[list[OtherI
 
 def _name(finding: Finding, analysis: Analysis) -> str:
     """Return `straggler (rank 1, input)`: the code, the ranks if some ranks lack the finding, and the cause."""
-    some = set(finding.ranks) < set(analysis.ranks_present)
-    parts = [figures.ranks(finding.ranks)] if finding.ranks and some else []
+    only_some = set(finding.ranks) < set(analysis.ranks_present)
+    parts = [figures.ranks(finding.ranks)] if finding.ranks and only_some else []
     parts += [one_line(finding.cause)[:_LONGEST_WORD]] if finding.cause not in {None, "unknown"} else []
     return one_line(finding.code)[:_LONGEST_WORD] + (f" ({', '.join(parts)})" if parts else "")
 
