@@ -221,8 +221,8 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
     Intervals nest properly and are sorted by start (ties: longer first). `lasts` replaces their lengths (ns).
 
     Worked example. 0-10 contains 1-4 and 5-9, and 5-9 contains 6-7: the self times are 3, 3, 3 and 1. The depth of an
-    interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). Its parent is the last
-    earlier interval whose depth is one less.
+    interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). The parent of an interval
+    is the last earlier interval whose depth is one less.
     """
     lasts = end - start if lasts is None else lasts
     self_ns = lasts.copy()

@@ -40,7 +40,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
     """Repeat `measure`, which returns one rate per flow, until the sums of rates of the last `least` repeats agree.
 
-    They agree if their coefficient of variation is below CV_BOUND. The result is computed from the last repeats only,
+    Sums agree if their coefficient of variation is below CV_BOUND. The result is computed from the last repeats only,
     so that early disturbances are ignored. If `most` repeats do not suffice, it is computed from all repeats.
     """
     rows: list[Sequence[float]] = []

@@ -27,10 +27,10 @@ from _stopwatch import coefficient_of_variation
 if TYPE_CHECKING:
     import torch
 
-#: Bytes of the messages: a few small ones, for which the time hardly depends on the size, then powers of two.
+#: Bytes of the messages: a few small messages, whose time hardly depends on the size, then powers of two.
 _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20, 30))]
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
-#: Number of distinct values. They are small integers, so that weighted sums over a few hundred ranks are exact in fp32.
+#: Number of distinct values. Values are small integers, so that weighted sums over hundreds of ranks are exact in fp32.
 _VALUES = 64
 #: Smallest number of values of a buffer: 4 MiB.
 _LEAST_COUNT = 1 << 20

@@ -121,7 +121,7 @@ class Bench:
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Verify one size, and yield a result for launched all-reduces and, if small, one for queued all-reduces."""
+        """Verify one size. Yield the result of launched all-reduces and, for small sizes, of queued all-reduces."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
         trial_s = step.launched_s(2)

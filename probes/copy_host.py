@@ -41,7 +41,7 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers (two on the device, two pinned and two pageable ones on the host) and the seeds of the data."""
+    """One GPU's buffers (two on the device; on the host two pinned and two pageable buffers), and the data's seeds."""
 
     gpu: Gpu
     source: int
@@ -118,7 +118,7 @@ def device_flow(side: HostSide) -> Flow:
 
 
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
-    """Read each GPU's PCIe generation and width while it copies from the host, because an idle link reduces them."""
+    """Read each GPU's PCIe generation and width while it copies from the host, because an idle link reduces both."""
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu

@@ -35,7 +35,7 @@ from gpudiag.training.own_program import own_program
 Value = TypeVar("Value")
 
 DEFAULT_LIMIT_S = 20.0
-#: Seconds by which the limit of a reading exceeds the time at which the reading ends its own child process.
+#: Additional seconds for readings that end their own child process after `limit_s`.
 _GRACE_S = 2.0
 
 
@@ -92,7 +92,7 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
 
 
 def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value | None:
-    """Return the value of a reading, or None, and put the reason into `reasons[name]`."""
+    """Return the value of a reading. If it has no value, return None and set `reasons[name]`."""
     value, reason = reading.result()
     if reason is not None:
         reasons[name] = reason
@@ -100,7 +100,7 @@ def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Va
 
 
 def judge(facts: Facts, surroundings: Surroundings, ranks: int | None = None, *, seconds: float = 0.0) -> Checkup:
-    """Return the checks of facts and readings of any machine."""
+    """Check the facts and readings of a machine, which may be another machine than this one."""
     visible = sum(gpu.visible for gpu in facts.gpus)
     setting = JobSetting(facts=facts, surroundings=surroundings, ranks=ranks or visible or 2)
     checkup = Checkup(
@@ -133,7 +133,7 @@ def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
 
 
 def _host_alone(options: DoctorOptions, reasons: dict[str, str]) -> Facts:
-    """Return the facts of the host alone, from files. They are used if the driver does not answer."""
+    """Return the facts of the host alone, read from files, for a machine whose driver does not answer."""
     host = _value_of(
         Reading("/proc and /sys", lambda: gather_host(options.root, os.environ), options.limit_s), "host", reasons
     )

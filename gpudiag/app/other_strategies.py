@@ -59,7 +59,7 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return the ms of a step that each candidate saves, by label: lossless candidates first, then by savings.
+    """Return {label of a candidate: ms of a step that it saves}: lossless candidates first, then by savings.
 
     Args:
         run, facts: the recorded run and its machine.

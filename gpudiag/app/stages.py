@@ -101,7 +101,7 @@ def analysis_of_traces(
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
-    # Nothing can be diagnosed if a run only loads data, or if its devices cannot be read; a warning states the latter.
+    # Nothing can be diagnosed if a run only loads data, or if its devices cannot be read (as a warning then states).
     if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
     if _input_only(run):

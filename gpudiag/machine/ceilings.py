@@ -30,7 +30,7 @@ _FRAMING_AND_CRC_BYTES = 8
 _WRITE_HEADER_BYTES, _COMPLETION_HEADER_BYTES = 16, 12
 _FLIT_GENERATION = 6
 
-#: One-way GB/s of an NVLink lane by version, from NVIDIA's data sheets. These state the sum of all lanes and both ways:
+#: One-way GB/s of an NVLink lane by version. NVIDIA's data sheets state the sum of all lanes and both directions:
 #: P100 160 GB/s over 4 lanes, V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18.
 _NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 
@@ -85,7 +85,7 @@ def pcie(link: PcieLink, way: Way) -> PathCeiling:
 
 
 def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
-    """Add the ceilings of both directions of a full-duplex link, which it reaches at the same time."""
+    """Add the ceilings of both directions, because a full-duplex link carries both at the same time."""
     if there.gb_per_s is None or back.gb_per_s is None:
         return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:

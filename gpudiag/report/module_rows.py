@@ -85,9 +85,9 @@ class _ModuleGroup:
 def module_rows(modules: Modules, most: int) -> tuple[list[ModuleRow], float]:
     """Return at most `most` rows, longest first, and the time in ms of all modules without a row.
 
-    At first, the rows are the root modules. The largest row is considered first. It is replaced by its children if the
-    result has at most `most` visible rows, or if the row takes more than half of all time. At the end, the smallest
-    rows are omitted if there are too many.
+    At first, the rows are the root modules. Rows are considered by size, largest first. A row is replaced by its
+    children if the result has at most `most` visible rows, or if the row takes more than half of all time. At the end,
+    the smallest rows are omitted if there are too many.
 
     Worked example. `net` has `stem` (2 ms) and four blocks, each of `attn` (3 ms) and `mlp` (5 ms). With at most three
     rows, `net` is replaced by `stem` and `blocks.*` (32 ms). Then `blocks.*` is replaced by `blocks.*.attn` (12 ms) and

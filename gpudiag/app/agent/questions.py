@@ -108,7 +108,7 @@ class Questions:
         return self._json(answer)
 
     def explain(self, code: str) -> str:
-        """Return the documentation of a finding or a warning, with its page."""
+        """Return the documentation of a finding or a warning, and the path of its page."""
         known = _fields(explain(code))
         page = code if known["kind"] == "finding" else "warnings"
         return self._json({**known, "page": f"docs/findings/{page}.md"})
@@ -125,7 +125,7 @@ class Questions:
         return text if len(text) <= most else f"{text[:most]}\n(cut: {most} of {len(text)} characters)"
 
     def _analysis(self, paths: Sequence[str], world_size: int | None) -> tuple[Analysis, StepView | None]:
-        """Return the analysis of the paths, kept from an earlier question if the files are unchanged, and a step."""
+        """Return the analysis and a typical step, kept from an earlier question if the files are unchanged."""
         checked = self._paths.existing(paths)
         with self._lock:
             key = (world_size, *map(_recording_key, checked))

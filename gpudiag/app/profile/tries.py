@@ -1,4 +1,4 @@
-"""Train changed jobs by turns with the unchanged job, after the recording of the latter (`gpudiag profile --try`)."""
+"""Train changed jobs by turns with the unchanged job, after recording the unchanged job (`gpudiag profile --try`)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def read_gradients(path: Path) -> Model:
 
 
 def _gradients_of_run(path: Path) -> Gradients:
-    """Return the gradients that a run recorded. If the run did not communicate, its step time is the compute."""
+    """Return the gradients that a run recorded. If the strategy was `independent`, its step time is the compute."""
     run = read_json(path, RunRecord, RUN_SCHEMA)
     if run.model is None or not run.model.gradient_sizes:
         raise UnreadableInputError(

@@ -109,7 +109,7 @@ def recommend(
 
 
 def _prepared(run: RunOptions) -> Prepared:
-    """Prepare the processes, without batch size, precision and layout, because the benchmark's plan has them."""
+    """Prepare the processes. Batch size, precision and layout are left out, because the benchmark's plan has them."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
     return prepare_program(
         msgspec.structs.replace(

@@ -282,8 +282,8 @@ def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
 def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidate, str]:
     """Choose the tied candidate with the lowest preference rank, and return it with the reason.
 
-    A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
-    candidate is eligible, choose the fastest.
+    A strategy of `usual_strategies` may be chosen even if its turns scattered; other strategies only if they are
+    steady. If no candidate is eligible, choose the fastest.
     """
     eligible = [
         candidate for candidate in tied if candidate.label in measured.steady or candidate.label in usual_strategies()
@@ -320,7 +320,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the savings over a usual strategy that is slower, or else over the next slower strategy."""
+    """Return the savings over the first of `usual_strategies` that is slower, else over the next slower strategy."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
-#: Codes of findings about the cost of dividing a model. They are right in addition to the finding of a fault.
+#: Codes of findings about the cost of dividing a model. Such findings are right in addition to the finding of a fault.
 _COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
 _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 

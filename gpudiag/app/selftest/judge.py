@@ -31,7 +31,7 @@ ALARM_SHARE = 0.05
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
 #: A finding about a loss of the clean job is a false alarm if the true loss is below this share of the smallest alarm.
 _LEAST_LOSS_SHARE = 0.5
-#: A block's mean leaves out this share of steps at either end of the sorted times, so one disturbance has no effect.
+#: A block's mean leaves out this share of the shortest and of the longest steps, so that a disturbance has no effect.
 _TRIMMED = 0.1
 #: The score counts costs that are found within these errors: (share of the true cost, least error in ms).
 _ACCURACIES = ((0.10, 1.0), (0.25, 2.0))

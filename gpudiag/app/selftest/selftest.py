@@ -133,7 +133,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
 
     Args:
         output: the directory of the selftest.
-        left_out: the faults that could not run; None to take them from the earlier result.
+        left_out: the faults that could not run; None for the faults that the earlier result lists.
     """
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
@@ -319,5 +319,5 @@ def _window_error_ms(record: RunRecord) -> float:
 
 
 def default_output() -> Path:
-    """Return a new default for `--output`."""
+    """Return the default of `--output`, named after the current time."""
     return Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-selftest"

@@ -77,7 +77,7 @@ def _class_of(module: Any) -> type[TyperCommand]:
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    """Format examples for the end of the help. They start with `\\b`, so that the formatter does not reflow them."""
+    """Format examples for the end of the help. The first line is `\\b`, so that the formatter keeps the line breaks."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}\n      {purpose}" for command, purpose in examples)
 
 

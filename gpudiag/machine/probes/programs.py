@@ -46,7 +46,7 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
-    #: Reason why this machine lacks what the program measures, which is not a failure; None if it measured.
+    #: Reason why this machine has nothing to measure, which is not a failure; None if it has something.
     unavailable: str | None = None
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()

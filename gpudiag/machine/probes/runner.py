@@ -200,7 +200,7 @@ class RunningProbe:
         return [self._outcome(self.planned.name, status, documents[0] if documents else None, reason)]
 
     def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
-        """Return an outcome for each planned part; parts without a document get this status and reason."""
+        """Return an outcome for each planned part. Parts without a document get `status` and `reason`."""
         by_schema = {document.schema: document for document in documents}
         if status == "ok" and documents and documents[-1].unavailable is not None:
             # A reason that prevents one part (no driver, no GPU) also prevents the later parts.

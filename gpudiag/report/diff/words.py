@@ -84,7 +84,7 @@ def _unlike(diff: Diff) -> list[Text]:
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
-    """Return a sentence with the difference of the mean step times. It states whether the difference exceeds noise."""
+    """Return a sentence that states the difference of the mean step times, and whether the difference exceeds noise."""
     kind = "" if step.kind == "profiled" else f", {_KINDS[step.kind]}"
     if diff.outcome == "no-difference":
         return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."

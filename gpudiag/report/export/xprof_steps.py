@@ -1,6 +1,6 @@
 """Make step events with which xprof's overview shows gpudiag's results.
 
-xprof finds steps by following launches from step marks. It adds the device time of a step over all devices; at each
+xprof finds steps by following launches from step marks. In each step, xprof merges the events of all devices; at each
 moment only the event type of highest priority counts. For four ranks in one file this has three faults. xprof finds
 four times as many steps. Ops of one rank hide the waits of other ranks. Time without kernels becomes "all others",
 which xprof counts as input.
@@ -12,8 +12,8 @@ without device events, so that the overview shows the steps of this rank as gpud
     gpudiag: steps    step windows, as long as the mean step over all ranks
     gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
 
-xprof classifies events in xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof. It
-counts host activity only if there are no devices. Kernel statistics include all ranks.
+xprof classifies events in xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof.
+Host activity counts only if there are no devices. Kernel statistics include all ranks.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def gpu_number(endpoint: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return the figure of a record. A pageable copy is compared with `best`, because the host limits its rate."""
+    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best

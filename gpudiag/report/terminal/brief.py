@@ -18,14 +18,14 @@ from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import RankRow, duration
 from gpudiag.report.verdict import ReportVerdict, other_findings, saved_words, where
 
-#: Maximum number of other findings and of warnings.
+#: Maximum numbers of further findings and of warnings in the short report.
 _FEW_FINDINGS, _FEW_WARNINGS = 4, 5
 #: A bucket is named beside a bar if it has at least this percentage of the step; maximum number of named buckets.
 _NOTED_PERCENT, _NOTED_BUCKETS = 5, 2
 #: A rank waits mostly for one other rank if at least this share of its wait is for that rank. A collective is named if
 #: it takes at least this share of all transfer time.
 _MOSTLY = 0.6
-#: Maximum number of characters of the paths in a command; longer ones become `…`.
+#: Maximum number of characters of the paths in a command; longer paths become `…`.
 _LONGEST_PATHS = 120
 _LONGEST_WORD = 40
 #: Findings about the host, for which a recording by gpudiag names the line of the source.
@@ -49,7 +49,7 @@ def gain(verdict: ReportVerdict) -> str:
 
 
 def title_line(analysis: Analysis) -> str:
-    """Return workload, devices, and the grid of a divided job in one line. A user-defined strategy has no name."""
+    """Return workload, strategy (unless it is user-defined), devices, and the grid of a divided job in one line."""
     if analysis.source.strategy == OWN_STRATEGY:
         source = msgspec.structs.replace(analysis.source, strategy=None)
         analysis = msgspec.structs.replace(analysis, source=source)
@@ -188,7 +188,7 @@ def warning_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
 
 
 def _after(introduction: str, words: list[str]) -> list[str]:
-    """Return the words, the first of them after an introduction."""
+    """Return the words, with the introduction before the first word."""
     return [f"{introduction}{words[0]}", *words[1:]] if words else []
 
 

@@ -68,7 +68,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a form.
+    """The layout of a form, which is a table in the format of an earlier benchmark.
 
     Attributes:
         columns: `heading` or `heading:kind` of each column, or a function that returns them.

@@ -27,7 +27,7 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
     """Return the index of the GPU with this MIG instance; None if no GPU or several GPUs match."""
-    # Drivers before 470 name an instance MIG-GPU-<uuid of the GPU>/<instance>/<compute instance>, later ones by a UUID.
+    # Drivers before 470 name an instance MIG-GPU-<uuid of the GPU>/<instance>/<compute instance>; later ones, a UUID.
     if entry.lower().startswith("mig-gpu-"):
         return _by_uuid(entry[4:].partition("/")[0], gpus)
     owners = {

@@ -25,7 +25,7 @@ _CONFIG_BYTES = 4096
 
 
 def iommu_state(root: Path) -> tuple[str | None, str | None]:
-    """Return (state of the IOMMU, None), or (None, reason). States begin with `off`, `on, passthrough` and similar."""
+    """Return (state of the IOMMU, None), or (None, reason). A state is `off`, `on, passthrough` or similar."""
     units = sorted(path.name for path in (root / "sys/class/iommu").glob("*"))
     options = [
         word for word in (read_text(root / "proc/cmdline") or "").split() if word.split("=")[0] in _KERNEL_OPTIONS

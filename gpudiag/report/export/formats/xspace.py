@@ -5,7 +5,7 @@ threads of all processes share one host plane, because the plugin supports only 
 are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
-host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and the lines of a custom plane by id.
+host (xprof 2.24). The viewer sorts lines of a GPU by their number of events, and lines of a custom plane by their ids.
 Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
 
-#: Longest time in seconds until TensorBoard answers. Its imports are slow if their files are not in memory.
+#: Longest time in seconds until TensorBoard answers. Imports are slow if the imported files are not in memory.
 _START_S = 120.0
 _SERVE = Path(__file__).with_name("serve.py")
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
