@@ -218,7 +218,7 @@ def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
 def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray[np.int64]:
     """Return each interval's length without its nested intervals, as int64[n].
 
-    Intervals nest properly and are sorted by start (ties: longer first). `lasts` replaces their lengths (ns).
+    Intervals nest properly, sorted by start (ties: longer first). `lasts` replaces the intervals' lengths (ns).
 
     Worked example. 0-10 contains 1-4 and 5-9, and 5-9 contains 6-7: the self times are 3, 3, 3 and 1. The depth of an
     interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). The parent of an interval

@@ -228,7 +228,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
-    # If the phase is much longer than the slowest GPU's time, the driver creates contexts sequentially.
+    # If the phase `contexts and kernels` takes much longer than the slowest GPU, the driver works sequentially.
     probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
     probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:

@@ -72,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of several results, which has separate errors and times."""
+        """Return a probe for one of the program's results. This probe has separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}

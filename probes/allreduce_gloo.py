@@ -155,7 +155,7 @@ class Rank:
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Measure the sizes of one strategy, smallest first, for `seconds`. Every rank makes the same decisions."""
+    """Measure the sizes of one strategy, smallest first, for `seconds`, and return a record of each measured size."""
     collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0

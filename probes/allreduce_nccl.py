@@ -99,7 +99,7 @@ class Bench:
         return AllReduce(self.nccl, self.gpus, self.communicators[strategy], self.buffers, size // FLOAT_BYTES)
 
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
-        """Measure every strategy at every size, in about `seconds`."""
+        """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
         repeats = (3, 5) if quick else (4, 8)

@@ -118,7 +118,7 @@ def device_flow(side: HostSide) -> Flow:
 
 
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
-    """Read each GPU's PCIe generation and width while it copies from the host, because an idle link reduces both."""
+    """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both."""
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu
@@ -184,7 +184,7 @@ class HostBench:
     def measure(
         self, probe: Probe, gate: Gate, sensors: Sensors, clocks: list[dict[str, int]], seconds: float
     ) -> dict[str, Any]:
-        """Measure everything in about `seconds`. `clocks` has the clocks of each GPU after warming up."""
+        """Measure everything in about `seconds`, and return the result. `clocks` has the clocks of warmed-up GPUs."""
         links = read_links(self.sides, sensors)
         bandwidth: list[dict[str, Any]] = []
         latency: list[dict[str, Any]] = []
@@ -258,7 +258,7 @@ def main() -> None:
 
 
 def latencies(probe: Probe, gate: Gate, side: HostSide, pattern: HostPattern) -> Iterator[dict[str, Any]]:
-    """Measure small copies to and from the host, and dependent loads from host and device memory."""
+    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory."""
     gpu = side.gpu
     for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
         with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):

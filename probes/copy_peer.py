@@ -149,7 +149,7 @@ class PeerBench:
         self.allowed = allowed_pairs(probe, [side.gpu for side in sides])
 
     def measure(self, probe: Probe, gate: Gate, seconds: float) -> dict[str, Any]:
-        """Measure everything in about `seconds`; peer access is on afterwards."""
+        """Measure everything in about `seconds`, and return the result. Peer access is on afterwards."""
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
@@ -233,7 +233,7 @@ def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Tran
 def small_copies(
     probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]], *, peer_access: bool
 ) -> list[dict[str, Any]]:
-    """Measure a copy of 16 bytes between every two GPUs, issued by the sender."""
+    """Return a record of the latency of a copy of 16 bytes between every two GPUs, issued by the sender."""
     latencies = []
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
@@ -248,7 +248,7 @@ def small_copies(
 
 
 def loads(probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Measure dependent loads from another GPU's memory."""
+    """Return a record of the latency of dependent loads from another GPU's memory, for every two GPUs."""
     for side in sides:
         with probe.attempt(f"table for dependent loads on GPU {side.gpu.ordinal}"):
             table = _latency.chase_table(side.gpu.ordinal)

@@ -53,9 +53,10 @@ def _longest_text(value: Any) -> int:
 
 
 def _cut(value: Any, length: int, where: str, notes: list[dict[str, Any]]) -> Any:
-    """Return a copy whose lists have at most `length` entries.
+    """Return a copy whose lists have at most `length` entries, and add a note about each cut to `notes`.
 
-    Objects below the first level have at most `length` or `_FEWEST_FIELDS` entries, whichever is more.
+    Objects below the first level have at most `length` or `_FEWEST_FIELDS` entries, whichever is more. `where` is the
+    path of the value in the answer, such as `findings[].advice`; "" for the whole answer.
     """
     if isinstance(value, str) and len(value) > _MOST_TEXT:
         notes.append({"where": where, "kept": _MOST_TEXT, "of": len(value)})

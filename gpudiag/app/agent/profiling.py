@@ -21,8 +21,9 @@ _GRACE_S = 20.0
 
 
 def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s: float) -> dict[str, Any]:
-    """Run `gpudiag profile --stop-after -- COMMAND` in the directory `root`, and return how it ended.
+    """Run `gpudiag profile --stop-after -- COMMAND` in the directory `root`.
 
+    Return the run directory, the exit code, whether the time limit was reached, and the end of the command's output.
     After `timeout_s` seconds, at most one hour, the command and its processes are ended.
 
     Raises:

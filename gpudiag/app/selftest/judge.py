@@ -222,7 +222,17 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return (verdict, reasons if it is `wrong`). A missed fault below `alarm` or `tolerance` (ms) is `too small`."""
+    """Return the verdict, and the reasons if it is `wrong`. A missed fault below alarm or tolerance is `too small`.
+
+    Args:
+        cost: the true cost.
+        expected: the right diagnosis.
+        primary: the leading alarm; None if there is no alarm.
+        others: the other alarms.
+        tolerance: accepted difference between found and true cost, in ms per step.
+        alarm: least savings of an alarm, in ms per step.
+        included_ms: the clean job's loss that fixing `primary` also removes.
+    """
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )

@@ -43,7 +43,7 @@ def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b:
 
 
 def _peer_access(session: NvmlSession, handle_a: Any, handle_b: Any) -> tuple[bool | None, str | None]:
-    """Return whether peer access is possible (None if unknown), and the reason if peer access is denied or unknown."""
+    """Return (True, None) if peer access is possible, (False, reason) if it is denied, (None, reason) if unknown."""
     for capability in (_READ, _WRITE):
         reasons: dict[str, str] = {}
         status = session.ask(reasons, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, capability)

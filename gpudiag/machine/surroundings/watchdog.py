@@ -39,7 +39,7 @@ class Reading(Generic[Value]):
             self._answers.put((None, f"{self._what} failed: {type(error).__name__}: {error}"))
 
     def result(self) -> tuple[Value | None, str | None]:
-        """Wait until the deadline, and return the value or None with the reason."""
+        """Return (value, None), or (None, reason) if the function failed or does not end before the deadline."""
         try:
             return self._answers.get(timeout=max(0.0, self._deadline - time.perf_counter()))
         except queue.Empty:
