@@ -142,7 +142,7 @@ def from_predictions(
     tied = [prediction for prediction in possible if _predicted_ms(prediction) <= least_ms * (1 + TIE_PREDICTED)]
     best = min(tied, key=lambda prediction: preference(prediction.candidate))
     ranking = [
-        _predicted_row(prediction, devices, batch_size, prediction.cannot or failed.get(prediction.candidate.label))
+        _row(prediction, devices, batch_size, prediction.cannot or failed.get(prediction.candidate.label))
         for prediction in predictions
     ]
     return Recommendation(
@@ -171,10 +171,7 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 
 
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
-    """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
-
-    A mean is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
-    """
+    """Return the candidates whose mean, or whose ratio to another candidate in the same rounds, is steady."""
 
     def uncertainty(turn: Turns) -> float:
         others = [other.round_ms for other in turns.values() if other is not turn]
@@ -192,16 +189,14 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
     rows = []
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
-        row = _predicted_row(
-            prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label)
-        )
+        row = _row(prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label))
         if label in measured.turns:
             row = _with_measurement(row, measured, benchmark)
         rows.append(row)
     return sorted(rows, key=_ranking_key)
 
 
-def _predicted_row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
+def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
     """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run."""
     return Ranked(
         strategy=prediction.candidate.label,
@@ -263,10 +258,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the unranked strategies, and the unmeasured strategies that may be as fast as `fastest`.
-
-    A strategy may be as fast if its predicted step is at most `MAY_ERR` longer.
-    """
+    """Return the unranked strategies, and the unmeasured strategies that may be as fast as `fastest` by prediction."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -332,7 +324,6 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
-    """Return the predicted savings over the next strategy that is not tied; None if there is none."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -358,7 +349,6 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
-    """Return the predicted step time without communication, and what percentage of the best step this saves."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None
