@@ -27,7 +27,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a scaling benchmark and their path `source`. If tables have `several` paths, names state the path."""
+    """Results of a scaling benchmark and their path `source`. If there are `several` sources, names state the path."""
 
     source: str
     scaling: Scaling

@@ -1,4 +1,4 @@
-"""Call NVML. A query that fails returns None and a reason in words.
+"""Call NVML. A query that fails returns None, and records its reason in words.
 
 The available answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer
 functions, and a container may not see processes. NVML is called without this module in two places: training processes

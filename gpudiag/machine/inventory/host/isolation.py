@@ -1,7 +1,7 @@
 """Read the state of the IOMMU, and of Access Control Services (ACS) of bridges.
 
-If the IOMMU translates addresses, or a switch redirects by ACS, a copy between two GPUs goes up to the CPU and back
-down instead of staying within the switch.
+If the IOMMU translates addresses, or a switch redirects traffic by ACS, a copy between two GPUs goes up to the CPU and
+back down instead of staying within the switch.
 """
 
 from __future__ import annotations
