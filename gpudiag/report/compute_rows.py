@@ -23,7 +23,7 @@ def compute_columns(analysis: Analysis) -> tuple[str, ...]:
 
 
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return the cells of each class, in the order of the analysis."""
+    """Return a row of cells for each kernel class, in the order of the analysis; see `compute_columns`."""
     total, columns = _total_ms(analysis), compute_columns(analysis)
     return [
         (

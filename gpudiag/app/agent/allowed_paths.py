@@ -27,7 +27,7 @@ class AllowedPaths:
             raise UsageError(f"--root {root} is no directory", "Name the directory with the recordings.")
 
     def existing(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths, absolute, without links. Patterns are not expanded.
+        """Return the paths as absolute paths without links. Patterns are not expanded.
 
         Raises:
             UsageError: no path or too many paths are given, or a path is missing or outside of the directory.
@@ -41,7 +41,7 @@ class AllowedPaths:
         return [str(path) for path in checked]
 
     def inside(self, path: str) -> Path:
-        """Return a path of the directory, absolute, without links; it need not exist.
+        """Return the path as an absolute path without links. The path need not exist.
 
         Raises:
             UsageError: the path is outside of the directory.

@@ -214,12 +214,12 @@ def _host_plane(
 
 
 def with_gpudiag_tracks(data: bytes, exported: ExportModel) -> bytes:
-    """Add gpudiag's tracks above the GPUs of a TensorFlow profile, the serialized XSpace of one process."""
+    """Add gpudiag's tracks above the GPUs in `data`, a serialized XSpace that TensorFlow or JAX wrote for a process."""
     space = message_type("xplane", "XSpace").FromString(data)
     devices = {group.device: group for group in exported.groups}
     planes = sorted((plane for plane in space.planes if _GPU_PLANE.match(plane.name)), key=_ordinal)
     begins = [line.timestamp_ns for plane in space.planes for line in plane.lines if line.events]
-    # TensorFlow's times start with the profile, JAX's in 1970.
+    # TensorFlow counts times from the start of the profile, JAX from 1970.
     origin = exported.origin_ns - (_start_ns(space) if min(begins, default=0) < _LEAST_UNIX_NS else 0)
     for position, plane in enumerate(planes):
         gpudiag_id, plane.id = _plane_ids(position, len(planes))
