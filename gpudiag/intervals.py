@@ -131,7 +131,7 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """Return the covered length before each time: the time minus earlier gaps, or if less, all intervals begun."""
+    """Return the covered length before each time: the smaller of (time - gaps) and the sum of begun intervals."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])

@@ -149,7 +149,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """Run copies that block the host, in one thread per flow, timed by the host's clock; see `run_on_gpu`."""
+    """Run copies that block the host, in one thread per flow. Return times as `run_on_gpu`, but by the host's clock."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []
