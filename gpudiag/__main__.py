@@ -1,4 +1,4 @@
-"""`python -m gpudiag` and the `gpudiag` program."""
+"""Start gpudiag, as `python -m gpudiag` or as the program `gpudiag`."""
 
 from gpudiag.commands.main import main
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class GpudiagError(Exception):
-    """An expected failure.
+    """An expected failure. The command prints its message and its hint, and ends with `exit_code`.
 
     Args:
         message: one line that names the problem and the file or option.
@@ -37,7 +37,7 @@ class HardwareMissingError(GpudiagError):
 
 
 class UnreadableInputError(GpudiagError):
-    """A file is missing, broken, too large, or of another kind."""
+    """A file is missing, damaged, too large, or not of the expected kind."""
 
     exit_code = 4
     hint = "Record the trace again, and let the profiler finish writing before the job ends."
@@ -50,7 +50,7 @@ class NotATraceError(UnreadableInputError):
 
 
 class TooLargeError(UnreadableInputError):
-    """The file unpacks to more than the limit, which protects this machine's memory."""
+    """The unpacked file exceeds the size limit that protects this machine's memory."""
 
     hint = "If the file is trusted, raise the limit with --max-trace-gb; else record fewer steps."
 
@@ -77,7 +77,7 @@ class MissingLibraryError(GpudiagError):
 
 
 def there_are(word: object, known: Iterable[object]) -> str:
-    """Return a hint for an unknown word: the closest known one, and all of them."""
+    """Return a hint for an unknown word: the closest known word, and the list of all known words."""
     import difflib  # noqa: PLC0415 # only needed after typing errors
 
     valid = [str(name) for name in known]

@@ -1,7 +1,7 @@
-"""Sets of half-open intervals [start, end) on integer nanoseconds, as NumPy columns, and column operations.
+"""Compute with sets of half-open intervals [start, end) in integer nanoseconds, and with NumPy columns.
 
-In a *normal* set the intervals are sorted, disjoint, not adjacent and not empty. Every function returns a normal set,
-so that lengths add up exactly:
+In a *normal* set the intervals are sorted, disjoint, not adjacent and not empty. Every function that returns a set
+returns a normal set, so that lengths add up exactly:
 
     >>> a = union(as_set([(0, 4), (2, 6), (9, 12)]))
     >>> a.pairs()
@@ -44,7 +44,7 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def as_set(pairs: Iterable[tuple[int, int]]) -> Intervals:
-    """Return a normal set of any pairs."""
+    """Return the normal set of (start, end) pairs, which may overlap and be in any order."""
     table = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     return union(Intervals(table[:, 0], table[:, 1]))
 
@@ -80,8 +80,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return EMPTY
     if len(a) > len(b):
         a, b = b, a
-    # Interval j of b overlaps interval i of a if b.end > a.start and b.start < a.end, which holds for consecutive j for
-    # each i.
+    # Interval j of b overlaps interval i of a if b.end[j] > a.start[i] and b.start[j] < a.end[i]. For each i, the
+    # overlapping intervals are consecutive: first[i] <= j < after[i].
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
@@ -111,7 +111,7 @@ def length(a: Intervals) -> int:
 
 
 def lengths_between(a: Intervals, bounds: Times) -> Times:
-    """Return the covered length in each of the k windows [bounds[i], bounds[i+1]) as int64[k], for sorted bounds."""
+    """Return the covered length in each window [bounds[i], bounds[i+1]), as int64[k] for k + 1 sorted bounds."""
     covered = _covered_before(a, bounds)
     return covered[1:] - covered[:-1]
 
@@ -131,7 +131,7 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """Return the covered length before each time: the intervals begun by then, or the time minus the gaps."""
+    """Return the covered length before each time: the smaller of (time - gaps) and the sum of begun intervals."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
@@ -142,9 +142,9 @@ def _covered_before(a: Intervals, time: Times) -> Times:
 
 
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
-    """Return the distinct values of a column without NaN, sorted.
+    """Return the sorted distinct values of a column, which must not contain NaN.
 
-    `np.unique` imports `numpy.ma`, and hashes since NumPy 2.3, which is slower if equal values are mostly adjacent.
+    `np.unique` imports `numpy.ma`. Since NumPy 2.3 it also hashes, which is slower if most equal values are adjacent.
 
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
@@ -160,7 +160,7 @@ def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
 
 
 def median(values: NDArray[Any]) -> float:
-    """Return the median of a column without NaN; 0.0 if it is empty.
+    """Return the median of a column, which must not contain NaN; 0.0 for an empty column.
 
     `np.median` imports `numpy.ma` and takes ten times as long for a few values.
 
@@ -174,9 +174,10 @@ def median(values: NDArray[Any]) -> float:
 
 
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """Return whether each of n integers is among others, as bool[n].
+    """Return whether `others` contains each of n integers, as bool[n].
 
-    It is fast for sparse, mostly sorted columns (times, rows); for dense ones (correlations) `np.isin` is faster.
+    This is fast for sparse, mostly sorted columns (times, rows). For dense columns (correlation ids) `np.isin` is
+    faster.
 
     >>> among(np.array([7, 3, 7]), np.array([9, 7])).tolist()
     [True, False, True]
@@ -190,7 +191,7 @@ def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) ->
 
 
 def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]]]:
-    """Return each distinct value of a column with its positions, both in order, with one sort.
+    """Return each distinct value of a column with its positions; values and positions ascend.
 
     >>> [(value, positions.tolist()) for value, positions in groups(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
@@ -204,7 +205,7 @@ def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]
 
 
 def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
-    """Return which spans begin when all before them have ended; spans are by start (ties: longer first).
+    """Return whether each of n spans begins inside no earlier span, as bool[n], for sorted starts (ties: longer first).
 
     >>> outermost(np.array([0, 1, 5]), np.array([5, 3, 6])).tolist()
     [True, False, True]
@@ -215,13 +216,13 @@ def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
 
 
 def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray[np.int64]:
-    """Return each interval's length without its nested intervals, as int64[n], for starts in order, the longer first.
+    """Return each interval's length without its nested intervals, as int64[n].
 
-    `lasts` replaces the intervals' lengths.
+    Intervals nest properly, sorted by start (ties: longer first). `lasts` replaces the intervals' lengths (ns).
 
     Worked example. 0-10 contains 1-4 and 5-9, and 5-9 contains 6-7: the self times are 3, 3, 3 and 1. The depth of an
-    interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). Its parent is the last
-    earlier interval whose depth is one less.
+    interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). The parent of an interval
+    is the last earlier interval whose depth is one less.
     """
     lasts = end - start if lasts is None else lasts
     self_ns = lasts.copy()
@@ -229,7 +230,7 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
     depth = np.arange(count) - np.sort(end, kind="stable").searchsorted(start, side="right")
     children = np.flatnonzero(depth > 0)
     if len(children):
-        # In order of (depth, position), the parent of (d, i) is the last before (d - 1, i).
+        # In the order of (depth, position), the parent of interval (d, i) is the last entry before (d - 1, i).
         ordered = np.sort(depth * count + np.arange(count))
         parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
         np.subtract.at(self_ns, parents % count, lasts[children])

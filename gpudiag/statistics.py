@@ -1,12 +1,12 @@
-"""Confidence intervals of step times and of figures computed from them.
+"""Compute confidence intervals of step times and of values derived from step times.
 
-Consecutive steps are not independent, because a slow phase of the machine lasts for several steps. So n is replaced by
-the effective sample size of a first-order autoregressive series, n (1 - r) / (1 + r), with the lag-one autocorrelation
-r (von Storch & Zwiers, Statistical Analysis in Climate Research, 1999, section 6.6); negative r counts as 0. In a short
-series the measured r is too small by (1 + 4 r) / n on average, because the subtracted mean follows the slow phases;
-this bias is added (F. H. C. Marriott & J. A. Pope, Biometrika 41, 1954, 390-402, and M. G. Kendall, 403-404, for
-products summed over n - 1 pairs and squares over n values). Share in percent of 8,000 pairs of equal runs that are
-called different at a nominal 5 %, by length and true correlation:
+Consecutive steps are not independent, because a slow phase of the machine lasts for several steps. So the number of
+steps n is replaced by the effective sample size of a first-order autoregressive series, n (1 - r) / (1 + r), where r is
+the lag-one autocorrelation (von Storch & Zwiers, Statistical Analysis in Climate Research, 1999, section 6.6). Negative
+r counts as 0. In a short series the measured r is too small by (1 + 4 r) / n on average, because the subtracted mean
+follows the slow phases. So this bias is added to r (F. H. C. Marriott & J. A. Pope, Biometrika 41, 1954, 390-402, and
+M. G. Kendall, 403-404, for products summed over n - 1 pairs and squares over n values). The table has the percentage of
+8,000 simulated pairs of equal runs that a method calls different at a nominal 5 %, by length and true correlation:
 
     steps each         10                   20                   50                   200
     correlation    0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7
@@ -16,8 +16,8 @@ called different at a nominal 5 %, by length and true correlation:
     Geyer's       3.3  7.6 12.7 20.5   3.3  6.7  9.2 14.0   3.9  5.7  6.6  9.4   3.9  4.9  5.4  5.7
     8 batches     2.9 10.1 21.5 38.1   2.9  6.7 12.2 24.6   4.7  5.8  6.8 12.1   4.7  4.9  5.6  6.2
 
-With fewer than ten steps a slow phase cannot be distinguished from a slow run: with eight steps each, 3, 5, 7 and 9 %
-are called different, and with five 3, 6, 10 and 15 %.
+With fewer than ten steps a slow phase cannot be distinguished from a slow run. At the same four correlations, 3, 5, 7
+and 9 % of pairs are called different with eight steps each, and 3, 6, 10 and 15 % with five steps each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-#: Two-sided.
+#: Level of the two-sided confidence intervals.
 LEVEL = 0.95
 
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """The standard deviation of the estimate, with autocorrelation."""
+        """The standard deviation of the estimate, which includes the effect of autocorrelation."""
         return self.half_width / student_t(self.freedom)
 
     @property
@@ -73,7 +73,7 @@ class Estimate:
         return dataclasses.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def inverse(self) -> Estimate:
-        """Return 1 / value of a positive quantity, with the same relative error (first order)."""
+        """Return 1 / value with the same relative error, which is exact to first order; 0 < value."""
         return _positive(1 / self.value, self.relative_half_width, self.freedom)
 
     def minus(self, other: Estimate) -> Estimate:
@@ -92,8 +92,8 @@ def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
 
     Args:
         values: in the order of measurement.
-        as_measured: use the measured autocorrelation without bias correction, as in the analysis of a trace, so that
-            its results stay comparable.
+        as_measured: use the measured autocorrelation without bias correction. The analysis of traces does so, to keep
+            its results comparable.
 
     Raises:
         ValueError: fewer than two values.
@@ -132,8 +132,9 @@ def wilson(right: int, of: int) -> tuple[float, float]:
 def student_t(freedom: float) -> float:
     """Return the two-sided 95 % quantile of Student's t distribution; 1 <= freedom, fractional or infinite.
 
-    It is exact for 1 and 2 degrees, linear between 1, 2 and 3 (which gives wider intervals), and above the expansion in
-    1 / freedom of Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.5, within 0.13 %.
+    Values are exact for 1 and 2 degrees, and interpolated linearly between 1, 2 and 3, which widens intervals. From 3
+    on, the expansion in 1 / freedom of Abramowitz & Stegun (Handbook of Mathematical Functions, 26.7.5) is within
+    0.13 %.
 
     >>> [round(student_t(freedom), 3) for freedom in (1, 2, 5, 10, 30, 120, math.inf)]
     [12.706, 4.303, 2.57, 2.228, 2.042, 1.98, 1.96]
@@ -155,15 +156,15 @@ def _around(value: float, half: float, freedom: float) -> Estimate:
 
 
 def _positive(value: float, error: float, freedom: float) -> Estimate:
-    """Return a positive value with this relative half width, whose interval does not go below 0."""
+    """Return an estimate with the relative half width `error`, whose interval does not go below 0."""
     return Estimate(value=value, low=value * max(0.0, 1 - error), high=value * (1 + error), freedom=freedom)
 
 
 def _combined(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return half the 95 % interval and the degrees of freedom of a sum of independent (standard error, freedom).
+    """Return (half the 95 % interval, degrees of freedom) of a sum of independent terms.
 
-    Errors are added in quadrature; the degrees of freedom are those of a single estimate with an equally uncertain
-    error (B. L. Welch, Biometrika 34, 1947, 28-35).
+    `errors` has (standard error, degrees of freedom) of each term. Standard errors are added in quadrature. The degrees
+    of freedom follow B. L. Welch (Biometrika 34, 1947, 28-35).
     """
     total = math.hypot(*(error for error, _ in errors))
     # Dividing first keeps the fourth power of a tiny error from underflowing to 0.
@@ -173,7 +174,7 @@ def _combined(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _inflation(values: Sequence[float], mean: float, variance: float, *, as_measured: bool) -> float:
-    """Return the variance of the mean relative to that of independent values."""
+    """Return (variance of the mean) / (variance of the mean of independent values)."""
     n = len(values)
     if variance <= 0 or n < _FEWEST:
         return 1.0
@@ -184,6 +185,7 @@ def _inflation(values: Sequence[float], mean: float, variance: float, *, as_meas
 
 
 def _expansion(freedom: float, p: float) -> float:
+    """Return the quantile `p` of Student's t distribution from the expansion that `student_t` cites."""
     x = _NORMAL.inv_cdf(p)
     terms = (
         (x**3 + x) / 4,

@@ -1,4 +1,4 @@
-"""Conversion of units. Times are integer nanoseconds inside and milliseconds in results; 1 GB is 1e9 bytes."""
+"""Convert units. Times are integer nanoseconds in the code and milliseconds in results; 1 GB is 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-#: A link carries (a * n - b) / n of the bytes of a collective over n ranks; nccl-tests calls that factor busbw / algbw
-#: (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Values: (a, b).
+#: (a, b) of each collective. Over n ranks, each link carries (a * n - b) / n of its bytes. nccl-tests calls this factor
+#: busbw / algbw (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 _BUS_FACTORS = {
     "all_reduce": (2, 2),
     "all_gather": (1, 1),
@@ -33,8 +33,8 @@ def gb_per_s(size_bytes: float, duration_ns: float) -> float:
 def bus_factor(operation: str, ranks: int) -> float | None:
     """Return busbw / algbw of a collective over `ranks` ranks; None for an operation without such a factor.
 
-    The factor applies to the size as nccl-tests defines it: for all_gather and reduce_scatter this is the buffer over
-    all ranks.
+    The factor applies to the size as nccl-tests defines it. For all_gather and reduce_scatter, this size is that of the
+    whole buffer, with the shares of all ranks.
     """
     if operation not in _BUS_FACTORS or ranks < 1:
         return None

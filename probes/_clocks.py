@@ -1,4 +1,4 @@
-"""Read clocks and PCIe links through NVML while the GPUs work. All values are optional."""
+"""Read clocks and PCIe links through NVML while the GPUs work. Values that cannot be read are left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORTEST_S = 0.1
 
 
 class Sensors:
-    """NVML handles of the GPUs by CUDA ordinal; none, with a reason, if NVML cannot be used."""
+    """Sensors of the GPUs. If NVML cannot be used, `reason` explains why, and no sensor has a value."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.reason: str | None = None
@@ -52,7 +52,7 @@ class Sensors:
             return None
 
     def clocks_mhz(self, gpu: Gpu) -> dict[str, int]:
-        """Return the current SM and memory clocks that can be read."""
+        """Return the current clocks `sm_mhz` and `memory_mhz`, without those that cannot be read."""
         handle = self._handles.get(gpu.ordinal)
         clocks: dict[str, int] = {}
         if handle is None:
@@ -77,7 +77,7 @@ def warm_up(
         size: bytes of each buffer.
 
     Returns:
-        The clocks of each GPU.
+        The clocks of each GPU, as `Sensors.clocks_mhz` returns them.
     """
     began = time.perf_counter()
     before: list[dict[str, int]] = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MIB = 1 << 20
-#: Types of kernel arguments: pointers and 64-bit counts, and 32-bit counts.
+#: Types of kernel arguments: `_LONG` for pointers and 64-bit counts, `_INT` for 32-bit counts.
 _LONG, _INT = ctypes.c_uint64, ctypes.c_uint32
 #: Default number of blocks of a kernel, and of threads of a block.
 _BLOCKS, _THREADS = 1024, 256
@@ -108,7 +108,7 @@ class Gpu:
         call("cuCtxSetCurrent", self.context)
 
     def free_bytes(self) -> int:
-        """Return the free device memory."""
+        """Return the free device memory in bytes."""
         self.use()
         return int(call("cuMemGetInfo")[0])
 
@@ -176,7 +176,7 @@ class Gpu:
         return self._count("count_wrong_sums", _LONG(address), _LONG(count), _LONG(seed), _INT(ranks))
 
     def chase(self, table: int, loads: int, stream: Any) -> None:
-        """Queue `loads` dependent loads through a table of positions at address `table`."""
+        """Queue a kernel that does `loads` dependent loads through the table of positions at address `table`."""
         arguments = (_LONG(table), _LONG(0), _INT(loads), _LONG(self._counter))
         self.launch("chase_pointers", stream, *arguments, grid=1, block=1)
 
@@ -228,7 +228,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
-    # If the phase is much longer than the slowest GPU's time, the driver creates contexts sequentially.
+    # If the phase `contexts and kernels` takes much longer than the slowest GPU, the driver works sequentially.
     probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
     probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:
@@ -241,7 +241,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
 
 
 def buffer_bytes(gpus: Sequence[Gpu], wanted: int, share: float) -> int:
-    """Return the size of a buffer in whole MiB: `wanted` bytes, or `share` of the free memory of any GPU if less.
+    """Return a buffer's size in bytes, in whole MiB: the least of `wanted` and `share` of each GPU's free memory.
 
     Raises:
         ProbeError: not even 16 MiB are free.

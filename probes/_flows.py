@@ -1,10 +1,10 @@
 """Measure concurrent copies, timed by the GPU, and verify their data.
 
-A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launch time is
-not measured. Then the gate opens, and events around the copies record their times. With one flow, the rate is the bytes
-of all copies over the time between two events. With several flows there is an event after each copy, and bytes count
-only while all flows run. The first run verifies the data: its target is overwritten before the run, and compared in
-full afterwards.
+A flow is a series of copies in one direction. A gate (a kernel that waits for the host) holds each flow's stream while
+its copies are queued, so that launch time is not measured. Then the gate opens, and events record the copies' times. A
+single flow has an event before and after all copies; the rate is all bytes / the time between the events. Several flows
+have an event after each copy, and bytes count only while all flows run. The first run verifies the data: the target is
+overwritten before the run, and compared in full after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens by itself after this time, because a call that queues a copy may block the host, which opens the gate.
+#: The gate opens by itself after this time, because queueing a copy may block the host before it opens the gate.
 _GATE_LIMIT_NS = 500_000_000
 #: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
@@ -54,7 +54,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Result of concurrent flows."""
+    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None if they are not verified."""
 
     settled: Settled
     size: int
@@ -78,7 +78,7 @@ class Transfer:
 
 
 class Gate:
-    """Hold streams until `open`. Host and GPUs share two flags: the gate is open, and a kernel has given up waiting."""
+    """Hold streams until `open`. The host sets one shared flag to open; a kernel that gives up waiting sets another."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")
@@ -149,7 +149,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """Run copies that block the host, in one thread per flow, timed by the host's clock; see `run_on_gpu`."""
+    """Run copies that block the host, in one thread per flow. Return times as `run_on_gpu`, but by the host's clock."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []
@@ -200,10 +200,10 @@ def measure(
     """Measure concurrent flows: choose size and copies for runs of about `target_s`, verify, repeat until stable.
 
     Args:
-        run: runs the flows with a number of bytes and of copies, e.g. `run_on_gpu` with its gate.
+        run: called with the flows, the bytes per copy and the copies per flow, e.g. `run_on_gpu` with its gate.
         flows: one or more flows.
         most_bytes: size of a copy; on slow links copies are smaller.
-        target_s: approximate duration of a run.
+        target_s: approximate duration of a run in seconds.
         most_copies: maximum number of copies of a run.
         gated: value of the result's field `gated`; True if `run` uses the gate.
         least: number of last repeats that must agree.

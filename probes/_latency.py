@@ -24,7 +24,7 @@ _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Queue `copies` copies of 16 bytes together; return the µs per copy and the coefficient of variation."""
+    """Queue `copies` copies of 16 bytes together; return `time_us` per copy, its `cv`, and whether it was `gated`."""
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)
@@ -45,9 +45,8 @@ def chase_table(seed: int) -> np.ndarray:
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
-    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. The first
-    walk brings the table into the cache of the memory's owner (for a remote GPU its L2), where communication flags
-    would be too.
+    Return `time_us` per load, and its `cv`. A first walk through the whole table, which is not timed, brings the table
+    into the cache of the memory's owner (for a remote GPU its L2), where communication flags would be too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

@@ -29,7 +29,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def nodes() -> dict[int, set[int]]:
-    """Return the CPUs that this process may use, by NUMA node with memory; {0: all CPUs} if nodes are unknown."""
+    """Return {NUMA node with memory: CPUs that this process may use}; {0: all usable CPUs} if nodes are unknown."""
     usable = os.sched_getaffinity(0)
     root = Path("/sys/devices/system/node")
     with contextlib.suppress(OSError, ValueError):
@@ -50,7 +50,7 @@ def node_of_pci(pci_id: str) -> int | None:
 
 
 def available_bytes() -> int:
-    """Return the memory that is available without swapping; 0 if unknown."""
+    """Return the bytes of memory that are available without swapping; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -62,7 +62,7 @@ def available_bytes() -> int:
 def memory_on(node: int | None) -> Iterator[None]:
     """Within the block, allocate pages that this thread touches first on `node`.
 
-    The context has no effect if there is only one node, or if `node` is unknown.
+    The context has no effect if there is only one node, or if `node` is None.
 
     Raises:
         OSError: the kernel refuses the policy, for example because a container forbids it.
@@ -79,7 +79,7 @@ def memory_on(node: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_on(node: int | None) -> Iterator[None]:
-    """Within the block, run this thread on the CPUs of `node`. The context has no effect if the node is unknown."""
+    """Within the block, run this thread on the CPUs of `node`. The context has no effect if `node` is unknown."""
     cpus = nodes().get(node, set()) if node is not None else set()
     before = os.sched_getaffinity(0)
     if cpus and cpus != before:

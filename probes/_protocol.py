@@ -72,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of several results, which has separate errors and times."""
+        """Return a probe for one of the program's results. This probe has separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -101,7 +101,7 @@ class Probe:
         return time.perf_counter() - self.measuring_since
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """Report the current measurement."""
+        """Report the current measurement `what`, after `done` of `of` measurements."""
         _emit(event="progress", schema=self.schema, what=what, done=done, of=of)
 
     @contextlib.contextmanager

@@ -17,11 +17,11 @@ CV_BOUND = 0.01
 
 @dataclass(frozen=True)
 class Settled:
-    """Result of repeated measurements of rates.
+    """Result of repeated measurements of the rates of flows.
 
     Attributes:
-        median: median of the sum over flows.
-        each: median of each flow.
+        median: median of the sum of all flows' rates, in the unit of the rates.
+        each: median rate of each flow.
         cv: coefficient of variation of the sum.
         repeats: number of measurements.
     """
@@ -38,10 +38,10 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 
 
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
-    """Repeat until the coefficient of variation of the sum of rates over the last `least` repeats is below CV_BOUND.
+    """Repeat `measure`, which returns one rate per flow, until the sums of rates of the last `least` repeats agree.
 
-    The result is computed from these last repeats only, so that early disturbances are ignored. If `most` repeats do
-    not suffice, the result is computed from all repeats. `measure` returns one rate per flow.
+    Sums agree if their coefficient of variation is below CV_BOUND. The result is computed from the last repeats only,
+    so that early disturbances are ignored. If `most` repeats do not suffice, it is computed from all repeats.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []

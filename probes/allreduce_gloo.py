@@ -27,17 +27,17 @@ from _stopwatch import coefficient_of_variation
 if TYPE_CHECKING:
     import torch
 
-#: Bytes of the messages: a few small ones, for which the time hardly depends on the size, then powers of two.
+#: Bytes of the messages: a few small messages, whose time hardly depends on the size, then powers of two.
 _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20, 30))]
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
-#: Number of different values: small integers, so that weighted sums over a few hundred ranks are exact in fp32.
+#: Number of distinct values. Values are small integers, so that weighted sums over hundreds of ranks are exact in fp32.
 _VALUES = 64
 #: Smallest number of values of a buffer: 4 MiB.
 _LEAST_COUNT = 1 << 20
 
 
 def make_parser(probe: Probe) -> argparse.ArgumentParser:
-    """Add the options of the program and of its ranks."""
+    """Add the options of the program and of its ranks to the probe's parser, and return the parser."""
     parser = probe.parser
     parser.add_argument("--ranks", type=int, default=2, help="processes")
     parser.add_argument("--strategies", default="gloo", help="comma-separated, of gloo, host-staged")
@@ -109,7 +109,7 @@ class Rank:
         return f"cuda:{self.rank % count}"
 
     def run(self, strategy: str, count: int) -> None:
-        """All-reduce the first `count` values as in a training step."""
+        """All-reduce the first `count` values, as a training step with this strategy does."""
         host = self.host[:count]
         if strategy == "gloo":
             self.distributed.all_reduce(host)
@@ -155,7 +155,7 @@ class Rank:
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Measure the sizes of one strategy, smallest first, for `seconds`. Every rank makes the same decisions."""
+    """Measure the sizes of one strategy, smallest first, for `seconds`, and return a record of each measured size."""
     collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0
@@ -197,7 +197,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
 
 
 def rank_main(probe: Probe, options: argparse.Namespace) -> None:
-    """Measure as one rank; rank 0 reports."""
+    """Measure as one rank. Only rank 0 writes the result."""
     largest = (16 if options.quick else options.largest_mib) << 20
     strategies = options.strategies.split(",")
     with probe.phase("importing PyTorch"):
@@ -242,7 +242,7 @@ def main() -> None:
 
 
 def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
-    """Return rank 0's result, or the reason why there is none."""
+    """Run the ranks, and return rank 0's result; if there is none, return only `errors` with the reason."""
     started: list[subprocess.Popen[bytes]] = []
     output: list[bytes] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

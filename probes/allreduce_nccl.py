@@ -1,10 +1,10 @@
 """Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
-The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched one after another after
-warm-up. The result is the host's time until all GPUs have finished, divided by 20. Up to 1 MiB launching takes longer
-than the all-reduce. Therefore these sizes are also measured with all launches queued behind a gate (strategy
-`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. The
-program prints one JSON object, gpudiag/probe-allreduce/1.
+The method is that of nccl-tests: one process, fp32 sums out of place, up to 20 all-reduces launched one after another
+after warm-up. The result is the host's time until all GPUs have finished / the number of all-reduces. Up to 1 MiB a
+launch takes longer than an all-reduce. Therefore these sizes are also measured with all launches queued behind a gate
+(strategy `<name>-queued`). Each size is verified. To measure without peer access, start this program with
+NCCL_P2P_DISABLE=1. The program prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ITERATIONS = 20
 _LARGEST_QUEUED = MIB
 #: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: Minimum number of all-reduces of a run. In shorter runs the first start matters (2 % at 128 MiB without peer access).
+#: Minimum number of all-reduces of a run. In shorter runs the first launch adds 2 % (128 MiB, without peer access).
 _FEWEST = 4
 #: Share of the free device memory for one buffer. Up to four programs with two buffers each load at once.
 _SHARE = 0.05
 #: NCCL's algorithm of each strategy; None lets NCCL choose.
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
-#: Sizes of all-reduces during loading, because NCCL connects its channels at the first use of each protocol.
+#: Bytes of the all-reduces that run during loading, because NCCL connects its channels at each protocol's first use.
 _CONNECT = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
 
 
@@ -99,7 +99,7 @@ class Bench:
         return AllReduce(self.nccl, self.gpus, self.communicators[strategy], self.buffers, size // FLOAT_BYTES)
 
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
-        """Measure every strategy at every size, in about `seconds`."""
+        """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
         repeats = (3, 5) if quick else (4, 8)
@@ -121,7 +121,7 @@ class Bench:
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Verify all-reduces of one size, and yield their launched time and, for small sizes, their queued time."""
+        """Verify one size. Yield the result of launched all-reduces and, for small sizes, of queued all-reduces."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
         trial_s = step.launched_s(2)
@@ -161,7 +161,7 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat until the last results agree. Return their median in µs and variation, and the number of repeats."""
+    """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats."""
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):

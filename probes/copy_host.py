@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-copy-host/1"
 #: Sizes of the buffers. With --quick there is less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Duration of a run with several GPUs. The run is long, because flows alternate on shared uplinks and memory.
+#: Seconds of a run with several GPUs. The run is long, because flows alternate on shared uplinks and memory.
 _ALL_AT_ONCE_S = 0.04
 #: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
-#: Name of a measurement → direction in the result, and the ways of copying that run at once.
+#: {name of a measurement: (direction in the result, ways of copying that run at once)}.
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
     "device_to_host": ("one_way", ("d2h",)),
@@ -41,7 +41,7 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers (two on the device, two pinned and two pageable ones on the host) and the seeds of the data."""
+    """One GPU's buffers (two on the device; on the host two pinned and two pageable buffers), and the data's seeds."""
 
     gpu: Gpu
     source: int
@@ -54,7 +54,7 @@ class HostSide:
 
 
 def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
-    """Allocate one GPU's buffers, and fill those from which copies read."""
+    """Allocate one GPU's buffers, and fill the buffers from which copies read."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])
@@ -118,7 +118,7 @@ def device_flow(side: HostSide) -> Flow:
 
 
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
-    """Read each GPU's PCIe generation and width while it copies from the host, because an idle link reduces them."""
+    """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both."""
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu
@@ -184,7 +184,7 @@ class HostBench:
     def measure(
         self, probe: Probe, gate: Gate, sensors: Sensors, clocks: list[dict[str, int]], seconds: float
     ) -> dict[str, Any]:
-        """Measure everything in about `seconds`; `clocks` are those of the warmed-up GPUs."""
+        """Measure everything in about `seconds`, and return the result. `clocks` has the clocks of warmed-up GPUs."""
         links = read_links(self.sides, sensors)
         bandwidth: list[dict[str, Any]] = []
         latency: list[dict[str, Any]] = []
@@ -258,7 +258,7 @@ def main() -> None:
 
 
 def latencies(probe: Probe, gate: Gate, side: HostSide, pattern: HostPattern) -> Iterator[dict[str, Any]]:
-    """Measure small copies to and from the host, and dependent loads from host and device memory."""
+    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory."""
     gpu = side.gpu
     for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
         with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):

@@ -1,7 +1,7 @@
 """Measure bandwidth and latency of copies between every two GPUs, without peer access (through the host) and with it.
 
 Copies run in one direction, issued by the sender (write) or by the receiver (read), and in both directions at once.
-Paths without peer access are measured first, before it is enabled. The program prints one JSON object,
+Paths without peer access are measured first, before peer access is enabled. The program prints one JSON object,
 gpudiag/probe-copy-peer/1.
 """
 
@@ -37,7 +37,7 @@ class Side:
 
 
 def prepare(gpu: Gpu, size: int) -> Side:
-    """Allocate one GPU's buffers, and fill the one from which copies read."""
+    """Allocate one GPU's buffers, and fill the buffer from which copies read."""
     side = Side(gpu, gpu.allocate(size), gpu.allocate(size), fresh_seed())
     if not gpu.kernels_missing:
         gpu.fill_pattern(side.source, size, side.seed)
@@ -45,7 +45,7 @@ def prepare(gpu: Gpu, size: int) -> Side:
 
 
 def flow(src: Side, dst: Side, initiator: Side) -> Flow:
-    """Return the flow from one GPU to another. `initiator` is one of the two, and issues the copies on its stream.
+    """Return the flow from one GPU to another. `initiator` is `src` or `dst`, and issues the copies on its stream.
 
     cuMemcpyPeerAsync copies directly if `initiator`'s context has peer access to the other GPU, else through the host.
     """
@@ -61,7 +61,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` is the GPU of each flow that issues the copies: "src" or "dst"."""
+    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
 
     src: Side
     dst: Side
@@ -135,7 +135,7 @@ def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
 
 
 class PeerBench:
-    """Every two GPUs, with buffers on each.
+    """All pairs of GPUs, with buffers on each GPU.
 
     Args:
         probe: records pairs without peer access.
@@ -149,7 +149,7 @@ class PeerBench:
         self.allowed = allowed_pairs(probe, [side.gpu for side in sides])
 
     def measure(self, probe: Probe, gate: Gate, seconds: float) -> dict[str, Any]:
-        """Measure everything in about `seconds`; peer access is on afterwards."""
+        """Measure everything in about `seconds`, and return the result. Peer access is on afterwards."""
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
@@ -233,7 +233,7 @@ def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Tran
 def small_copies(
     probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]], *, peer_access: bool
 ) -> list[dict[str, Any]]:
-    """Measure a copy of 16 bytes between every two GPUs, issued by the sender."""
+    """Return a record of the latency of a copy of 16 bytes between every two GPUs, issued by the sender."""
     latencies = []
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
@@ -248,7 +248,7 @@ def small_copies(
 
 
 def loads(probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Measure dependent loads from another GPU's memory."""
+    """Return a record of the latency of dependent loads from another GPU's memory, for every two GPUs."""
     for side in sides:
         with probe.attempt(f"table for dependent loads on GPU {side.gpu.ordinal}"):
             table = _latency.chase_table(side.gpu.ordinal)

@@ -72,7 +72,7 @@ class CopyTeam:
 
 
 def main() -> None:
-    """Measure every node, and unless --quick every pair of nodes."""
+    """Measure copies within every node, and between every two nodes unless --quick is given."""
     probe = Probe("gpudiag/probe-host-memory/1", __doc__.splitlines()[0])
     probe.parser.add_argument("--mib", type=int, default=512, help="MiB per buffer")
     probe.parser.add_argument("--threads", type=int, default=0, help="threads; every usable core of the node if 0")

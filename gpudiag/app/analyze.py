@@ -48,11 +48,11 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
-        engine: where the traces are read; this machine by default. It must be picklable.
+        engine: callable that reads the traces, for instance on a cluster; None to read them here. It must be picklable.
 
     Raises:
-        SeveralRecordingsError: two of the paths are of different jobs. Not with an engine: of two traces of one rank,
-            the first is kept, with a warning.
+        SeveralRecordingsError: the paths have traces of different jobs. With an engine this is not checked; of two
+            traces of one rank, the first is kept, and a warning is added.
     """
     if engine is None:
         return _analyse(paths, world_size, limits).analysis
@@ -62,7 +62,7 @@ def analyze(
     if not independent(paths, find_sources(paths)):
         return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
-        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
+        # The engine's threads stay in another process, because this process forks to analyse the ranks of large jobs.
         with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
         digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
@@ -84,7 +84,7 @@ def analyze_with_step(
 def analyze_operation_table(
     paths: Sequence[Path | str], *, limits: ReadLimits | None = None
 ) -> PipelineAnalysis | None:
-    """Analyse the table of operations among the paths; return None if there is none."""
+    """Analyse the table of operations among the paths; return None if the paths contain no such table."""
     path = find_operation_table(paths)
     if path is None:
         return None
@@ -158,7 +158,10 @@ def analysis_with_step(
 def _saved_or(
     paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
 ) -> tuple[Analysis, StepView | None]:
-    """Return the saved analysis at the single path, or the result of `from_traces`, or a directory's saved analysis."""
+    """Return the saved analysis if the single path is one, else the result of `from_traces`.
+
+    If a single directory has no traces, its saved analysis is returned. The step of a saved analysis is None.
+    """
     single = Path(paths[0]) if len(paths) == 1 else None
     if single is not None and single.is_file() and _is_analysis(single):
         return read_json(single, Analysis, ANALYSIS_SCHEMA), None

@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: measure links, and time all-reduces of a model's buckets over each transport."""
+"""`gpudiag bandwidth`: measure links, and time all-reduces of a model's gradient buckets over each transport."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def bandwidth(
     timeout_s: float = 60.0,
     save: Path | None = None,
 ) -> MeasuredBandwidth:
-    """Measure this machine's links, or read saved figures, and add findings.
+    """Measure this machine's links, or read saved measurements, and add findings.
 
     Args:
         on_probe: called from several threads with the current probe.
         observer: called with each message of the processes that communicate.
         say: called with each action in words.
         source: file of facts to read instead of measuring.
-        quick, timeout_s: measure fewer sizes; time limit of each probe.
+        quick, timeout_s: whether to measure fewer sizes, and the time limit of each probe in seconds.
         workload: also measure all-reduces of this model's buckets.
         require_gpu: fail if there is no GPU.
         save: file to which the facts are written.

@@ -1,4 +1,4 @@
-"""`gpudiag doctor`: check what stands in the way of a job before it runs."""
+"""`gpudiag doctor`: check for obstacles to a job before it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpudiag.training.own_program import own_program
 Value = TypeVar("Value")
 
 DEFAULT_LIMIT_S = 20.0
-#: Added to the limits of readings that end a child process at the limit themselves.
+#: Additional seconds for readings that end their own child process after `limit_s`.
 _GRACE_S = 2.0
 
 
@@ -60,26 +60,26 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = None) -> Checkup:
-    """Return all checks. This takes at most four time limits, and raises nothing because of what it finds.
+    """Return all checks. This takes at most four time limits. An obstacle or a failed reading raises no exception.
 
     Args:
         options: what to check.
-        inventory: replaces the reading of GPUs and host.
+        inventory: called instead of reading GPUs and host; None to read them.
     """
     began = time.perf_counter()
     limit_s, reasons = options.limit_s, dict[str, str]()
     machine = Reading("the NVIDIA driver", inventory or _inventory_reader(options), limit_s + _GRACE_S)
     interpreter = Reading("the interpreter", lambda: _interpreter(options), limit_s)
     profiler = Reading("CUPTI", lambda: find_cupti(options.python, limit_s), limit_s + _GRACE_S)
-    facts = _kept(machine, "inventory", reasons)
-    python = _kept(interpreter, "python", reasons)
+    facts = _value_of(machine, "inventory", reasons)
+    python = _value_of(interpreter, "python", reasons)
     if facts is None:
         facts = _host_alone(options, reasons)
     driver = facts.host.driver
-    permissions = _kept(
+    permissions = _value_of(
         Reading("/proc", lambda: read_permissions(options.root, driver), limit_s), "profiling_restricted", reasons
     )
-    cupti = _kept(profiler, "cupti", reasons)
+    cupti = _value_of(profiler, "cupti", reasons)
     peers: PeerCopiesSeen | None = None
     if options.copies and sum(gpu.visible for gpu in facts.gpus) > 1:
         facts, peers = _copies(facts, options, reasons)
@@ -91,8 +91,8 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
     return _without_home(judge(facts, surroundings, options.ranks, seconds=time.perf_counter() - began))
 
 
-def _kept(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value | None:
-    """Return the value of a reading, or None, and put the reason into `reasons[name]`."""
+def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value | None:
+    """Return the value of a reading. If it has no value, return None and set `reasons[name]`."""
     value, reason = reading.result()
     if reason is not None:
         reasons[name] = reason
@@ -100,7 +100,7 @@ def _kept(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Value 
 
 
 def judge(facts: Facts, surroundings: Surroundings, ranks: int | None = None, *, seconds: float = 0.0) -> Checkup:
-    """Return the checks of facts and readings of any machine."""
+    """Check the facts and readings of a machine, which may be another machine than this one."""
     visible = sum(gpu.visible for gpu in facts.gpus)
     setting = JobSetting(facts=facts, surroundings=surroundings, ranks=ranks or visible or 2)
     checkup = Checkup(
@@ -133,19 +133,20 @@ def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
 
 
 def _host_alone(options: DoctorOptions, reasons: dict[str, str]) -> Facts:
-    """Return facts from files alone, if the driver did not answer."""
-    host = _kept(
+    """Return the facts of the host alone, read from files, for a machine whose driver does not answer."""
+    host = _value_of(
         Reading("/proc and /sys", lambda: gather_host(options.root, os.environ), options.limit_s), "host", reasons
     )
     return Facts(host=host or Host(reasons={"gpus": reasons["inventory"]}))
 
 
 def _interpreter(options: DoctorOptions) -> PythonSeen:
+    """Return the versions of the interpreter and its framework, or the problem with a hint."""
     title = framework_named(options.framework).title
     try:
-        found = inspect_interpreter(options.python, options.framework)
+        interpreter = inspect_interpreter(options.python, options.framework)
     except GpudiagError as error:
-        # Without the framework the interpreter itself is fine, and its version is in the message.
+        # If only the framework is missing, the message has the interpreter's version.
         _, _, version = str(error).partition("(Python ")
         return PythonSeen(
             path=options.python,
@@ -155,18 +156,18 @@ def _interpreter(options: DoctorOptions) -> PythonSeen:
             hint=error.hint,
         )
     return PythonSeen(
-        path=found.path,
+        path=interpreter.path,
         framework_title=title,
-        version=found.version,
-        framework=found.framework,
-        cuda=found.cuda,
+        version=interpreter.version,
+        framework=interpreter.framework,
+        cuda=interpreter.cuda,
     )
 
 
 def _copies(facts: Facts, options: DoctorOptions, reasons: dict[str, str]) -> tuple[Facts, PeerCopiesSeen | None]:
     # Loading and copying have a time limit each.
     limit_s = 2 * options.limit_s + _GRACE_S
-    copied = _kept(Reading("copies", lambda: copy_between_gpus(facts, options.limit_s), limit_s), "peers", reasons)
+    copied = _value_of(Reading("copies", lambda: copy_between_gpus(facts, options.limit_s), limit_s), "peers", reasons)
     return copied or (facts, None)
 
 

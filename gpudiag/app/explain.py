@@ -1,4 +1,4 @@
-"""`gpudiag explain`: read the documentation of findings and warnings, the pages of docs/findings."""
+"""`gpudiag explain`: read the documentation of findings and warnings from the pages in docs/findings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _finding(code: str) -> Explanation:
 
 
 def _warning(code: str) -> Explanation:
-    """Parse the row of a warning. A row may have several codes."""
+    """Parse the row of a warning in the page of all warnings. A row may have several codes."""
     for line in (_pages() / f"{_WARNINGS}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 3 and f"`{code}`" in cells[0]:

@@ -20,7 +20,7 @@ from gpudiag.trace.recordings import check_one_recording
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The recording of a job, its scalars per step, and TensorFlow's files."""
+    """The recording of a job, its scalars per step, and the profile files of TensorFlow, if any."""
 
     export_model: ExportModel
     series: tuple[ScalarSeries, ...]

@@ -25,8 +25,8 @@ _HINT = "Copy the other node's run directory here, and give it after that of ran
 def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> RunRecord:
     """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
 
-    Digests are copied of ranks whose directory has no traces. Ranks that `run_dir` already has are not replaced, so the
-    command may be repeated. An older analysis is removed.
+    If a rank has no traces, its digest is copied. Ranks that `run_dir` already has are not replaced, so the command may
+    be repeated. An older analysis is removed.
 
     Args:
         run_dir: the run directory of rank 0's node, with `run.json`.

@@ -16,13 +16,13 @@ from gpudiag.prediction.overlap import parts_of
 from gpudiag.training.strategies.predict import predict
 from gpudiag.training.strategies.registry import strategies
 
-#: 60 of 73 predicted step times were within this share of the measured ones (docs/predictions.md), so a smaller
+#: 60 of 73 predicted step times were within this share of the measured step times (docs/predictions.md), so a smaller
 #: predicted saving is not significant.
 _MAY_ERR = 0.15
 
 
 def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, facts: Facts) -> tuple[Finding, ...]:
-    """Add the predicted savings of other strategies to findings of communication.
+    """Add the predicted savings of other strategies to findings about communication.
 
     Nothing is added if the machine's links or the model's gradients are unknown, or if the cost of the job's strategy
     cannot be predicted. The savings of a strategy are
@@ -59,7 +59,7 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return the ms of a step that each candidate saves, by label: lossless candidates first, then by savings.
+    """Return {label of a candidate: ms of a step that it saves}: lossless candidates first, then by savings.
 
     Args:
         run, facts: the recorded run and its machine.

@@ -102,7 +102,7 @@ def _scaling_page(result: Scaling, directory: Path) -> str:
     """Return a page with the scaling, the machine, and the recorded steps of the first waterfall's point."""
     by_id = {point.id: point for point in result.points}
     points = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
-    # Because of `.name`, a manipulated id cannot name a directory elsewhere.
+    # `.name` prevents a manipulated id from naming a directory elsewhere.
     runs = [(point, run_dir) for point in points if (run_dir := recorded_directory(directory, Path(point.id).name))]
     recorded, run = runs[0] if runs else (None, None)
     analysis = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA) if run is not None else None

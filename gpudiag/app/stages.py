@@ -101,7 +101,7 @@ def analysis_of_traces(
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
-    # A run that only loads data computes nothing. If devices cannot be read, a warning of the timeline states why.
+    # Nothing can be diagnosed if a run only loads data, or if its devices cannot be read (as a warning then states).
     if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
     if _input_only(run):
@@ -251,7 +251,7 @@ def _compute_rate(run: RunRecord | None) -> ComputeRate | None:
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
-    """Add unprofiled and simulated step times to the recorded ones, or the reasons why they are unknown.
+    """Add the unprofiled and simulated step times to the recorded step times, or the reasons why they are unknown.
 
     If `rejected`, the diagnosis did not accept the simulation, so the simulated step time is unknown.
     """

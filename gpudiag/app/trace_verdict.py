@@ -1,6 +1,6 @@
 """Wait for the traces of all ranks of a training that uses `gpudiag.trace_handler`, and print the verdict.
 
-The handler starts this module in a process of its own. It is no command for users.
+The handler starts this module in a separate process. The module is not a command for users.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float) -> list[str]:
-    """Wait for the traces of all ranks, and return the lines to print; none if the training died before.
+    """Wait for the traces of all ranks, and return the lines to print; [] if the training process ends before.
 
     Args:
         run_dir: the run directory.

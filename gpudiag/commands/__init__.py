@@ -3,10 +3,10 @@
 The file `<command>.py`, here or in the subfolder that `FOLDERS` names, has one function with the command's name,
 annotated for typer. The first line of its docstring is also in `SUMMARIES`. The file also has `EXAMPLES`: pairs of a
 command line and its purpose. The function converts its options, calls its use case in `gpudiag/app/`, and draws the
-result. It imports the use case and the report in its body, so that help is fast.
+result. The function imports use case and report in its body, so that help is fast.
 """
 
-#: Names and summaries of the commands. `gpudiag --help` shows them without importing the commands.
+#: Names and summaries of the commands, which `gpudiag --help` shows without importing the commands.
 SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
     "doctor": "Check what stands in the way of a job before it runs, and how to mend it.",

@@ -107,7 +107,7 @@ def analyze(
 def _each_job(
     recordings: "Sequence[Recording]", analyse: "Callable[[Sequence[str]], Analysis]"
 ) -> "Iterator[Analysis]":
-    """Print a report of each job below its paths, and at the end the command that compares two."""
+    """Print and yield the analysis of each job below its paths; then print the command that compares two jobs."""
     from gpudiag.model.sanitize import with_escapes
     from gpudiag.trace.recordings import diff_command
 
@@ -123,7 +123,7 @@ def crosses(analysis: "Analysis | PipelineAnalysis", word: str) -> bool:
     if word in SEVERITIES:
         sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]
         return any(finding.severity in sufficient for finding in analysis.findings)
-    # In a code such as `cannot-tell:straggler`, the name of a rule follows the colon. It crosses `cannot-tell`.
+    # In a code such as `cannot-tell:straggler`, a rule's name follows the colon. The warning crosses `cannot-tell`.
     warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
     return word in warnings | {finding.code for finding in analysis.findings}
 

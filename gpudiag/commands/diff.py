@@ -66,7 +66,7 @@ def regressed(diff: "Diff", percent: float) -> bool:
 
     Raises:
         UnreadableInputError: the runs do different work, or have too few steps to know the noise. A CI job must not
-            pass if it cannot decide.
+            pass if a regression cannot be excluded.
     """
     different_work = next((change for change in diff.run_differences if not change.same_work), None)
     if different_work is not None:

@@ -67,7 +67,7 @@ EXAMPLES = (
 
 #: Ways to call the command, the main way first.
 USAGES = ("[OPTIONS] -- COMMAND...", "[OPTIONS] [WORKLOAD | MODULE:FUNCTION]")
-#: Heading in the help → parameters below it.
+#: Parameters below each heading in the help.
 GROUPS = {
     "What to profile": ("workload",),
     "Measurement": ("stop_after", "steps", "warmup", "output", "no_source"),

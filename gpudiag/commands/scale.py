@@ -272,7 +272,7 @@ def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, con
 
 
 def _warmup_s(*, quick: bool, limited: bool) -> float:
-    """Return the longest warm-up of a point, in seconds; `limited`: the whole measurement has a time limit."""
+    """Return the longest warm-up of a point in seconds. `limited` is True if the whole command has a time limit."""
     if quick:
         return 5.0
     return 8.0 if limited else 20.0

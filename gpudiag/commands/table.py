@@ -61,7 +61,7 @@ def table(
 
 
 def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
-    """Return the names of forms. Raise UsageError for an unknown form, and for several forms with `--csv`."""
+    """Return the forms that `text` lists. Raise UsageError for an unknown form, and for several forms with `--csv`."""
     names = tuple(FORMS) if text.strip() == "all" else split_words(text)
     for name in names:
         if name not in FORMS:

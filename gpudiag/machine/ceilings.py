@@ -30,7 +30,7 @@ _FRAMING_AND_CRC_BYTES = 8
 _WRITE_HEADER_BYTES, _COMPLETION_HEADER_BYTES = 16, 12
 _FLIT_GENERATION = 6
 
-#: One-way GB/s of an NVLink lane by version, from NVIDIA's data sheets. These state the sum of all lanes and both ways:
+#: One-way GB/s of an NVLink lane by version. NVIDIA's data sheets state the sum of all lanes and both directions:
 #: P100 160 GB/s over 4 lanes, V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18.
 _NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 
@@ -63,7 +63,7 @@ def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
 
 
 def pcie(link: PcieLink, way: Way) -> PathCeiling:
-    """Return the ceiling of a GPU's PCIe link: from generation and width under load, or else from their maxima."""
+    """Return the ceiling of a GPU's PCIe link, for its generation and width under load, or else for their maxima."""
     measured = link.under_load and link.generation is not None and link.width is not None
     generation = link.generation if measured else link.maximum_generation
     width = link.width if measured else link.maximum_width
@@ -85,7 +85,7 @@ def pcie(link: PcieLink, way: Way) -> PathCeiling:
 
 
 def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
-    """Add the ceilings of two directions, which a full-duplex link carries at once."""
+    """Add the ceilings of both directions, because a full-duplex link carries both at the same time."""
     if there.gb_per_s is None or back.gb_per_s is None:
         return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:
@@ -120,14 +120,14 @@ def nvlink(a: Gpu, lanes: int) -> PathCeiling:
 
 
 def peer(a: Gpu, b: Gpu, link: Link | None) -> PathCeiling:
-    """Return the one-way ceiling of direct copies from a to b: that of NVLink, or else of the slower PCIe link."""
+    """Return the one-way ceiling of direct copies from a to b: NVLink's, or else the slower PCIe link's."""
     if link is not None and link.lanes > 0:
         return nvlink(a, link.lanes)
     return staged(a, b)
 
 
 def staged(a: Gpu, b: Gpu) -> PathCeiling:
-    """Return the one-way ceiling of copies over PCIe, directly or through the host: that of the slower link."""
+    """Return the one-way ceiling of copies from a to b over PCIe, directly or through the host: the slower link's."""
     out, into = pcie(a.pcie, "device_to_host"), pcie(b.pcie, "host_to_device")
     if out.gb_per_s is None or into.gb_per_s is None:
         return out if out.gb_per_s is None else into
@@ -136,7 +136,7 @@ def staged(a: Gpu, b: Gpu) -> PathCeiling:
 
 
 def on_device(gpu: Gpu) -> PathCeiling:
-    """Return the ceiling of a copy within a GPU, counting copied bytes once: half of memory clock x 2 x bus width.
+    """Return the ceiling of a copy within a GPU: half of (memory clock x 2 x bus width), because it reads and writes.
 
     For HBM and GDDR, twice NVML's memory clock is the data rate per pin.
     """

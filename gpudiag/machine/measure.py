@@ -29,8 +29,8 @@ def probe_machine(
     Args:
         facts: the inventory of the machine.
         quick: measure only the essential paths.
-        p2p: with `quick`, measure NCCL without peer access if this is False.
-        timeout_s: limit on the seconds that each program loads, and on those that it measures.
+        p2p: False to measure NCCL without peer access; only used with `quick`.
+        timeout_s: time limit of each program in seconds, for loading and again for measuring.
         on_progress: called from several threads.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Describe the classes of kernels in rows and in a line, for all kinds of reports."""
+"""Describe the times and rates of kernel classes, as table rows and as one line, for all reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration
 
 _COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
-#: Least share of a class's time with known shapes, in percent, for which `compute_rows` has what it reached.
+#: `compute_rows` has the rate of a class if shapes are known for at least this percentage of the class's time.
 _LEAST_KNOWN = 50
 #: Maximum number of rows. An analysis has fewer classes, but a hostile file may have more.
 _MOST_CLASSES = 16
@@ -19,11 +19,11 @@ _MOST_IN_LINE = 4
 
 def compute_columns(analysis: Analysis) -> tuple[str, ...]:
     """Return the headings of `compute_rows`."""
-    return (*_COLUMNS, "reached") if any(map(_reached, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
+    return (*_COLUMNS, "reached") if any(map(_reached_rate, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
 
 
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return the cells of all classes, in the order of the analysis."""
+    """Return a row of cells for each kernel class, in the order of the analysis; see `compute_columns`."""
     total, columns = _total_ms(analysis), compute_columns(analysis)
     return [
         (
@@ -32,7 +32,7 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
             figures.percent(duration(row.ms_per_step), total),
             figures.count(duration(row.kernels)),
             row.bound or "",
-            _reached(row),
+            _reached_rate(row),
         )[: len(columns)]
         for row in analysis.compute_classes[:_MOST_CLASSES]
     ]
@@ -43,11 +43,11 @@ def compute_line(analysis: Analysis) -> str:
     total = _total_ms(analysis)
     if 2 * total < duration(analysis.steps.mean_ms) or not total:
         return ""
-    words = [_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
+    words = [_class_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
     return f"compute: {', '.join(words)}"
 
 
-def _reached(row: ComputeClass) -> str:
+def _reached_rate(row: ComputeClass) -> str:
     """Return a class's rate and its share of the peak; "" if most shapes are unknown."""
     if row.known_percent is None or row.known_percent < _LEAST_KNOWN:
         return ""
@@ -60,7 +60,7 @@ def _reached(row: ComputeClass) -> str:
     return rate if row.peak_percent is None else f"{rate}, {figures.percent(row.peak_percent, 100)} of peak"
 
 
-def _words(row: ComputeClass, total: float) -> str:
+def _class_words(row: ComputeClass, total: float) -> str:
     bound = f" ({row.bound})" if row.bound else ""
     return f"{one_line(row.kernel_class)[:20]} {figures.percent(duration(row.ms_per_step), total)}{bound}"
 

@@ -31,8 +31,8 @@ def report_console(file: IO[str] | None = None, *, width: int | None = None) -> 
     """Return a console on `file` (default: standard output).
 
     rich selects the colors by the terminal, NO_COLOR and FORCE_COLOR. The width is `width`, or else COLUMNS, or else
-    the terminal's, or else `PIPE_WIDTH`. Markup, emoji codes and highlighting are off, because reports print text of
-    untrusted files.
+    the terminal's width, or else `PIPE_WIDTH`. Markup, emoji codes and highlighting are off, because reports print text
+    of untrusted files.
     """
     stream = sys.stdout if file is None else file
     if width is None and not os.environ.get("COLUMNS", "").isdigit() and not _is_terminal(stream):

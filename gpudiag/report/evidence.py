@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of keys that state a unit, the longest first, and the unit in words.
+#: Parts of keys that name a unit, and the unit in words. Longer parts come first.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),

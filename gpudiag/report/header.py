@@ -14,22 +14,22 @@ from gpudiag.model.run import ComputeRate, UnprofiledRank
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
-#: Names of unread accelerators in the warning `missing-device-activity`.
+#: Pattern of the names of unread accelerators in the message of the warning `missing-device-activity`.
 _UNREAD = re.compile(r"does not read \(([A-Za-z0-9_, ]{1,60})\)")
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
-#: The step time estimated without the profiler is shown if it differs from the recorded step time by more than this
-#: share.
+#: The estimate of the step time without the profiler is shown if it differs from the recorded step time by more than
+#: this share.
 _NEGLIGIBLE_SHARE = 0.01
 #: A report has a note about different step times if recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
-#: If less work than this share of the step is queued, the launch queue becomes empty at every pause of the host.
+#: If the queued work takes less than this share of a step, the launch queue becomes empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
 _MOST_CLOCKS = 4
-#: The covered share of the recording is shown only if it is below this number of percent.
+#: The covered share of the recording is shown only if it is below this percentage.
 _MOSTLY_COVERED = 70.0
 #: Singular and plural of the analysed unit.
 _UNITS = {
@@ -55,7 +55,7 @@ def what_ran(analysis: Analysis) -> str:
     source = analysis.source
     parts = [_name(source.workload or source.title or _kind_of_work(analysis))]
     parts += [_name(source.strategy)] if source.strategy else []
-    parts.append(_devices(analysis))
+    parts.append(_devices_in_words(analysis))
     parts += [f"batch {source.batch_size_per_device} per device"] if source.batch_size_per_device else []
     return _SEPARATOR.join(parts)
 
@@ -67,11 +67,12 @@ def _kind_of_work(analysis: Analysis) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _devices(analysis: Analysis) -> str:
+def _devices_in_words(analysis: Analysis) -> str:
+    """Return number and model of the devices, such as `8 x NVIDIA H200`, with a note if ranks are missing."""
     names = Counter(_device_name(device.name, device.device, analysis.device_kind) for device in analysis.devices)
     words = " + ".join(f"{count} {figures.TIMES} {name}" for name, count in names.most_common(3)) or "no device"
     if analysis.framework == "jax":
-        words = words.replace(_CPU_PROCESS, "CPU device")  # one process has several of them
+        words = words.replace(_CPU_PROCESS, "CPU device")  # one process has several CPU devices
     if analysis.device_kind == "unread":
         words = f"{words if names else unread_device(analysis)} (not read)"
     if any(warning.code == "mixed-runs" for warning in analysis.validity):
@@ -112,7 +113,7 @@ def device_word(analysis: Analysis) -> str:
 
 
 def real_step_ms(analysis: Analysis) -> float:
-    """Return the step time of `step_line`: as measured without the profiler, or else as estimated, or else as recorded.
+    """Return the step time in ms that `step_line` shows: measured without the profiler, else estimated, else recorded.
 
     An estimate that differs from the recorded step time by at most 1 % is not used, because `step_line` omits it.
     """
@@ -122,7 +123,7 @@ def real_step_ms(analysis: Analysis) -> float:
 
 
 def estimate_matters(analysis: Analysis) -> bool:
-    """Return whether the step time estimated without the profiler differs from the recorded step time."""
+    """Return whether the estimate of the step time without the profiler differs from the recorded step time."""
     steps = analysis.steps
     corrected = steps.corrected_mean_ms
     return corrected is not None and abs(corrected - steps.mean_ms) > _NEGLIGIBLE_SHARE * steps.mean_ms
@@ -134,7 +135,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # unlike the step time without the profiler, which is of the slowest device
+        profiled += ", mean over devices"  # the step time without the profiler is that of the slowest device
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -194,13 +195,13 @@ def host_lines(analysis: Analysis) -> list[str]:
         return []
     on_cpu = on_processors(analysis)
     times = {
-        "data loading": _range([rank.input_ms for rank in ranks]),
-        "everything else" if on_cpu else "launching": _range([rank.host_ms for rank in ranks]),
+        "data loading": _range_ms([rank.input_ms for rank in ranks]),
+        "everything else" if on_cpu else "launching": _range_ms([rank.host_ms for rank in ranks]),
     }
     known = [f"{words} {span} ms" for words, span in times.items() if span]
     if len(known) <= on_cpu:  # on CPUs "everything else" is the step time if data loading is unknown
         return []
-    workers = _range([rank.loader_ms for rank in ranks])
+    workers = _range_ms([rank.loader_ms for rank in ranks])
     sentences = (
         f"Without profiling: {', '.join(known)}",
         f"DataLoader workers need {workers} ms for one step's batch" if workers else "",
@@ -212,7 +213,7 @@ def host_lines(analysis: Analysis) -> list[str]:
 def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
     """Return a sentence about the work that the host keeps queued for the device; "" if it is unknown."""
     leads = [rank.lead_ms for rank in ranks]
-    queued = _range(leads)
+    queued = _range_ms(leads)
     if not queued:
         return ""
     least = min(lead for lead in leads if lead is not None)
@@ -220,8 +221,8 @@ def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
     return f"The CPU keeps {only}{queued} ms of work queued for the {device}"
 
 
-def _range(values: list[float | None]) -> str:
-    """Return the range of the values; "" if any value is unknown."""
+def _range_ms(values: list[float | None]) -> str:
+    """Return the range of times in ms as text; "" if any time is unknown."""
     known = [value for value in values if value is not None]
     return figures.span(known) if known and len(known) == len(values) else ""
 

@@ -50,7 +50,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding above `info`, or else `compute-bound`, or else the first finding."""
+    """Return the first finding of a severity above `info`, or else `compute-bound`, or else the first finding."""
     above_info = [finding for finding in findings if finding.severity != "info"]
     compute_bound = [finding for finding in findings if finding.code == "compute-bound"]
     return next(iter([*above_info, *compute_bound, *findings]), None)
@@ -59,9 +59,9 @@ def main_finding(findings: Sequence[Finding]) -> Finding | None:
 def headline_of(analysis: Analysis) -> Headline | None:
     """Return the finding that leads the report, or None.
 
-    The result is None if no finding is worth acting on and part of the step is unexplained. Example: a finding that
-    saves one percent does not describe a job of which half is unexplained. The result is also None if the device's
-    activity cannot be read, or if the run only loaded data.
+    The result is None if no finding is worth acting on and part of the step is unexplained. For example, a finding that
+    saves one percent does not lead the report of a job if half of its step is unexplained. The result is also None if
+    the device's activity cannot be read, or if the run only loaded data.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None
@@ -80,7 +80,7 @@ def headline_of(analysis: Analysis) -> Headline | None:
 def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     """Return a headline about the links if their state explains slow collectives, or None."""
     reached, nvlink, probe = (
-        _figure(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s")
+        _positive_number(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s")
     )
     slow = reached is None or reached <= max(
         _FASTEST_SLOT_GB_PER_S, _WELL_USED * (nvlink or 0), _WELL_USED * (probe or 0)
@@ -100,9 +100,9 @@ def _consequence(main: Finding, analysis: Analysis, reached: float | None, best:
     """Return `: all-reduce runs at 27 of 450 GB/s; communication costs up to 18.0 of 39.7 ms`."""
     parts = []
     if reached is not None:
-        limit = f" of {_whole(best)}" if best is not None and reached < _FAR_BELOW * best else ""
+        limit = f" of {_rate_words(best)}" if best is not None and reached < _FAR_BELOW * best else ""
         operation = str(main.evidence.get("largest_collective") or "communication").replace("_", "-")
-        parts.append(f"{operation} runs at {_whole(reached)}{limit} GB/s")
+        parts.append(f"{operation} runs at {_rate_words(reached)}{limit} GB/s")
     cost_ms = main.recoverable_ms_per_step
     step_ms = real_step_ms(analysis)
     if cost_ms is not None and 0 < cost_ms < step_ms:
@@ -111,12 +111,12 @@ def _consequence(main: Finding, analysis: Analysis, reached: float | None, best:
     return f": {'; '.join(parts)}" if parts else ""
 
 
-def _whole(gb_per_s: float) -> str:
+def _rate_words(gb_per_s: float) -> str:
     return f"{gb_per_s:.0f}" if gb_per_s >= 9.5 else figures.rate(gb_per_s)
 
 
-def _figure(finding: Finding, key: str) -> float | None:
-    """Return a positive number of the evidence; None for any other value, because evidence may come from a file."""
+def _positive_number(finding: Finding, key: str) -> float | None:
+    """Return a positive number of the evidence. Return None for any other value, which a hostile file may contain."""
     value = finding.evidence.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9 else None
 

@@ -20,8 +20,8 @@ _SEEN_SHARE = 0.01
 _LONGEST = 80
 #: A module with more than this share of all modules' time is always replaced by its children.
 _ALWAYS_SPLIT_SHARE = 0.5
-#: A repeated module gets a separate row if its time exceeds the median over its siblings of the same class by more than
-#: this factor.
+#: A repeated module gets a separate row if its time exceeds this multiple of the median over its siblings of the same
+#: class.
 _OUTLIER = 2.0
 #: Headings of `module_cells`.
 MODULE_COLUMNS = ("module", "ms per step", "forward", "backward", "calls")
@@ -85,9 +85,9 @@ class _ModuleGroup:
 def module_rows(modules: Modules, most: int) -> tuple[list[ModuleRow], float]:
     """Return at most `most` rows, longest first, and the time in ms of all modules without a row.
 
-    The first rows are the roots. A row is replaced by its children if the result has at most `most` visible rows, or if
-    the row takes more than half of all time. The largest row is considered first. At the end, the smallest rows are
-    omitted if there are too many.
+    At first, the rows are the root modules. Rows are considered by size, largest first. A row is replaced by its
+    children if the result has at most `most` visible rows, or if the row takes more than half of all time. At the end,
+    the smallest rows are omitted if there are too many.
 
     Worked example. `net` has `stem` (2 ms) and four blocks, each of `attn` (3 ms) and `mlp` (5 ms). With at most three
     rows, `net` is replaced by `stem` and `blocks.*` (32 ms). Then `blocks.*` is replaced by `blocks.*.attn` (12 ms) and
@@ -150,7 +150,7 @@ def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
 
 
 def _parents(path: str) -> list[str]:
-    """Return the paths of the modules around a module, nearest first; the root's is empty.
+    """Return the paths of the modules around a module, nearest first; the path of the root is empty.
 
     >>> _parents("layer3.0.conv2")
     ['layer3.0', 'layer3', '']

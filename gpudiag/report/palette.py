@@ -42,7 +42,7 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 def fills(console: Console) -> dict[str, Fill]:
     """Return a fill per bucket: colored blocks, or without color a different character for each bucket.
 
-    A console with the attribute `distinct_glyphs` gets both.
+    A console with the attribute `distinct_glyphs` gets colors and different characters.
     """
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else ASCII_GLYPHS
     if console.no_color or console.color_system is None:

@@ -137,5 +137,5 @@ def headings(buckets: Sequence[str]) -> list[str]:
 
 
 def duration(value: float) -> float:
-    """Return a figure from a file; 0 if it is no valid duration."""
+    """Return a duration or count that was read from a file; 0 if it is not positive and finite."""
     return value if math.isfinite(value) and value > 0 else 0.0

@@ -24,6 +24,7 @@ def try_rows(analysis: Analysis) -> list[tuple[str, ...]]:
 
 
 def _cells(row: TriedChange) -> tuple[str, ...]:
+    """Return the cells of `TRY_COLUMNS` for a change."""
     predicted = ""
     if row.predicted_ms is not None:
         predicted = _interval(row.predicted_ms, row.predicted_low_ms or 0.0, row.predicted_high_ms or 0.0)

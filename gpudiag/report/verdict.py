@@ -27,7 +27,7 @@ _MOST_REASONS = 4
 _MOST_LINES = 8
 #: Words for each field of `Steps` that may be unknown.
 _STEP_TIMES = {"unprofiled_mean_ms": "not measured", "corrected_mean_ms": "not estimated"}
-#: Words for what limits a step, by the bucket with the largest share of the step that remains after a fix.
+#: Words for the limit of a step after a fix, by the bucket that then has the largest share of the step.
 _LIMITS = {
     "communication_transfer": "communication",
     "communication_wait": "waiting for other ranks",
@@ -37,8 +37,8 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: The savings of a finding and the list of next fixes agree on the step time after a fix if their step times differ by
-#: at most this share of the step time now.
+#: The savings of a finding and the list of next fixes agree if their step times after the fix differ by at most this
+#: share of the step time now.
 _AGREE = 0.1
 #: Components with at least this share of the savings are named. The other components are summed as `indirect`.
 _MAIN_PART = 0.25
@@ -141,12 +141,12 @@ def gain(finding: Finding, analysis: Analysis) -> str:
         return ""
     before_ms, after_ms, limit = _before_and_after(finding, analysis, saved)
     if after_ms is None:
-        return f"about {figures.milliseconds(saved)} ms {_per(analysis)}"
+        return f"about {figures.milliseconds(saved)} ms {_per_unit(analysis)}"
     at_best = " at best" if _is_upper_bound(finding) else ""
     change = f" ({figures.MINUS}{figures.percent(before_ms - after_ms, before_ms)})"
-    limited = f", then limited by {_limit(limit)}" if limit else ""
+    limited = f", then limited by {_limit_words(limit)}" if limit else ""
     after = figures.milliseconds(after_ms, beside=before_ms)
-    return f"{figures.milliseconds(before_ms)} → {after} ms {_per(analysis)}{at_best}{change}{limited}"
+    return f"{figures.milliseconds(before_ms)} → {after} ms {_per_unit(analysis)}{at_best}{change}{limited}"
 
 
 def _reason(finding: Finding) -> str:
@@ -173,7 +173,7 @@ def _is_first_fix(finding: Finding, analysis: Analysis) -> bool:
     return bool(analysis.next) and (analysis.next[0].code, analysis.next[0].ranks) == (finding.code, finding.ranks)
 
 
-def _per(analysis: Analysis) -> str:
+def _per_unit(analysis: Analysis) -> str:
     unit = unit_of(analysis)
     return f"per {unit}" if unit != "recording" else "of the recording"
 
@@ -199,7 +199,7 @@ def saves(finding: Finding, analysis: Analysis) -> str:
     step_ms = real_step_ms(analysis)
     about = "up to" if _is_upper_bound(finding) else "about"
     percent = _share(finding, saved, step_ms)
-    return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per(analysis)}{percent}"
+    return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per_unit(analysis)}{percent}"
 
 
 def saved_words(finding: Finding, analysis: Analysis) -> str:
@@ -212,7 +212,7 @@ def saved_words(finding: Finding, analysis: Analysis) -> str:
 
 
 def _share(finding: Finding, saved: float, step_ms: float) -> str:
-    """Return ` (21 %)`, the share of the step that the savings are; "" if it is unknown."""
+    """Return the savings as a share of the step, like ` (21 %)`; "" if the share is unknown."""
     share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
     return "" if share is None else f" ({figures.percent(share, 100)})"
 
@@ -309,7 +309,7 @@ def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
     longest = max(fix.step_ms for fix in analysis.next)
     return [
         f"{_named(fix.code, fix.ranks, fix.cause)}: step {figures.milliseconds(fix.step_ms, beside=longest)} ms, "
-        f"then limited by {_limit(fix.then)}"
+        f"then limited by {_limit_words(fix.then)}"
         for fix in analysis.next[:_MOST_LINES]
     ]
 
@@ -318,7 +318,7 @@ def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> li
     """Return a line for each large bucket, with its time and the findings that explain it."""
     step_ms = analysis.steps.mean_ms
     return [
-        f"{_bucket(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
+        f"{_bucket_label(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
         f"({figures.percent(bucket.ms, step_ms)}): {_explanation(bucket, analysis)}"
         for bucket in analysis.explained[: len(LABELS)]
         if bucket.unexplained_ms > 0 or not unexplained_only
@@ -375,12 +375,12 @@ def _overhead(analysis: Analysis) -> str:
     return f"The profiler slows this job {factor:.1f} {figures.TIMES}; amounts are for the unprofiled step."
 
 
-def _bucket(name: str) -> str:
+def _bucket_label(name: str) -> str:
     return LABELS.get(name, _line(name))
 
 
-def _limit(bucket: str) -> str:
-    return _LIMITS.get(bucket) or _bucket(bucket)
+def _limit_words(bucket: str) -> str:
+    return _LIMITS.get(bucket) or _bucket_label(bucket)
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,7 @@ _MOST_PATHS = 1024
 
 
 class AllowedPaths:
-    """The paths in one directory. Links are followed before the check, so that none leads out of it.
+    """The paths in one directory. Links are followed before the check, so that no link leads out of the directory.
 
     Args:
         root: the directory.
@@ -27,10 +27,10 @@ class AllowedPaths:
             raise UsageError(f"--root {root} is no directory", "Name the directory with the recordings.")
 
     def existing(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths, absolute, without links. Patterns are not expanded.
+        """Return the paths as absolute paths without links. Patterns are not expanded.
 
         Raises:
-            UsageError: there is no path, there are too many, or a path is missing or outside of the directory.
+            UsageError: no path or too many paths are given, or a path is missing or outside of the directory.
         """
         if not 0 < len(paths) <= _MOST_PATHS:
             raise UsageError(f"give 1 to {_MOST_PATHS} paths, not {len(paths)}", "Name one run directory.")
@@ -41,7 +41,7 @@ class AllowedPaths:
         return [str(path) for path in checked]
 
     def inside(self, path: str) -> Path:
-        """Return a path of the directory, absolute, without links; it need not exist.
+        """Return the path as an absolute path without links. The path need not exist.
 
         Raises:
             UsageError: the path is outside of the directory.

@@ -21,8 +21,8 @@ _MOST_NOTES = 12
 def bounded_json(answer: dict[str, Any], most_characters: int) -> str:
     """Return an answer as JSON of at most this number of characters.
 
-    If the answer is too long, its lists and objects are cut. The field `cut` then lists where, how many entries are
-    kept, and how many there were. NaN and infinity become null.
+    If the answer is too long, its lists and objects are cut. Then the field `cut` lists the places, each with the
+    number of kept entries and of all entries. NaN and infinity become null.
     """
     text = _encoded(answer)
     if len(text) <= most_characters and _longest_text(answer) <= _MOST_TEXT:
@@ -53,9 +53,10 @@ def _longest_text(value: Any) -> int:
 
 
 def _cut(value: Any, length: int, where: str, notes: list[dict[str, Any]]) -> Any:
-    """Return a copy whose lists have at most `length` entries.
+    """Return a copy whose lists have at most `length` entries, and add a note about each cut to `notes`.
 
-    Objects below the first level have at most `length` or `_FEWEST_FIELDS` entries, whichever is more.
+    Objects below the first level have at most `length` or `_FEWEST_FIELDS` entries, whichever is more. `where` is the
+    path of the value in the answer, such as `findings[].advice`; "" for the whole answer.
     """
     if isinstance(value, str) and len(value) > _MOST_TEXT:
         notes.append({"where": where, "kept": _MOST_TEXT, "of": len(value)})

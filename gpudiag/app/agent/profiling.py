@@ -16,13 +16,14 @@ from gpudiag.training.own_program import own_program
 #: Maximum number of characters of the command's output in the answer.
 _MOST_OUTPUT = 4000
 LONGEST_S = 3600.0
-#: Number of seconds in which the command may end after SIGTERM.
+#: Seconds that the command gets to end after SIGTERM, before it gets SIGKILL.
 _GRACE_S = 20.0
 
 
 def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s: float) -> dict[str, Any]:
-    """Run `gpudiag profile --stop-after -- COMMAND` in the directory `root`, and return how it ended.
+    """Run `gpudiag profile --stop-after -- COMMAND` in the directory `root`.
 
+    Return the run directory, the exit code, whether the time limit was reached, and the end of the command's output.
     After `timeout_s` seconds, at most one hour, the command and its processes are ended.
 
     Raises:
@@ -46,7 +47,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         printed, _ = process.communicate(timeout=min(timeout_s, LONGEST_S))
     except subprocess.TimeoutExpired:
         timed_out = True
-        printed = _ended(process)
+        printed = _terminate(process)
     text = printed.decode(errors="replace")
     return {
         "run_dir": str(output.relative_to(root)),
@@ -57,8 +58,8 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
     }
 
 
-def _ended(process: subprocess.Popen[bytes]) -> bytes:
-    """End gpudiag, which passes SIGTERM on to the command; return the output. After a while, end it with SIGKILL."""
+def _terminate(process: subprocess.Popen[bytes]) -> bytes:
+    """Send SIGTERM to gpudiag, which passes it on to the command, and SIGKILL after a while. Return the output."""
     process.terminate()
     try:
         printed, _ = process.communicate(timeout=_GRACE_S)

@@ -75,7 +75,7 @@ class Questions:
         )
 
     def findings(self, paths: Sequence[str], code: str | None = None, world_size: int | None = None) -> str:
-        """Return findings with evidence, advice and source lines; `code` selects those of one code."""
+        """Return findings with evidence, advice and source lines: all findings, or only those with `code`."""
         if code is not None and code not in FINDING_CODES:
             raise UsageError(f"there is no finding '{code}'", there_are(code, FINDING_CODES))
         analysis, _ = self._analysis(paths, world_size)
@@ -108,7 +108,7 @@ class Questions:
         return self._json(answer)
 
     def explain(self, code: str) -> str:
-        """Return the documentation of a finding or a warning, with its page."""
+        """Return the documentation of a finding or a warning, and the path of its page."""
         known = _fields(explain(code))
         page = code if known["kind"] == "finding" else "warnings"
         return self._json({**known, "page": f"docs/findings/{page}.md"})
@@ -125,9 +125,10 @@ class Questions:
         return text if len(text) <= most else f"{text[:most]}\n(cut: {most} of {len(text)} characters)"
 
     def _analysis(self, paths: Sequence[str], world_size: int | None) -> tuple[Analysis, StepView | None]:
+        """Return the analysis and a typical step, kept from an earlier question if the files are unchanged."""
         checked = self._paths.existing(paths)
         with self._lock:
-            key = (world_size, *map(_stamp, checked))
+            key = (world_size, *map(_recording_key, checked))
             if key not in self._kept:
                 self._kept[key] = analysis_with_step(checked, world_size=world_size, limits=self._limits)
                 while len(self._kept) > _MOST_KEPT:
@@ -139,8 +140,8 @@ class Questions:
         return bounded_json(msgspec.to_builtins(answer, enc_hook=_plain), self._most_characters)
 
 
-def _stamp(path: str) -> tuple[object, ...]:
-    """Return the path, and times and sizes of its files, which change when it is recorded again."""
+def _recording_key(path: str) -> tuple[object, ...]:
+    """Return a key that changes if the path is recorded again: the path, and the times and sizes of its files."""
     top = Path(path)
     files = [top, *sorted(top.iterdir()), *sorted(top.glob("traces/*"))] if top.is_dir() else [top]
     states = [(file.name, file.lstat()) for file in files]
@@ -158,5 +159,5 @@ def _in_short(finding: Finding) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a number of NumPy as Python's, and anything else as text."""
+    """Convert a NumPy number to a Python number, and any other value to text."""
     return value.item() if hasattr(value, "item") else str(value)

@@ -44,6 +44,7 @@ def serve(root: Path, *, allow_profile: bool, most_characters: int, limits: Read
 
 
 def _server(questions: Questions) -> Any:
+    """Return an MCP server with one tool for each kind of question. The tools' docstrings are shown to clients."""
     try:
         from mcp.server.mcpserver import MCPServer  # noqa: PLC0415  # an optional dependency
         from mcp.types import ToolAnnotations  # noqa: PLC0415  # likewise
@@ -109,7 +110,7 @@ def _add_profiling(server: Any, paths: AllowedPaths, most_characters: int) -> No
 
 
 def _with_tool_errors(function: Callable[..., str]) -> Callable[..., str]:
-    """Return the function with gpudiag's errors as tool errors, which the client's model reads."""
+    """Wrap a function so that gpudiag's errors become tool errors, which the client's model reads."""
     from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415  # an optional dependency
 
     @functools.wraps(function)

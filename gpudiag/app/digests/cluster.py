@@ -16,20 +16,20 @@ from gpudiag.trace import ReadLimits
 from gpudiag.trace.digest_files import Digested, digest_file
 from gpudiag.trace.sources import TraceFile
 
-#: Word for a cluster of processes on this machine instead of a scheduler's address.
+#: Word that replaces a scheduler's address, for a cluster of processes on this machine.
 LOCAL = "local"
 _CONNECT_S = 20
-#: A file is read again this often if its worker is lost or fails.
+#: Number of times that a file is read again if its worker is lost or fails.
 _RETRIES = 3
 
 
 def on_cluster(address: str) -> DigestEngine:
-    """Return an engine that reads files on the workers of a Dask cluster; they must see the same file system.
+    """Return an engine that reads files on the workers of a Dask cluster, which must see the same file system.
 
     Args:
         address: the scheduler's address (`tcp://host:8786`), or `local` for processes of this machine.
 
-    The engine raises GpudiagError if the scheduler cannot be reached or has no workers. It can be pickled.
+    The engine can be pickled. It raises GpudiagError if the scheduler cannot be reached or has no workers.
 
     Raises:
         UsageError: Dask is not installed.
@@ -56,7 +56,7 @@ def _digest(file: TraceFile, *, limits: ReadLimits) -> Digested:
 
 
 def _outcome(future: Any, file: TraceFile) -> Digested:
-    """Return the digests, or the failure of the worker as an unreadable file."""
+    """Return the digests of a file; if its worker failed, return no digests and the error."""
     if future.status == "finished":
         return msgspec.convert(future.result(), Digested)
     error = future.exception()

@@ -1,4 +1,4 @@
-"""`gpudiag digest`: write the digest of each rank, so that many ranks are analysed without their traces."""
+"""`gpudiag digest`: write the digest of each rank, so that many ranks can be analysed without their traces."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from gpudiag.trace.sources import TraceFile, find_sources, ranks_by_file
 
 
 class DigestEngine(Protocol):
-    """Call `digest_file` for files, somewhere, and yield the outcomes in any order."""
+    """A function that calls `digest_file` for each file, here or on other machines."""
 
     def __call__(self, files: Sequence[TraceFile], limits: ReadLimits) -> Iterable[Digested]:
-        """Yield the digests of each file."""
+        """Yield the outcome of each file, in any order."""
 
 
 class Written(msgspec.Struct, frozen=True):
     """Digests that were written.
 
     Attributes:
-        directory: where they are.
-        digests: name of the digest's file → the trace of which it is.
-        size_bytes: their size.
-        trace_bytes: size of the traces that they are of.
+        directory: the directory of the digests.
+        digests: the trace of each digest, by file name of the digest.
+        size_bytes: total size of the digests.
+        trace_bytes: total size of the traces.
         warnings: messages about files that were left out.
     """
 
@@ -54,13 +54,13 @@ def digest(
     engine: DigestEngine | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Written:
-    """Write the digest of each rank. A file that cannot be read is reported, and the others are written.
+    """Write the digest of each rank. A file that cannot be read is reported, and left out.
 
     Args:
         paths: traces, directories of traces, a run directory, or patterns.
-        output: directory to write to; by default `digests` in the directory that was given, or beside the first file.
+        output: directory to write to; by default `digests` in the given directory, or else beside the first file.
         limits: limits on the traces that are read.
-        engine: where files are read; processes of this machine by default.
+        engine: function that reads the files; by default `in_processes`.
         progress: called with (number of files done, number of files).
     """
     limits = limits or ReadLimits()
@@ -84,7 +84,7 @@ def digest(
 
 
 class _Names:
-    """Write digests, and decide between two that have the same name."""
+    """Writer of digests. Of two digests with the same name, the digest of the first file is kept."""
 
     def __init__(self, files: Sequence[TraceFile], directory: Path) -> None:
         self.files: dict[str, str] = {}
@@ -95,7 +95,7 @@ class _Names:
         self._order = {file.shown: number for number, file in enumerate(files)}
 
     def write(self, outcome: Digested) -> None:
-        """Write the digests of a file. Of two files with one rank, the first in the order of all files is kept."""
+        """Write the digests of a file, unless an earlier file in the order of all files has the same rank or name."""
         if outcome.error:
             (self.no_traces if outcome.no_trace else self.warnings).append(outcome.error)
         for name, content in outcome.digests.items():
@@ -111,9 +111,9 @@ class _Names:
 
 
 def independent(paths: Sequence[Path | str], files: Sequence[TraceFile]) -> bool:
-    """Return whether each file can be digested without the others.
+    """Return whether each file can be digested without the other files.
 
-    The ranks of a run with kernel-only traces, and of processes that drive several devices, need all files.
+    If a run has kernel-only traces, or a process drives several devices, a digest needs all files.
     """
     return find_kernel_only_traces(paths) is None and all(map(ranks_by_file, files))
 

@@ -28,7 +28,7 @@ from gpudiag.training.session.progress import Progress
 
 
 class ProfiledCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that has ended.
+    """Result of a command that has ended.
 
     Attributes:
         analysis: None if nothing was recorded or the recording cannot be analysed.
@@ -132,7 +132,7 @@ def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
         directory = directory.resolve()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):  # checks that it is writable
+        with tempfile.TemporaryFile(dir=directory):  # checks that the directory is writable
             return directory
     except OSError as error:
         if output is not None:

@@ -47,7 +47,7 @@ class EarlyAnalysis:
             self._ended = True
             if self._pid is not None:
                 with contextlib.suppress(OSError):
-                    os.killpg(self._pid, signal.SIGKILL)  # includes child processes that read traces
+                    os.killpg(self._pid, signal.SIGKILL)  # also ends child processes that read traces
         if self._thread is not None:
             self._thread.join()
 
@@ -72,7 +72,7 @@ def _start(run_dir: Path, output: int) -> int:
     command = own_program("gpudiag.__main__", "analyze", str(run_dir), "--json")
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        # This process blocks the signals that are forwarded to the command; the analysis must not block them.
+        # This process blocks the signals that it forwards to the command; the analysis must receive these signals.
         pid = os.posix_spawn(
             sys.executable,
             command,

@@ -17,7 +17,7 @@ REPLICATED = ("nccl", "gloo")
 
 
 def check_parallel(options: RunOptions) -> RunOptions:
-    """Return the options of a divided model, with the number of devices and the strategy that follow from it.
+    """Return the options. For a divided model, set the number of devices and the strategy that follow from its layout.
 
     Raises:
         UsageError: the workload cannot be divided, or options conflict.
@@ -63,7 +63,7 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
     known = (*REPLICATED, SHARDED)
     if options.strategy not in {None, *known}:
         raise UsageError(f"--strategy {options.strategy} does not go with --parallel", f"It takes {', '.join(known)}.")
-    # DDP copies every parameter of a process to all processes, but experts and parts of matrices differ between them.
+    # DDP copies every parameter of a process to all processes, but processes have different experts and matrix parts.
     if replicas > 1 and (layout.tp > 1 or layout.ep > 1):
         if options.strategy in REPLICATED:
             raise UsageError(

@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """Called when the run is prepared, before anything starts."""
 
     def probing(self) -> AbstractContextManager[Callable[[ProbeStep], None]]:
-        """Return the callback for the probes of links, which is called from several threads."""
+        """Return a context manager of the callback for link probes, which several threads call."""
 
     def heard(self, message: Progress) -> None:
         """Called with each message of a training process."""

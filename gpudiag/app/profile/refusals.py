@@ -12,7 +12,7 @@ from gpudiag.training.models.registry import is_own, workload_entry
 
 
 def check_options(options: RunOptions) -> RunOptions:
-    """Return the options, with the strategy that the workload implies."""
+    """Refuse options that conflict, and return the options with the strategy that the workload implies."""
     framework_named(options.framework).check(options)
     _check_tries(options)
     options = check_parallel(options)
@@ -55,7 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse. Set the strategy of a prediction."""
+    """Refuse training options for a prediction, and prediction options for training. Set a prediction's strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

@@ -1,4 +1,4 @@
-"""Train changed jobs by turns with the unchanged job, after its recording (`gpudiag profile --try`)."""
+"""Train changed jobs by turns with the unchanged job, after recording the unchanged job (`gpudiag profile --try`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def measure_tries(
     Args:
         prepared: the recorded run.
         jobs, reasons: as `fitting` returns them.
-        say: called with the phase, the number of pairs of blocks that have begun, and the number of all pairs.
+        say: called with the phase, the number of the current pair of blocks (of unchanged and of changed steps), and
+            the number of all pairs.
     """
     plan = prepared.plan
     directory = below(plan.run_dir, TRIES_DIR)

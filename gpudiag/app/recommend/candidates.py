@@ -30,7 +30,7 @@ def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
 
 
 def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[str, str]:
-    """Return the reasons why candidates cannot run on this number of devices of the machine, by label."""
+    """Return {label of a candidate: reason why it cannot run on this number of devices of the machine}."""
     reasons = {
         candidate.label: strategy_entry(candidate.strategy, candidate.framework).why_not(facts, candidate, devices)
         for candidate in chosen

@@ -31,7 +31,7 @@ def expected_scaling(
         devices: the largest number of devices.
         p2p: GPUs may use peer access.
         curves: measured durations of communication, if any.
-        measured_ms: measured step time on `devices` devices, if any. It replaces the predicted step time.
+        measured_ms: measured step time on `devices` devices, which replaces the predicted step time; None if unknown.
 
     Returns:
         One step per number of devices. The result is empty if the compute is unknown, or if the prediction differs too

@@ -27,7 +27,7 @@ from gpudiag.prediction.situation import Situation
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.strategies.predict import predict
 
-#: Time limit of the process that lists gradients.
+#: Time limit in seconds of the process that lists gradients.
 _DESCRIBE_S = 120.0
 #: Limits on the number of gradients in a file, and on the bytes of a gradient.
 _MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
@@ -100,7 +100,7 @@ def read_gradients(path: Path) -> Model:
 
 
 def _gradients_of_run(path: Path) -> Gradients:
-    """Return the gradients that a run recorded. If the run did not communicate, its step time is the compute."""
+    """Return the gradients that a run recorded. If the strategy was `independent`, its step time is the compute."""
     run = read_json(path, RunRecord, RUN_SCHEMA)
     if run.model is None or not run.model.gradient_sizes:
         raise UnreadableInputError(
@@ -117,7 +117,7 @@ def _gradients_of_run(path: Path) -> Gradients:
 
 
 def _check_gradients(path: Path, gradients: Gradients) -> None:
-    """Raise UnreadableInputError if the sizes or the ready times in the file are out of range."""
+    """Raise UnreadableInputError if the gradient sizes or the `ready` shares in the file are out of range."""
     sizes = gradients.sizes
     if not sizes or len(sizes) > _MOST_SIZES or not all(0 < size <= _MOST_SIZE for size in sizes):
         raise UnreadableInputError(
@@ -216,7 +216,7 @@ def _predicted(
 
 
 def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
-    """Return the step without communication: as the user gave it, as measured, or as estimated from FLOPs."""
+    """Return the compute of a step: as given by the user, else measured, else estimated from FLOPs; None if unknown."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     if compute_ms is not None:

@@ -33,7 +33,7 @@ from gpudiag.training.session.progress import Progress
 _START_S = 30.0
 #: Usual duration of preparing each measured strategy, in seconds.
 _FINALIST_S = 6.0
-#: Duration of all turns, in seconds.
+#: Duration in seconds of all turns, in which the strategies are measured in alternation.
 _TURNS_S = 25.0
 #: Number of strategies that are measured in all turns, unless all are requested.
 _FINALISTS = 3
@@ -85,7 +85,7 @@ def recommend(
                 seconds=_TURNS_S,
             ),
         ),
-        # Shared CPU cores need more repetition than GPUs.
+        # Step times vary more on shared CPU cores than on GPUs, so blocks are longer there.
         block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
         began=began,
         limit_s=request.budget_s,
@@ -109,7 +109,7 @@ def recommend(
 
 
 def _prepared(run: RunOptions) -> Prepared:
-    """Prepare the processes, without batch size, precision and layout, because the benchmark's plan has them."""
+    """Prepare the processes. Batch size, precision and layout are left out, because the benchmark's plan has them."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
     return prepare_program(
         msgspec.structs.replace(

@@ -20,7 +20,7 @@ from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strat
 TIE_MEASURED = 0.005
 #: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
-#: A note reports that turns scattered if an interval is wider than this, in percent of the step.
+#: If an interval is wider than this percentage of the step, a note reports that measurements scattered.
 _SCATTERED = 10.0
 #: A mean is steady enough to be ranked if the half-width of its interval is at most this share of the mean.
 _STEADY = 0.10
@@ -30,7 +30,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of one benchmark, by candidate label.
 
     Attributes:
-        turns: turns of the candidates with two rounds or more, including `independent`.
+        turns: the candidates that were measured in two rounds or more, including `independent`.
         failed: reasons why candidates failed, or had no turns.
         steady: candidates whose mean is steady, including `independent`.
         fastest: the fastest strategy that communicates, among steady strategies if there are any.
@@ -52,7 +52,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
-    few rounds to compare is not ranked. If there is such a candidate, the result is a tie.
+    few rounds to compare is not ranked. If a candidate that may be as fast is not ranked, the result is a tie.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -77,6 +77,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
+    """Return the recommendation that follows from the measurements; `seconds` is the duration of the command."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
     tied = _tied(ranking, measured)
@@ -88,7 +89,7 @@ def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seco
         verdict="tie" if len(tied) > 1 else "winner",
         recommended=best.label,
         tied=tuple(tied) if len(tied) > 1 else (),
-        reason=why_preferred + _reason(chosen, [row for row in ranking if row.strategy in tied], slower),
+        reason=why_preferred + _measured_reason(chosen, [row for row in ranking if row.strategy in tied], slower),
         basis="measured",
         workload=benchmark.workload,
         device_name=benchmark.device_name,
@@ -121,7 +122,7 @@ def from_predictions(
     """Choose by prediction alone. Candidates within 2 % of the best are tied with it.
 
     Args:
-        predictions: of all candidates.
+        predictions: the predictions of all candidates.
         workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
         notes: further notes of the result.
         failed: reasons why candidates could not be measured, by label.
@@ -159,7 +160,7 @@ def from_predictions(
         ceiling=_predicted_ceiling(predictions, best, devices, batch_size),
         flags=flags(best.candidate, p2p=p2p),
         code=code_change(best.candidate),
-        ranking=tuple(sorted(ranking, key=_order)),
+        ranking=tuple(sorted(ranking, key=_ranking_key)),
         notes=(*notes, *_rounding_note(best.candidate)),
         assumed=_assumed(possible),
     )
@@ -170,10 +171,7 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 
 
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
-    """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
-
-    A mean is steady relative to another candidate if the ratio of both step times in the same rounds is steady.
-    """
+    """Return the candidates whose mean, or whose ratio to another candidate in the same rounds, is steady."""
 
     def uncertainty(turn: Turns) -> float:
         others = [other.round_ms for other in turns.values() if other is not turn]
@@ -195,10 +193,11 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
         if label in measured.turns:
             row = _with_measurement(row, measured, benchmark)
         rows.append(row)
-    return sorted(rows, key=_order)
+    return sorted(rows, key=_ranking_key)
 
 
 def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
+    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,
@@ -234,7 +233,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     )
 
 
-def _order(row: Ranked) -> tuple[int, float, str]:
+def _ranking_key(row: Ranked) -> tuple[int, float, str]:
     """Return the key that sorts the ranking: measured, predicted, impossible candidates; each by step time."""
     if row.cannot is not None:
         return 2, 0.0, row.strategy
@@ -259,7 +258,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the unranked strategies, and the unmeasured ones whose predicted step time is at most `MAY_ERR` longer."""
+    """Return the unranked strategies, and the unmeasured strategies that may be as fast as `fastest` by prediction."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -275,8 +274,8 @@ def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
 def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidate, str]:
     """Choose the tied candidate with the lowest preference rank, and return it with the reason.
 
-    A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
-    candidate is eligible, choose the fastest.
+    A strategy of `usual_strategies` may be chosen even if its turns scattered; other strategies only if they are
+    steady. If no candidate is eligible, choose the fastest.
     """
     eligible = [
         candidate for candidate in tied if candidate.label in measured.steady or candidate.label in usual_strategies()
@@ -288,7 +287,8 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
     return best, f"{best.label} is the simplest; " if tied[1:] else ""
 
 
-def _reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
+def _measured_reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ranked]) -> str:
+    """Return sentences that compare the chosen strategy with the tied strategies and the next slower strategy."""
     reason = chosen.reason
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:
@@ -312,7 +312,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the savings over a usual strategy that is slower, or else over the next slower strategy."""
+    """Return the savings over the first of `usual_strategies` that is slower, else over the next slower strategy."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None

@@ -19,9 +19,9 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Largest share of a launch's time for profiled windows. A window takes about as long as timing a point.
+#: Largest share of a launch's time that profiled windows may take. A window takes about as long as timing a point.
 _MOST_FOR_PROFILES = 0.3
-#: Duration of the unprofiled steps before a profiled window. It is short, because the point was timed before.
+#: Seconds of unprofiled steps before a profiled window. Few are enough, because the point was timed before.
 _PROFILED_SECONDS = 0.5
 
 
@@ -64,7 +64,7 @@ def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
 
 
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
-    """Return the plan of a launch. Its processes begin no entry after `left_s` seconds; None for no limit."""
+    """Return the plan of a launch. The launch begins no entry after `left_s` seconds; None for no limit."""
     timed_s = left_s
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)
@@ -103,7 +103,7 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points to start again: points with too few starts, or else doubtful baselines.
+    """Return the points whose processes start once more: points with too few starts, or else doubtful baselines.
 
     Args:
         request: contains the number of starts.
@@ -124,7 +124,7 @@ def started_again(
 def with_start(
     point: Point, known: Mapping[str, PointRecord], record: PointRecord
 ) -> tuple[PointRecord, Remark | None]:
-    """Merge the record of another start into the known record. If that start failed, return a remark too."""
+    """Merge the record of another start into the known record. Return the result, and a remark if the start failed."""
     before = known.get(point.record.id)
     if point.start == 1 or before is None:
         return record, None

@@ -1,9 +1,9 @@
 """List the requested points, most important first.
 
-Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1,
-which give an efficiency. Then come `independent` on 4 (the step without communication), cpu-reduce on 4 and on 1, and
-at last 2 GPUs. If several batch sizes, precisions or other settings are requested, all points of the first setting come
-before the points of the second.
+Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1
+GPU, which together give an efficiency. Then come `independent` on 4 GPUs (the step without communication), cpu-reduce
+on 4 GPUs and on 1 GPU, and at last all strategies on 2 GPUs. If several batch sizes, precisions or other settings are
+requested, all points of the first setting come before the points of the second setting.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         job: the training.
         record: the settings of the point, and its measurements if there are any.
         priority: points with the lowest priority are measured first.
-        start: number of the start, from 1.
+        start: number of this start of the point's processes, from 1.
     """
 
     job: Job
@@ -63,7 +63,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def directory(self) -> str:
-        """Directory of this start, relative to the benchmark's."""
+        """Directory of this start, relative to the benchmark's directory."""
         return Store.relative(self.record.id, start=self.start)
 
     @property
@@ -74,7 +74,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs (0 for CPU processes) and CPU cores that training may use."""
+    """Numbers of GPUs (0 for CPU processes) and of CPU cores that training may use."""
 
     gpus: int
     cpus: int
@@ -104,7 +104,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Sort by priority. Of equal priority, points with more devices come first.
+    """Sort by priority. Among points of equal priority, points with more devices come first.
 
     If the largest point is measured first, all processes load their libraries at the same time. On 4 H200s, the first
     three steps of ResNet-50 took 9 s. If the point on 1 GPU came before the point on 4, the 9 s would be spent twice.
@@ -113,7 +113,7 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
-    """Return the options of each curve; in strong scaling `batch_size` is the batch of all devices together."""
+    """Return the options of each setting of a workload; in strong scaling `batch_size` counts all devices together."""
     entry = workload_entry(name)
     batch = entry.default_batch(on_gpu=bool(site.gpus))
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
@@ -170,7 +170,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in names:
-        # Peer access is a setting of shared launches, so only a strategy of shared launches may have the suffix.
+        # Peer access is a setting of shared launches, so only their strategies may have the suffix `NO_P2P`.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -232,7 +232,7 @@ def _point(
     *,
     priority: tuple[int, ...],
 ) -> Point:
-    """Return the point of a variant's training with this strategy on the devices with these indices."""
+    """Return the point that trains a variant with this strategy on the devices with these indices."""
     devices = len(indices)
     error = None
     batch = step_batch = variant.batch_size or 1
@@ -274,7 +274,7 @@ def _point(
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     """Return the points to record.
 
-    For `auto` these are the points with the most devices of each strategy that communicates, and their baselines.
+    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline.
     """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":

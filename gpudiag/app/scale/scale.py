@@ -40,7 +40,7 @@ _START_S = 12.0
 #: Shortest time in seconds that a launch gets for its points.
 _SHORTEST_S = 5.0
 
-#: Called with each message of a training process and the points of its launch.
+#: Called with each message of a training process, and the launch of this process.
 Observer = Callable[["Progress", "Launch"], None]
 
 
@@ -113,7 +113,7 @@ def _unreadable_points(store: Store) -> list[Remark]:
 
 
 class _ScalingBenchmark:
-    """Measure the points of one call.
+    """Measure the points of one call of `gpudiag scale`.
 
     Attributes:
         points: records of all points in the output directory, by id.
@@ -163,7 +163,7 @@ class _ScalingBenchmark:
             self.timed.append(point)
 
     def _recover(self, point: Point) -> bool:
-        """Save the point if an earlier call measured it but ended before saving it. Return whether this is so."""
+        """Save the point and return True if an earlier call measured the point but ended before saving it."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False
@@ -336,6 +336,7 @@ class _ScalingBenchmark:
 
 
 def _machine(first: Prepared) -> Machine:
+    """Return the machine and the software versions of a prepared run."""
     host = first.facts.host
     software = {framework_named(first.plan.job.framework).package: first.interpreter.framework}
     if host.driver:

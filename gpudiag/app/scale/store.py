@@ -51,7 +51,7 @@ class Store:
         if output.exists() and not output.is_dir():
             raise UsageError(f"--output {output} is a file", "Give a directory; it is created if missing.")
         self.output = output
-        #: Points that could not be read, one line each.
+        #: A line about each point that could not be read.
         self.notes: list[str] = []
         self._reading = reading
         if not reading:

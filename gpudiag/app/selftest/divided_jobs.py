@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
-#: Codes of findings about the cost of dividing a model. They are right in addition to the finding of a fault.
+#: Codes of findings about the cost of dividing a model. Such findings are right in addition to the finding of a fault.
 _COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
 _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 
@@ -41,7 +41,7 @@ DIVIDED = (
         job=True,
         divided=True,
     ),
-    # The amounts are additional layers and additional tokens as shares of the usual number, and a share of all tokens.
+    # The amounts are (additional layers) / (usual layers), (additional tokens) / (usual tokens), and a share of tokens.
     _fault("uneven-stages", "one pipeline stage computes twice as long as the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
     _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),

@@ -28,7 +28,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         or_else: other codes that the first finding may have, with the causes that it may name.
         job: True for a whole job; the cost of its own communication and launches is measured.
         workloads: workloads that may have the fault; empty for all.
-        divided: a small GPT that the processes divide, trained in a launch of its own.
+        divided: True for a small GPT that the processes divide, and that is trained in a separate launch.
     """
 
     name: str

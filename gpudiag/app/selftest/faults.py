@@ -177,7 +177,7 @@ MORE = (
         gpu_amount=1.0,
         workloads=("gpt",),
     ),
-    # The straggler changes in each step. With two ranks they take turns.
+    # The straggler changes in each step. If there are two ranks, they take turns.
     CatalogueEntry(
         name="varying-lengths",
         summary="in each step another rank has the longest sequences, or the most images",

@@ -22,22 +22,23 @@ from gpudiag.statistics import mean_of, wilson
 
 #: Accepted difference between found and true cost on GPUs: this share of the true cost, but at least this many ms.
 GPU_SHARE, GPU_MS = 0.10, 1.0
-#: The same on CPU processes: this share, but at least this many standard errors, because other work uses the cores too.
+#: Accepted difference on CPU processes, whose cores do other work too: this share, but at least this many standard
+#: errors.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 #: A finding counts as an alarm only if it saves at least this share of the step with the fault.
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A finding about the clean job is a false alarm if the true loss is below this share of the least savings of an alarm.
+#: A finding about a loss of the clean job is a false alarm if the true loss is below this share of the smallest alarm.
 _LEAST_LOSS_SHARE = 0.5
-#: A block's mean leaves out this share of steps at either end of the sorted times, so one disturbance has no effect.
+#: A block's mean leaves out this share of the shortest and of the longest steps, so that a disturbance has no effect.
 _TRIMMED = 0.1
 #: The score counts costs that are found within these errors: (share of the true cost, least error in ms).
 _ACCURACIES = ((0.10, 1.0), (0.25, 2.0))
 
 
 def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
-    """Return the true cost, from alternating blocks with and without the fault.
+    """Return the true cost of a fault, computed from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. The nth block without the fault and
     the nth block with it form a pair. The cost is the mean difference over pairs.
@@ -88,7 +89,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
-    """Return the accepted difference between found and true cost.
+    """Return the accepted difference between found and true cost in ms per step.
 
     Args:
         cost: the true cost.
@@ -153,8 +154,8 @@ def judge(
                 for finding in alarms
                 if finding.code != code or not _is_clean_loss(finding, loss, alarm_ms, allowed_ms)
             ]
-    first = _first(alarms, expected)
-    primary = None if first is None else _found(first)
+    first = _leading_alarm(alarms, expected)
+    primary = None if first is None else _as_found(first)
     others = _others(analysis, alarms, first, alarm_ms)
     included_ms = _included_ms(primary, expected, clean_losses)
     verdict, why = compare(
@@ -194,7 +195,7 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
     """Return the other alarms that still save at least `alarm_ms` when the first finding is fixed."""
     saving_afterwards_ms = _saving_after(analysis, alarms[0] if alarms else None)
     return tuple(
-        _found(finding)
+        _as_found(finding)
         for finding in alarms
         if finding is not first and not _are_alternatives(finding, first) and saving_afterwards_ms(finding) >= alarm_ms
     )
@@ -221,7 +222,17 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict, and why it is `wrong`. A missed fault below `alarm` or `tolerance` (in ms) is `too small`."""
+    """Return the verdict, and the reasons if it is `wrong`. A missed fault below alarm or tolerance is `too small`.
+
+    Args:
+        cost: the true cost.
+        expected: the right diagnosis.
+        primary: the leading alarm; None if there is no alarm.
+        others: the other alarms.
+        tolerance: accepted difference between found and true cost, in ms per step.
+        alarm: least savings of an alarm, in ms per step.
+        included_ms: the clean job's loss that fixing `primary` also removes.
+    """
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
@@ -238,7 +249,7 @@ def compare(
         errors.append(f"{primary.code} instead of {expected.code}")
     else:
         if primary.ranks != expected.ranks:
-            errors.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
+            errors.append(f"ranks {_rank_list(primary.ranks)} instead of {_rank_list(expected.ranks)}")
         causes = expected.causes_of(primary.code)
         if causes and primary.cause not in causes:
             errors.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
@@ -264,8 +275,9 @@ def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
     ]
     for share, ms in _ACCURACIES:
         accurate = [
-            found is not None and abs(_excess_ms(found, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
-            for row, found in zip(faults, diagnoses, strict=True)
+            diagnosis is not None
+            and abs(_excess_ms(diagnosis, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
+            for row, diagnosis in zip(faults, diagnoses, strict=True)
         ]
         scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", accurate))
     return (*scores, _score("rows with a false alarm", [_has_false_alarm(row) for row in rows]))
@@ -298,7 +310,7 @@ def _excess_ms(primary: Found, cost: FaultCost, included_ms: float) -> float:
     return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
-def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
+def _leading_alarm(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
     """Return the largest alarm. If one of its alternatives has a right code, return this alternative instead."""
     if not alarms:
         return None
@@ -344,7 +356,7 @@ def _saves_ms(finding: Finding) -> float:
     return 0.0 if finding.severity == "info" else finding.recoverable_ms_per_step or 0.0
 
 
-def _found(finding: Finding) -> Found:
+def _as_found(finding: Finding) -> Found:
     return Found(
         code=finding.code,
         ranks=finding.ranks,
@@ -354,5 +366,5 @@ def _found(finding: Finding) -> Found:
     )
 
 
-def _list(ranks: tuple[int, ...]) -> str:
+def _rank_list(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks)) or "none"

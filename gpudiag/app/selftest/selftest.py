@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, with settings for which its clean step has no finding. The default layout is the framework's."""
+    """A workload with settings for which its clean step has no finding. None stands for the framework's layout."""
 
     workload: str
     batch_size: int
@@ -60,8 +60,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy longer than its host.
-#: The batch of the second is so large that the exposed communication of the last 150 MB of gradients is negligible.
+#: The first workload has much compute, the second many gradients. Each keeps a recent GPU busy for longer than the host
+#: needs to launch its work. The batch of the second workload is so large that the exposed communication of the last
+#: 150 MB of gradients is negligible.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
@@ -132,7 +133,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
 
     Args:
         output: the directory of the selftest.
-        left_out: the faults that could not run; None to take them from the earlier result.
+        left_out: the faults that could not run; None for the faults that the earlier result lists.
     """
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
@@ -199,7 +200,7 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return workload → finding code → cost of the clean job's communication or launch overhead.
+    """Return the costs of the clean job's communication and launch overhead, by workload and finding code.
 
     Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
     CUDA graph. The larger cost counts.
@@ -216,7 +217,7 @@ def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str
 
 
 def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
-    """Return the cost on GPUs by workload and fault."""
+    """Return the cost of each fault on GPUs, by workload and name of the fault."""
     return {
         (ablation.workload, ablation.fault.name): ablation_cost(ablation.blocks)
         for ablation in ablations
@@ -318,5 +319,5 @@ def _window_error_ms(record: RunRecord) -> float:
 
 
 def default_output() -> Path:
-    """Return the directory of a selftest without `--output`."""
+    """Return the default of `--output`, named after the current time."""
     return Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-selftest"

@@ -10,6 +10,7 @@ _SMALL = ("gpt", "resnet20-cifar")
 def _well_built(
     name: str, summary: str, *, workloads: tuple[str, ...], cpu_amount: float | None = None
 ) -> CatalogueEntry:
+    """Return a whole job without a fault; without `cpu_amount` it runs on GPUs only."""
     return CatalogueEntry(
         name=name,
         summary=f"well built: {summary}",

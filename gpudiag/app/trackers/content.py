@@ -1,4 +1,4 @@
-"""Choose what of an analysis is logged to experiment trackers."""
+"""Select the parts of an analysis that are logged to experiment trackers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def metrics_of(analysis: Analysis) -> dict[str, float]:
         known["gpudiag/overlapped_ms"] = sum(device.hidden_communication_ms for device in devices) / len(devices)
     for severity in ("critical", "warning"):
         known[f"gpudiag/findings_{severity}"] = float(sum(f.severity == severity for f in analysis.findings))
-    for finding in reversed(analysis.findings):  # of several with one code, the most important counts
+    for finding in reversed(analysis.findings):  # of several findings with one code, the most important counts
         known[f"gpudiag/saves/{finding.code}_ms"] = finding.recoverable_ms_per_step
     return {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
 
 
 def tracked_run(analysis: Analysis, run: Path, report: Path) -> TrackedRun:
-    """Return what is logged of the run at this path, whose HTML page is `report`."""
+    """Return the metrics, findings and HTML page (`report`) that are logged for the run at this path."""
     rows = tuple(
         (
             finding.code,

@@ -21,7 +21,7 @@ from gpudiag.training.loop.trackers.mlflow_run import log_to_mlflow
 from gpudiag.training.loop.trackers.tracked_run import TRACKED_FILE, TrackedRun, TrackerName
 from gpudiag.training.loop.trackers.wandb_run import log_to_wandb
 
-#: Where TensorBoard's own writers write by default.
+#: Directory to which TensorBoard's own writers write by default.
 TENSORBOARD_DIRECTORY = Path("runs")
 
 
@@ -36,13 +36,13 @@ def log_run(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> str:
-    """Analyse a run, and log its metrics, findings and HTML page. Return where they are.
+    """Analyse a run, and log its metrics, findings and HTML page. Return their location in words.
 
     Args:
         paths: traces, a run directory or a saved analysis.
         to: the tracker.
-        project: project (W&B) or experiment (MLflow); None for that of the environment.
-        name: name of the logged run; None for that of the directory.
+        project: project (W&B) or experiment (MLflow); None for the project that the environment sets.
+        name: name of the logged run; None for the name of the directory.
         run_id: an existing run of the tracker to log to.
         directory: parent of the logged run's directory, for TensorBoard.
         world_size, limits: as for `analyze`.
@@ -77,9 +77,9 @@ def log_run(
 
 
 def log_to_tensorboard(tracked: TrackedRun, analysis: Analysis, directory: Path) -> str:
-    """Write an event file with the metrics and the report, and beside it the HTML page. Return where they are.
+    """Write an event file with the metrics and the report, and beside it the HTML page. Return their location in words.
 
-    The event file is added to those that the training's own writer has written in this directory.
+    The event file is added to the event files that the training's own writer has written in this directory.
     """
     series = tuple(ScalarSeries(tag=name, points=((0, value),)) for name, value in tracked.metrics.items())
     now_s = time.time()

@@ -1,6 +1,6 @@
 """Prepare a run for the trackers that a training process logs to (`log_to=` of a callback).
 
-The callback starts this module in a process of its own. It is no command for users.
+The callback starts this module in a separate process. The module is not a command for users.
 """
 
 from __future__ import annotations

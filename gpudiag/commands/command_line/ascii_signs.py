@@ -1,4 +1,4 @@
-"""Replace characters that a terminal's encoding lacks by similar ASCII ones (a multiplication sign by `x`)."""
+"""Replace characters that a terminal's encoding lacks by similar ASCII characters (a multiplication sign by `x`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete values of options and arguments in a shell: workloads, strategies, codes, and the words of a metavar."""
+"""Complete values of options and arguments in a shell: workloads, strategies, codes, and words that a metavar lists."""
 
 from __future__ import annotations
 

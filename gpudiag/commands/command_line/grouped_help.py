@@ -14,8 +14,8 @@ class GroupedCommand(TyperCommand):
     """A command whose help has several usage lines and groups of options. Subclasses set both.
 
     Attributes:
-        usages: what follows the command's name, one entry per way to call it, the main way first.
-        groups: heading → names of parameters, in order. Other parameters follow under a heading of their own.
+        usages: the words after the command's name, one entry per way to call the command, the main way first.
+        groups: names of parameters in order, by heading. All other parameters follow under the heading `_OTHER`.
     """
 
     usages: ClassVar[Sequence[str]] = ()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=str)
 
 MAX_TRACE_GB = 4.0
-#: Smallest and largest accepted width of a report. Tables below 40 are unreadable, and no report needs 1000.
+#: Smallest and largest accepted width of a report. Tables of fewer than 40 characters are unreadable.
 NARROWEST, WIDEST = 40, 1000
 
 Traces = Annotated[

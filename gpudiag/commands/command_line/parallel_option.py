@@ -8,7 +8,7 @@ from gpudiag.model.run import DIMENSIONS, SCHEDULES, ParallelLayout
 
 METAVAR = "pp=N,dp=N,ep=N,cp=N,tp=N"
 _EXAMPLE = "For example: --parallel pp=2,dp=2,microbatches=8,schedule=1f1b."
-#: Microbatches per stage if none are given; with fewer, most of the pipeline is idle.
+#: Default number of microbatches per stage. With fewer microbatches most of the pipeline is idle.
 _MICROBATCHES = 2
 
 

@@ -24,7 +24,7 @@ AFTER_SEPARATOR = "gpudiag.after-separator"
 
 
 class VerbGroup(TyperGroup):
-    """The commands. Each is imported only when it is called, so that help of one command does not import the others."""
+    """The commands. A command is imported only when it is called, so that its help does not import other commands."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -77,7 +77,7 @@ def _class_of(module: Any) -> type[TyperCommand]:
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    """Format examples for the end of the help. They start with `\\b`, so that the formatter does not reflow them."""
+    """Format examples for the end of the help. The first line is `\\b`, so that the formatter keeps the line breaks."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}\n      {purpose}" for command, purpose in examples)
 
 

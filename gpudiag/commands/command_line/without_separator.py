@@ -82,7 +82,7 @@ def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | 
 
 
 def _takes_value(parameters: Sequence[Parameter]) -> dict[str, bool]:
-    """Return whether a value follows each option, by the option's name."""
+    """Return {name of an option: whether a value follows the option}."""
     return {
         name: not getattr(parameter, "is_flag", False)
         for parameter in parameters

@@ -39,7 +39,7 @@ _PHASES: dict[Phase, str] = {
 
 
 class LiveTable:
-    """A table of ranks (phase, steps, step time, time to fetch batches) and one of GPUs (utilization, clock, memory).
+    """A table of ranks (phase, steps, step time, time to fetch batches), and a table of GPUs (utilization, clock, …).
 
     Step times are computed from the arrival of messages, so that the ranks have no overhead.
 

@@ -48,7 +48,7 @@ class ProbeProgressBar:
             self._bar.stop()
 
     def __call__(self, step: ProbeStep) -> None:
-        """Show one step."""
+        """Show the progress of a probe."""
         label = one_line(step.what)[:_LONGEST]
         with self._lock:
             if self._bar is not None:

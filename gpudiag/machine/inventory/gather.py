@@ -52,14 +52,14 @@ def gather_inventory(
     """Return the inventory from NVML, /proc and /sys. The function takes well under a second, and raises no exceptions.
 
     Args:
-        nvml: a replacement for the module `pynvml`, with its functions and error classes.
+        nvml: a replacement for the module `pynvml`, with the same functions and error classes.
         root: a recorded tree of /proc, /sys and /etc to read instead of "/".
         environment: a replacement for this process's environment variables.
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the
-        reason. Strings contain no control characters. PCIe generation and width are current values, which may be lower
-            than under load, because an idle link reduces them. So `under_load` is False.
+        reason. Strings contain no control characters. PCIe generation and width are current values, and `under_load` is
+        False: an idle link may use a lower generation and width than under load.
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}

@@ -43,7 +43,7 @@ def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b:
 
 
 def _peer_access(session: NvmlSession, handle_a: Any, handle_b: Any) -> tuple[bool | None, str | None]:
-    """Return whether peer access is possible (None if unknown), and the reason if peer access is denied or unknown."""
+    """Return (True, None) if peer access is possible, (False, reason) if it is denied, (None, reason) if unknown."""
     for capability in (_READ, _WRITE):
         reasons: dict[str, str] = {}
         status = session.ask(reasons, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, capability)
@@ -92,8 +92,8 @@ def reaches_directly(link: Link) -> bool:
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
     """Group the GPUs into islands. Within an island, every pair is linked directly. Each GPU belongs to one island.
 
-    GPUs are taken in order. Each GPU joins the first island in which it reaches every member directly. Islands that the
-    GPU reaches over NVLink have precedence over islands over PCIe, so that a bridged pair stays together. On a hybrid
+    GPUs are taken in order. Each GPU joins the first island in which it reaches every member directly. Islands reached
+    over NVLink precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid
     cube mesh of eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
     """
     over_nvlink = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}

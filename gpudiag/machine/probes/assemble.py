@@ -1,4 +1,4 @@
-"""Add the results of probe programs to facts, with GPUs numbered as in the inventory, with ceilings and fits."""
+"""Add the results of probe programs to facts: number GPUs as in the inventory, and add ceilings and fits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Machine:
         self._visible = [gpu.index for gpu in facts.gpus if gpu.visible]
 
     def indices(self, document: ProbeDocument) -> dict[int, int]:
-        """Return CUDA ordinal → inventory index, by PCI id, because CUDA and NVML may number GPUs differently."""
+        """Map CUDA ordinals to inventory indices by PCI id, because CUDA and NVML may number GPUs differently."""
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))

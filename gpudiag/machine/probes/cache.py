@@ -40,20 +40,20 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
     """
     try:
         directory = cache_directory() if directory is None else directory
-        path = directory / _name(inventory, transport)
+        path = directory / _file_name(inventory, transport)
         if not is_private(directory) or not 0 <= time.time() - path.stat().st_mtime <= MAX_AGE_S:
             return None
         measured = load_facts(path)
     except (OSError, RuntimeError, GpudiagError):  # RuntimeError means that this user has no home directory
         return None
-    if _machine(measured) != _machine(inventory) or not _has(measured, transport):
+    if _machine_identity(measured) != _machine_identity(inventory) or not _has_all_reduce(measured, transport):
         return None
     return with_measurements(inventory, measured)
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
     """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated."""
-    transports = [transport for transport in _TRANSPORTS if _has(facts, transport)]
+    transports = [transport for transport in _TRANSPORTS if _has_all_reduce(facts, transport)]
     if not transports:
         return
     with suppress(OSError, RuntimeError):
@@ -62,7 +62,7 @@ def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
         if not is_private(directory):
             return
         for transport in transports:
-            write_whole(directory / _name(facts, transport), encode_json(facts), mode=0o600)
+            write_whole(directory / _file_name(facts, transport), encode_json(facts), mode=0o600)
         files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in files[:-MOST_FILES]:
             path.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def _with_link(gpu: Gpu, before: Gpu | None) -> Gpu:
     return msgspec.structs.replace(gpu, pcie=before.pcie, memory_bus_bits=gpu.memory_bus_bits or before.memory_bus_bits)
 
 
-def _machine(facts: Facts) -> dict[str, object]:
+def _machine_identity(facts: Facts) -> dict[str, object]:
     """Return the facts on which measurements depend."""
     return {
         "host": facts.host.name,
@@ -104,10 +104,10 @@ def _machine(facts: Facts) -> dict[str, object]:
     }
 
 
-def _name(facts: Facts, transport: str) -> str:
-    machine = msgspec.json.encode(_machine(facts), order="deterministic")
+def _file_name(facts: Facts, transport: str) -> str:
+    machine = msgspec.json.encode(_machine_identity(facts), order="deterministic")
     return f"{hashlib.sha256(machine).hexdigest()[:32]}-{transport}.json"
 
 
-def _has(facts: Facts, transport: str) -> bool:
+def _has_all_reduce(facts: Facts, transport: str) -> bool:
     return any(call.strategy == transport for call in facts.collectives)

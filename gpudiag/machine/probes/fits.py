@@ -9,8 +9,8 @@ import numpy as np
 from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
 from gpudiag.units import bus_factor
 
-#: Relative error above which a point has less weight (Huber's bound). NCCL changes its protocol with the size, and
-#: sizes near a change do not fit a line.
+#: Relative error above which a point has less weight (Huber's bound). NCCL's protocol depends on the message size, and
+#: sizes near a change of the protocol do not fit a line.
 _BOUND = 0.1
 #: Maximum number of iterations.
 _ROUNDS = 60

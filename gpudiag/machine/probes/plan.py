@@ -15,7 +15,7 @@ _CPU_RANKS = 2
 _CPU_LARGEST_MIB = 64
 #: Number of cores per rank with which importing PyTorch does not disturb programs that measure at the same time.
 _CPUS_PER_IMPORT = 4
-#: Results of gpu_paths.py: schema and name.
+#: Schema and name of each result of gpu_paths.py.
 _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
 _PEER = ("gpudiag/probe-copy-peer/1", "copies between GPUs")
 _NCCL = ("gpudiag/probe-allreduce/1", "NCCL all-reduce")
@@ -36,7 +36,7 @@ class _Plan:
         self._timeout_s = timeout_s
 
     def add(self, name: str, program: str, seconds: float, *arguments: str, **fields: Any) -> None:
-        """Add a program with about `seconds` of measuring; `fields` are further fields of `Planned`."""
+        """Add a program that measures for about `seconds`; `fields` are further fields of `Planned`."""
         given = (*arguments, "--seconds", f"{seconds:g}", *(["--quick"] if self.quick else []))
         path, limit_s = self._programs / program, self._timeout_s
         self.chosen.append(
@@ -56,13 +56,13 @@ def plan_probes(
     Args:
         facts: the inventory.
         programs: the folder of the probe programs.
-        quick: only the most important measurements, in about 5 s on 4 GPUs instead of 20.
-        timeout_s: limit on the seconds that each program loads, and on those that it measures.
-        p2p: with `quick`, measure NCCL without peer access if this is False.
+        quick: choose only the most important measurements, which take about 5 s on 4 GPUs instead of 20.
+        timeout_s: time limit of each program in seconds, for loading and again for measuring.
+        p2p: False to measure NCCL without peer access; only used with `quick`.
 
     Returns:
         Programs in the order in which they measure. Copies come first, because other measurements are compared with
-        them. Programs without GPUs come last. Meanwhile the GPU contexts of the other programs can be destroyed.
+        them. Programs without GPUs come last; meanwhile the driver destroys the GPU contexts of the other programs.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)

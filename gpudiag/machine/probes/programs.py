@@ -46,7 +46,7 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
-    #: Reason why nothing can be measured on this machine, if this is not a failure.
+    #: Reason why this machine has nothing to measure, which is not a failure; None if it has something.
     unavailable: str | None = None
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()
@@ -90,7 +90,7 @@ class HostLatency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCopies(ProbeDocument, frozen=True, kw_only=True):
-    """gpudiag/probe-copy-host/1."""
+    """Result of schema gpudiag/probe-copy-host/1."""
 
     bandwidth: tuple[HostCopy, ...] = ()
     latency: tuple[HostLatency, ...] = ()
@@ -118,14 +118,14 @@ class PeerLatency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerCopies(ProbeDocument, frozen=True, kw_only=True):
-    """gpudiag/probe-copy-peer/1."""
+    """Result of schema gpudiag/probe-copy-peer/1."""
 
     bandwidth: tuple[PeerCopy, ...] = ()
     latency: tuple[PeerLatency, ...] = ()
 
 
 class HostMemoryCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies from NUMA node `src` to `dst` by threads on `src`; copied bytes count once."""
+    """Copies from NUMA node `src` to node `dst` by threads on `src`. Each copied byte counts once."""
 
     src: str
     dst: str
@@ -133,7 +133,7 @@ class HostMemoryCopy(MeasuredCopy, frozen=True, kw_only=True):
 
 
 class HostMemoryResult(ProbeDocument, frozen=True, kw_only=True):
-    """gpudiag/probe-host-memory/1."""
+    """Result of schema gpudiag/probe-host-memory/1."""
 
     bandwidth: tuple[HostMemoryCopy, ...] = ()
 
@@ -151,7 +151,7 @@ class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectivesResult(ProbeDocument, frozen=True, kw_only=True):
-    """gpudiag/probe-allreduce/1."""
+    """Result of schema gpudiag/probe-allreduce/1."""
 
     collectives: tuple[MeasuredCollective, ...] = ()
 

@@ -88,7 +88,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. As a context manager, the object ends the program's process group."""
+    """A started program. As a context manager, the object ends the program's process group on exit."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
@@ -143,7 +143,7 @@ class RunningProbe:
                     stream.close()
 
     def wait_until_ready(self, deadline: float) -> bool:
-        """Wait until the program is ready, done, or has ended; return False if none of this happens by `deadline`."""
+        """Wait until the program is ready, done, or has ended; return False after `deadline` (`time.perf_counter`)."""
         while not self._ready_seen:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.perf_counter()))
@@ -164,7 +164,7 @@ class RunningProbe:
             if time.perf_counter() > deadline:
                 self.kill()
                 limit = self.planned.timeout_s
-                return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
+                return self._judge("timeout", f"had not finished after {limit:g} s{self._last_message()}")
             self._done.wait(0.01)
         if self._done.is_set():
             # The result was written before this message, but the thread that reads the result may still be reading.
@@ -175,14 +175,14 @@ class RunningProbe:
             reader.join(5)
         if code != 0 and not self._too_much:
             how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-            return self._judge("failed", how + self._last())
+            return self._judge("failed", how + self._last_message())
         return self._judge()
 
     def give_up(self) -> list[ProbeOutcome]:
         """End a program that was not ready in time."""
         self.kill()
         limit = self.planned.setup_timeout_s
-        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
+        return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last_message()}")
 
     def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
         """Return the outcome of the program or of each part. Parts that were written before a failure are valid."""
@@ -197,10 +197,10 @@ class RunningProbe:
                     status, reason = "garbage", str(error)
         if self.planned.parts:
             return self._judge_parts(documents, status, reason)
-        return [self._ended(self.planned.name, status, documents[0] if documents else None, reason)]
+        return [self._outcome(self.planned.name, status, documents[0] if documents else None, reason)]
 
     def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
-        """Return an outcome for each planned part; parts without a document get this status and reason."""
+        """Return an outcome for each planned part. Parts without a document get `status` and `reason`."""
         by_schema = {document.schema: document for document in documents}
         if status == "ok" and documents and documents[-1].unavailable is not None:
             # A reason that prevents one part (no driver, no GPU) also prevents the later parts.
@@ -208,18 +208,18 @@ class RunningProbe:
         elif status == "ok":
             status, reason = "garbage", "printed no result"
         return [
-            self._ended(name, "ok", by_schema[schema], None)
+            self._outcome(name, "ok", by_schema[schema], None)
             if schema in by_schema
-            else self._ended(name, status, None, reason)
+            else self._outcome(name, status, None, reason)
             for schema, name in self.planned.parts
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output. With `whole`, omit a last line without a line end: it may be incomplete."""
+        """Return the lines of the output. With `whole`, omit an incomplete last line."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
-    def _ended(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
+    def _outcome(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
         """Return an outcome with the durations so far."""
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
@@ -235,7 +235,7 @@ class RunningProbe:
             measure_s=now - go,
         )
 
-    def _last(self) -> str:
+    def _last_message(self) -> str:
         """Return ": " and the last line of standard error that is not a progress message; "" without such a line."""
         return f": {self._tail[-1]}" if self._tail else ""
 
@@ -269,7 +269,7 @@ class RunningProbe:
             self._events.put("ready")
         elif message["event"] == "done":
             self._done.set()
-            self._events.put("ended")  # a program that is unavailable ends its work before it is ready
+            self._events.put("ended")  # a program that cannot measure here is done without having been ready
         elif message["event"] == "progress" and self._on_progress is not None:
             done, of = message.get("done"), message.get("of")
             if isinstance(done, int) and isinstance(of, int):
@@ -301,8 +301,8 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
     """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. When this function returns or raises, even after
-            Ctrl-C, every started process group has ended.
+        Outcomes in the order of the plan, one per program or per part of a program. When this function returns or
+        raises, even after Ctrl-C, every started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -321,7 +321,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # the driver destroys their contexts slowly, while the host is measured
+                _end_all(holding)  # the driver destroys GPU contexts slowly; meanwhile the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

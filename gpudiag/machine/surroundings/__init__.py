@@ -1,1 +1,1 @@
-"""Read what stands in the way of a job, each reading with a time limit and without privileges."""
+"""Check for obstacles to profiling a job (CUPTI, permissions, peer copies), without privileges and without hanging."""

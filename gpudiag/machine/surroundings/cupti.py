@@ -1,4 +1,4 @@
-"""Find CUPTI as a training process would, and register a profiler in a child process."""
+"""Find CUPTI as a training process would, and try to register a profiler with it, in a child process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 
 from gpudiag.model.checkup.surroundings import CuptiSeen
 
-#: Program that the interpreter runs; it imports no framework. The order of folders is that of PyTorch's wheels (which
-#: preload NVIDIA's packages), conda, the loader's path, and toolkits. A library that cannot be loaded is skipped.
+#: Program that the interpreter runs, without a framework. The program searches PyTorch's wheels (which preload NVIDIA's
+#: packages), conda, the loader's path and toolkits, in this order. A library that cannot be loaded is skipped.
 _PROGRAM = r"""
 import sys
 del sys.path[0]
@@ -49,7 +49,7 @@ print(json.dumps(answer))
 
 
 def find_cupti(python: str, limit_s: float) -> CuptiSeen:
-    """Return the CUPTI that this interpreter finds, and what it answers to a profiler.
+    """Return the CUPTI that this interpreter finds, and the error if CUPTI refuses to register a profiler.
 
     Args:
         python: path of the interpreter.
@@ -58,7 +58,7 @@ def find_cupti(python: str, limit_s: float) -> CuptiSeen:
     Raises:
         OSError: the interpreter cannot be run.
         subprocess.TimeoutExpired: the library or its driver does not answer.
-        ValueError: the program ended without an answer, for instance by a crash within the library.
+        ValueError: the program ended without an answer, for instance because the library crashed.
     """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([python, "-c", _PROGRAM], capture_output=True, timeout=limit_s, check=False, env=environment)

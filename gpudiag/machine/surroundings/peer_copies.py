@@ -16,11 +16,11 @@ _SECONDS = "0.5"
 
 
 def copy_between_gpus(facts: Facts, limit_s: float) -> tuple[Facts, PeerCopiesSeen]:
-    """Return the facts with the rates of copies, and the outcome. The data that arrives is verified.
+    """Return the facts with the measured bandwidths of copies, and the outcome. The arrived data is verified.
 
     Args:
         facts: the inventory.
-        limit_s: time limit in seconds, of loading and of copying.
+        limit_s: time limit in seconds, for loading and again for copying.
     """
     visible = sum(gpu.visible for gpu in facts.gpus)
     if visible < 2:

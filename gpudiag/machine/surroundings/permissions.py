@@ -1,4 +1,4 @@
-"""Read who may profile GPUs, the CPUs of this process, and signs of Windows Subsystem for Linux."""
+"""Read whether this process may profile GPUs, which CPUs it may use, and signs of Windows Subsystem for Linux."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def read_permissions(root: Path, driver: str | None) -> Surroundings:
 
 
 def _may_profile(root: Path, driver: str | None) -> bool | None:
+    """Return whether this process has a capability with which the driver permits profiling; None if unknown."""
     effective = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
     if effective is None:
         return None

@@ -13,14 +13,14 @@ Value = TypeVar("Value")
 
 
 class Reading(Generic[Value]):
-    """A function that runs in the background from now on.
+    """A function that runs in a thread from the creation of this object on.
 
-    The thread is a daemon: a call that blocks in the kernel does not keep this process alive.
+    The thread is a daemon, so that a call that blocks in the kernel does not keep this process alive.
 
     Args:
         what: name of the reading, for the reason.
         read: the function.
-        limit_s: time limit in seconds, from now on.
+        limit_s: time limit in seconds, from the creation on.
     """
 
     def __init__(self, what: str, read: Callable[[], Value], limit_s: float) -> None:
@@ -39,7 +39,7 @@ class Reading(Generic[Value]):
             self._answers.put((None, f"{self._what} failed: {type(error).__name__}: {error}"))
 
     def result(self) -> tuple[Value | None, str | None]:
-        """Wait until the deadline, and return the value or None with the reason."""
+        """Return (value, None), or (None, reason) if the function failed or does not end before the deadline."""
         try:
             return self._answers.get(timeout=max(0.0, self._deadline - time.perf_counter()))
         except queue.Empty:

@@ -1,1 +1,1 @@
-"""Show the difference between two runs in a terminal. `terminal` has the report, made of `tables` and `words`."""
+"""Show the difference between two runs in a terminal. `terminal` prints the report from `tables` and `words`."""

@@ -1,4 +1,4 @@
-"""Make tables of a difference: a waterfall over buckets; and the kernels, collectives and copies that changed most."""
+"""Make tables of the difference between two runs: changes of buckets, and the parts of buckets that changed most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpudiag.report.palette import LABELS
 
 #: Smallest time or change that is shown.
 SEEN_MS = 0.005
-#: Smallest width of a bar in the table of buckets. If there is less room, that table omits the columns A and B.
+#: Smallest width of a bar in the table of buckets. If there is less room, the table omits the columns A and B.
 _NARROWEST_BAR = 12
 _WIDEST_BAR = 60
 MOST_PARTS = 10
@@ -30,7 +30,7 @@ _SAME_CALLS = 0.5
 
 
 class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a bucket, the step, or `part` (a kernel, collective or copy) in ms per step."""
+    """Change of a bucket, of the step, or of `part` (a kernel, collective or copy), in ms per step."""
 
     label: str
     before_ms: float = 0.0
@@ -46,7 +46,7 @@ def _row(label: str, change: BucketChange | PartChange | StepChange, part: PartC
 
 
 def _remainder(label: str, whole: ChangeRow | BucketChange, rows: Sequence[ChangeRow | PartChange]) -> ChangeRow:
-    """Return `whole` minus `rows`."""
+    """Return the row of `whole` minus `rows`."""
     before, after, difference = (
         fsum([getattr(whole, name), *(-getattr(row, name) for row in rows)])
         for name in ("before_ms", "after_ms", "difference_ms")
@@ -127,7 +127,7 @@ def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs)
 
 
 def _room(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return the number of characters left beside these columns."""
+    """Return the number of characters that remain beside these columns in a line of `width` characters."""
     return width - sum(GAP + max(map(len, column)) for column in zip(headings, *rows, strict=True))
 
 
@@ -174,7 +174,7 @@ def _part_name(row: ChangeRow, room: int, *, calls: bool, groups: bool) -> str:
 
 
 def _part_rows(diff: Diff) -> list[tuple[str, ChangeRow]]:
-    """Return every part with its bucket's label, and the remainder of each bucket."""
+    """Return (label of the bucket, row) of every part, and of the remainder of each bucket."""
     rows = [("", ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))]
     for bucket in diff.buckets:
         remainder = _remainder("the rest" if bucket.parts else "", bucket, bucket.parts)

@@ -135,7 +135,7 @@ def findings_table(findings: Sequence[FindingChange]) -> Table:
 
 
 def _finding_line(change: FindingChange) -> Text:
-    """Return code, severity, ranks and savings of a finding. If both runs have the finding, return both values."""
+    """Return code, severity, ranks and savings of a finding; the values of A and of B if both runs have the finding."""
     finding = change.after if change.after is not None else change.before
     if finding is None:
         return Text()

@@ -25,7 +25,7 @@ _KINDS: dict[StepKind, str] = {
     "corrected": "estimated without profiling",
 }
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
-#: Words after a pause before a step's first op. Of data loading without marks, a trace shows only this pause.
+#: Words added to a pause before a step's first op. If data loading has no marks, a trace shows only this pause.
 _UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
@@ -84,7 +84,7 @@ def _unlike(diff: Diff) -> list[Text]:
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
-    """Return a sentence about the difference of the mean steps, and whether this difference exceeds noise."""
+    """Return a sentence that states the difference of the mean step times, and whether the difference exceeds noise."""
     kind = "" if step.kind == "profiled" else f", {_KINDS[step.kind]}"
     if diff.outcome == "no-difference":
         return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."
@@ -99,7 +99,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
 
 
 def _because(cause: Cause) -> str:
-    """Return a sentence about the bucket with the largest change, and the ranks that have it."""
+    """Return a sentence about the bucket that changed most, and the ranks on which it changed."""
     more = "more" if cause.difference_ms > 0 else "less"
     size = figures.milliseconds(abs(cause.difference_ms))
     part = ""
@@ -109,9 +109,9 @@ def _because(cause: Cause) -> str:
     bucket = LABELS[cause.bucket]
     if not cause.ranks:
         return f"Mostly {bucket}{part}: {size} ms {more}, averaged over all devices."
-    who = figures.ranks(cause.ranks)
+    ranks = figures.ranks(cause.ranks)
     verb = "has" if len(cause.ranks) == 1 else "have"
-    text = f"Mostly because {who} {verb} {size} ms {more} {bucket}{part}"
+    text = f"Mostly because {ranks} {verb} {size} ms {more} {bucket}{part}"
     if cause.waiting_ms is None:
         return f"{text}."
     longer = "longer" if cause.waiting_ms > 0 else "less"
@@ -119,7 +119,7 @@ def _because(cause: Cause) -> str:
 
 
 def interval(step: StepChange) -> str:
-    """Return the 95 % interval in words."""
+    """Return the 95 % interval of the difference in words; "" if it is unknown."""
     if step.ci95_ms is None:
         return ""
     beside = max(abs(end) for end in step.ci95_ms)

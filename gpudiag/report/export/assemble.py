@@ -25,8 +25,8 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
     Args:
         timeline: the job.
         attribution: the buckets of the timeline's windows.
-        recordings: one trace per process. Usually these are the timeline's traces. If the timeline has several traces
-            of a process (TensorFlow: one per GPU), the recording is the whole trace of the process.
+        recordings: one trace per process. Usually they are the timeline's traces. If the timeline has several traces of
+            a process (TensorFlow: one per GPU), the recording is the whole trace of the process.
     """
     devices: list[TrackGroup] = []
     hosts: list[TrackGroup] = []
@@ -38,7 +38,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
             timeline.tracks[index].device: (timeline.tracks[index], _gpudiag_tracks(timeline, attribution, index))
             for index in indices
         }
-        devices += _devices(recording, process, ranks[0], results, shift)
+        devices += _device_groups(recording, process, ranks[0], results, shift)
         added = results[UNKNOWN][1] if UNKNOWN in results else ()
         name = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         threads = (*added, *_tracks(recording, recording.events.device == HOST, shift, TrackKind.THREAD, "thread {}"))
@@ -54,7 +54,7 @@ def _same_file(trace: Trace, recording: Trace) -> bool:
     return trace is recording or (trace.source == recording.source and trace.rank != recording.rank)
 
 
-def _devices(
+def _device_groups(
     recording: Trace,
     process: int,
     first_rank: int,
@@ -129,7 +129,7 @@ def _step_numbers(trace: Trace) -> NDArray[np.int64]:
 
 
 def _from_zero(exported: ExportModel) -> ExportModel:
-    """Move the export model's first event to 0, and drop empty tracks."""
+    """Shift all times so that the first event begins at 0, and drop empty tracks."""
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks if len(track)]
     first = min(starts, default=0)
     groups = []
@@ -146,14 +146,14 @@ def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) ->
     """Return gpudiag's tracks for a device track: steps, buckets and waits. Empty tracks are omitted."""
     device_track = timeline.tracks[index]
     tracks = (
-        _steps(device_track),
-        _buckets(attribution.tracks[index]),
-        _waits(device_track, next(timeline.whole_collectives([device_track]))),
+        _steps_track(device_track),
+        _buckets_track(attribution.tracks[index]),
+        _waits_track(device_track, next(timeline.whole_collectives([device_track]))),
     )
     return tuple(track for track in tracks if len(track))
 
 
-def _steps(device_track: DeviceTrack) -> ExportTrack:
+def _steps_track(device_track: DeviceTrack) -> ExportTrack:
     numbers = device_track.window_steps
     return ExportTrack(
         kind=TrackKind.GPUDIAG,
@@ -167,7 +167,7 @@ def _steps(device_track: DeviceTrack) -> ExportTrack:
     )
 
 
-def _buckets(attributed: TrackAttribution) -> ExportTrack:
+def _buckets_track(attributed: TrackAttribution) -> ExportTrack:
     """Return the track of buckets. Idle time is split into `UNMARKED_INPUT`, `QUEUED` and the rest."""
     unmarked = intersect(attributed.parts["idle"], attributed.unmarked_input)
     rest = subtract(attributed.parts["idle"], unmarked)
@@ -187,7 +187,7 @@ def _buckets(attributed: TrackAttribution) -> ExportTrack:
     )
 
 
-def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
+def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
     """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
 
     If two waits overlap, the later wait begins when the earlier wait ends.

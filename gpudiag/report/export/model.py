@@ -26,7 +26,7 @@ class TrackKind(Enum):
 class ExportTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Events of a thread, a stream or gpudiag, as columns of equal length n.
 
-    Events are sorted by start. Of events with the same start, the longest is first.
+    Events are sorted by start. Among events with the same start, the longest is first.
 
     Attributes:
         title: label in the viewer.
@@ -92,7 +92,7 @@ class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_apart(track: ExportTrack) -> list[NDArray[np.intp]]:
-    """Split events into as few rows as possible, so that any two events of a row are nested or disjoint.
+    """Put each event into the first row where it is nested in or disjoint from other events; return indices by row.
 
     A format that writes begins and ends cannot express other overlaps within a row:
 

@@ -1,18 +1,19 @@
-"""Make step events with which xprof's overview shows gpudiag's figures.
+"""Make step events with which xprof's overview shows gpudiag's results.
 
-xprof finds steps by following launches from step marks, and sums the device time of a step over all devices by
-priority. For four ranks in one file this has three faults. xprof finds four times as many steps. Ops of one rank hide
-the waits of other ranks. Time without kernels becomes "all others", which xprof counts as input.
+xprof finds steps by following launches from step marks. In each step, xprof merges the events of all devices; at each
+moment only the event type of highest priority counts. For four ranks in one file this has three faults. xprof finds
+four times as many steps. Ops of one rank hide the waits of other ranks. Time without kernels becomes "all others",
+which xprof counts as input.
 
-But xprof keeps the step (`group_id`) of an event that has one. Therefore the export chooses the rank for which the
-other ranks wait, and writes the step into each event of this rank. Two additional lines have the step windows and the
-time without device events, so that the overview shows the steps of this rank as gpudiag's analysis does:
+If an event states its step (`group_id`), xprof keeps it. Therefore the export chooses the rank for which the other
+ranks wait, and writes the step into each event of this rank. Two additional lines have the step windows and the time
+without device events, so that the overview shows the steps of this rank as gpudiag's analysis does:
 
     gpudiag: steps    step windows, as long as the mean step over all ranks
     gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
 
-xprof classifies events in xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof. It
-counts host activity only if there are no devices. Kernel statistics include all ranks.
+xprof classifies events in xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof.
+Host activity counts only if there are no devices. Kernel statistics include all ranks.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, Tr
 
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
-#: Part of a device's step → name that xprof counts as input, collective or compute. No name has a colon, because xprof
-#: expects an op type of TensorFlow after a colon. Gaps between queued kernels count as compute, because the device does
-#: not wait for another process.
+#: Names that xprof counts as input, collective or compute, by part of a device's step. No name has a colon, because
+#: xprof expects an op type of TensorFlow after a colon. Gaps between queued kernels count as compute, because the
+#: device does not wait for another process.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
@@ -39,7 +40,7 @@ _ON_DEVICE = {
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: The same for a recording without devices, where communication is a copy from host to host.
+#: Names by part of a step for a recording without devices. Communication has names of copies from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",
@@ -85,7 +86,7 @@ class PacingGroup:
         return int((self._parts.end - self._parts.start)[waits].sum())
 
     def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
-        """Return int64[n]: the step in which each event begins. -1 outside of steps, and without a launch."""
+        """Return int64[n]: the step in which each event begins, or -1 for events outside of steps or without launch."""
         window = np.searchsorted(self.steps.start, track.start, side="right") - 1
         inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
         if track.correlation is not None:

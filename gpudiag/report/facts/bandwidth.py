@@ -191,7 +191,7 @@ def _skipped(facts: Facts) -> RenderableType:
 
 
 def render_gradient_bandwidth(buckets: ModelBuckets, console: Console) -> None:
-    """Print the bus bandwidth of all-reduces of a model's gradient buckets by size and transport."""
+    """Print the bus bandwidth of all-reduces of a model's gradient buckets: a row per size, a column per transport."""
     transports = list(dict.fromkeys(measured.strategy for measured in buckets.collectives))
     sizes = sorted({measured.bytes for measured in buckets.collectives})
     busbw = {(measured.strategy, measured.bytes): measured.busbw_gb_per_s for measured in buckets.collectives}

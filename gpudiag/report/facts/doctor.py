@@ -42,7 +42,7 @@ def _add(grid: Table, check: Check) -> None:
 
 
 def _verdict(counts: Counter[CheckStatus]) -> Text:
-    """Return the first line, from the numbers of checks by status."""
+    """Return the verdict line from the number of checks of each status."""
     warnings, unseen = counts["warning"], counts["unknown"]
     others = [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
     others += [f"{unseen} could not be seen"] if unseen else []
@@ -54,7 +54,7 @@ def _verdict(counts: Counter[CheckStatus]) -> Text:
 
 
 def _machine(checkup: Checkup) -> str:
-    """Return the line of GPUs, versions, ranks and the duration."""
+    """Return the line with GPUs, versions, number of ranks, and the duration of the checks."""
     summary = {name: one_line(value)[:80] for name, value in checkup.summary.items()}
     gpus = "no GPU" if summary.get("gpus") == "none" else summary.get("gpus")
     python = f"Python {summary['python']}" if "python" in summary else None

@@ -136,7 +136,7 @@ def _switch_groups(island: tuple[int, ...], kinds: dict[tuple[int, int], str]) -
 
 
 def nics_section(facts: Facts) -> RenderableType:
-    """Return network and RDMA devices with their distance to each GPU."""
+    """Return a table of network and RDMA devices with their distance to each GPU."""
     headings = ("device", "kind", "GB/s", "NUMA", *(["distance to GPUs"] if facts.gpus else []))
     table = plain_table(headings, left=headings, dim=True)
     for nic in facts.host.nics:

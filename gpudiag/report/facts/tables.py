@@ -1,4 +1,4 @@
-"""Arrange measured figures of a machine in tables and matrices, for the terminal and the HTML pages."""
+"""Arrange the measurements of a machine in tables and matrices, for the terminal and the HTML pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.model.facts import QUEUED, Bandwidth, Collective, CollectiveFit, Facts, Latency
 
-#: Transports in the order in which they are shown.
+#: Transports and their names in reports, in the order in which reports show them.
 STRATEGIES = {
     "nccl": "NCCL",
     "nccl-queued": "NCCL queued",
@@ -61,13 +61,13 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_number(endpoint: str) -> int | None:
-    """Return the index in `gpu:<i>`; None for any other endpoint."""
+    """Return the index i in the endpoint `gpu:<i>`; None for any other endpoint."""
     kind, _, number = endpoint.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() and len(number) < 6 else None
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return the figure of a record. A pageable copy is compared with `best`, because the host limits its rate."""
+    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -231,7 +231,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
     """
     best: dict[bool, float] = {}
     for record in filter(None, records):
-        queued, value = record.strategy.endswith(QUEUED), _shown(record)
+        queued, value = record.strategy.endswith(QUEUED), _shown_value(record)
         pick = min if _is_small(record) else max
         best[queued] = pick(best.get(queued, value), value)
     return tuple(
@@ -241,7 +241,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
 
 
 def _collective_cell(record: Collective, best: float) -> Cell:
-    value = _shown(record)
+    value = _shown_value(record)
     return Cell(
         value=value,
         share=best / value if _is_small(record) else value / best,
@@ -255,7 +255,7 @@ def _is_small(record: Collective) -> bool:
     return record.bytes < LATENCY_BOUND_BYTES
 
 
-def _shown(record: Collective) -> float:
+def _shown_value(record: Collective) -> float:
     """Return the time in µs of a small collective, or the bus bandwidth in GB/s of a large one."""
     return record.time_us if _is_small(record) else record.busbw_gb_per_s
 

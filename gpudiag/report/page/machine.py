@@ -25,7 +25,7 @@ _COLORS = {
 
 
 def machine_part(facts: Facts) -> dict[str, Any]:
-    """Return the template's variables."""
+    """Return the template's variables about a machine."""
     host = facts.host
     parts = [
         words.models(facts.gpus) if facts.gpus else "no NVIDIA GPU",

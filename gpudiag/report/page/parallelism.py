@@ -24,7 +24,7 @@ _DIGIT, _SPACE = 7.0, 5.0
 
 
 def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any]:
-    """Return the template's variables."""
+    """Return the template's variables about a job that divides more than its batches."""
     pipeline, traffic = parallelism.pipeline, parallel_rows.traffic_columns(parallelism)
     ranks = parallel_rows.rank_rows(parallelism, _MOST_RANKS)
     omitted = len(parallelism.ranks) - len(ranks)

@@ -108,7 +108,7 @@ def bandwidth_page(facts: Facts) -> str:
 
 
 def style_sheet() -> str:
-    """Return the page's style sheet with light and dark colors. Drawings outside of a page need it too."""
+    """Return the style sheet with light and dark colors, which drawings need inside and outside of a page."""
     text: str = _templates(_LONGEST).get_template("page.css").render()
     return text
 

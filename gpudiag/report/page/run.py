@@ -31,7 +31,7 @@ Bar = tuple[str, list[tuple[str, float, str]], str]
 
 
 def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> dict[str, Any]:
-    """Return the template's variables. The template escapes all texts. Without `step` there is no timeline."""
+    """Return the template's variables, whose texts the template escapes. Without `step` there is no timeline."""
     rows, note = rank_rows.rows_of(analysis.devices)
     buckets = rank_rows.buckets_seen(rows) if rows else []
     bars = _bars(analysis, rows)

@@ -12,7 +12,7 @@ from gpudiag.report.scaling import words
 
 
 def scaling_part(result: Scaling) -> dict[str, Any]:
-    """Return the template's variables."""
+    """Return the template's variables about a scaling benchmark."""
     by_id = {point.id: point for point in result.points}
     return {
         "title": words.title(result),
@@ -63,7 +63,7 @@ def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
 
 
 def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -> dict[str, str]:
-    """Return charts of throughput and of efficiency over the number of devices. They are "" for a single number."""
+    """Return charts of `throughput` and `efficiency` by number of devices; "" if all points have one number."""
     if len({point.devices for point in measured}) < 2:
         return {"throughput": "", "efficiency": ""}
     rates = [_curve(measured, strategy, color, efficiency=False) for strategy, color in colors.items()]
@@ -82,7 +82,7 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
 
 
 def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
-    """Return the throughput of one strategy over the number of devices, or its efficiency."""
+    """Return the curve of one strategy over the number of devices: its throughput, or its efficiency."""
     curve = []
     # If a strategy needs several devices, its curve begins with the point of another strategy on one device.
     baselines = {point.baseline for point in points if point.strategy == strategy}

@@ -15,7 +15,7 @@ from gpudiag.model.step_view import UNMARKED_INPUT, StepTrack, StepView
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: The script's time unit. Shorter times are less than a pixel at any zoom, and more digits would make the page large.
+#: The script's unit of time (a tick). Shorter times are less than a pixel at any zoom, and would make the page larger.
 _TICK_NS = 100
 #: Maximum length of a span's name in the page, in characters.
 LONGEST_NAME = 160

@@ -15,13 +15,13 @@ _LONGEST = 60
 
 
 class Drawing:
-    """An SVG image that shrinks with the page. Its unit is about a pixel, and `title` is for screen readers."""
+    """An SVG image that shrinks with the page. Lengths are in units of about a pixel. Screen readers read `title`."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height = width, height
         box, label = f"0 0 {width:g} {height:g}", one_line(title)[:400]
         self.root = Element("svg", {"viewBox": box, "role": "img", "aria-label": label, "class": "drawing"})
-        # On a phone a wide drawing keeps a minimum width and scrolls, because its text would become too small to read.
+        # On a phone a wide drawing keeps a minimum width and scrolls, so that its text is large enough to read.
         least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
         self.root.set("style", f"max-width:{width:g}px{least}")
 

@@ -73,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group the points on the first devices by setting, because only points of one setting are ranked together."""
+    """Group the points that use the first devices by setting. Only points of one setting are ranked together."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -138,7 +138,7 @@ def alone_cells(gpu: AloneGpu) -> tuple[str, str, str]:
 
 
 def waterfall_title(fall: Waterfall) -> str:
-    """Return the efficiency in one line."""
+    """Return workload, strategy, number of devices and efficiency in one line."""
     return (
         f"{one_line(fall.workload)}, {one_line(fall.strategy)}, {fall.devices} devices: "
         f"{fall.reached_percent:.1f} % of {fall.devices} {figures.TIMES} one device"
@@ -224,8 +224,8 @@ def _hours(hours: float) -> str:
 def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
     """Return the points with the most devices, fastest first, with their rates relative to the fastest.
 
-    `independent` is omitted, because it trains a separate model on each device. The result is empty if a baseline is
-    not valid.
+    `independent` is omitted, because it trains a separate model on each device. The result is empty if a point has a
+    baseline but no speedup.
     """
     if any(point.baseline is not None and point.speedup is None for point in points):
         return []

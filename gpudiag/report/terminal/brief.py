@@ -18,14 +18,14 @@ from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import RankRow, duration
 from gpudiag.report.verdict import ReportVerdict, other_findings, saved_words, where
 
-#: Maximum number of other findings and of warnings.
+#: Maximum numbers of further findings and of warnings in the short report.
 _FEW_FINDINGS, _FEW_WARNINGS = 4, 5
-#: Least share of the step, in percent, of a bucket that is named beside a bar; maximum number of such buckets.
+#: A bucket is named beside a bar if it has at least this percentage of the step; maximum number of named buckets.
 _NOTED_PERCENT, _NOTED_BUCKETS = 5, 2
-#: A rank waits for one other rank if at least this share of its wait is for that rank. Communication is mostly one
-#: collective if this share of the transfers is.
+#: A rank waits mostly for one other rank if at least this share of its wait is for that rank. A collective is named if
+#: it takes at least this share of all transfer time.
 _MOSTLY = 0.6
-#: Maximum number of characters of the paths in a command; longer ones become `…`.
+#: Maximum number of characters of the paths in a command; longer paths become `…`.
 _LONGEST_PATHS = 120
 _LONGEST_WORD = 40
 #: Findings about the host, for which a recording by gpudiag names the line of the source.
@@ -35,7 +35,7 @@ _SEPARATOR = " · "
 
 
 class OtherItem(msgspec.Struct, frozen=True):
-    """A finding in the line about the rest: its name, its savings in words, and its severity."""
+    """A finding in the line about further findings: its name, its savings in words, and its severity."""
 
     name: str
     saved: str
@@ -43,13 +43,13 @@ class OtherItem(msgspec.Struct, frozen=True):
 
 
 def gain(verdict: ReportVerdict) -> str:
-    """Return gain and confidence. An unknown gain has no reason, because the advice says what to record."""
+    """Return gain and confidence. The reason of an unknown gain is omitted, because the advice says what to record."""
     amount = "not known" if verdict.gain.startswith("not known") else verdict.gain
     return "; ".join(filter(None, (amount, f"confidence: {verdict.confidence}" if verdict.confidence else "")))
 
 
 def title_line(analysis: Analysis) -> str:
-    """Return workload, devices, and the grid of a divided job in one line. A user-defined strategy has no name."""
+    """Return workload, strategy (unless it is user-defined), devices, and the grid of a divided job in one line."""
     if analysis.source.strategy == OWN_STRATEGY:
         source = msgspec.structs.replace(analysis.source, strategy=None)
         analysis = msgspec.structs.replace(analysis, source=source)
@@ -146,7 +146,7 @@ def bars_note(analysis: Analysis) -> str:
 
 
 def other_items(analysis: Analysis, verdict: ReportVerdict) -> tuple[list[OtherItem], int]:
-    """Return the largest of the findings that the verdict does not mention, and the number of the others."""
+    """Return the largest findings that the verdict does not mention, and the number of further such findings."""
     alternatives = () if verdict.headline is None else verdict.headline.finding.instead
     omitted = {*alternatives, "compute-bound"}  # the bars show the share of compute
     others = [finding for finding in other_findings(analysis, verdict) if finding.code not in omitted]
@@ -159,14 +159,14 @@ def other_items(analysis: Analysis, verdict: ReportVerdict) -> tuple[list[OtherI
 
 def _name(finding: Finding, analysis: Analysis) -> str:
     """Return `straggler (rank 1, input)`: the code, the ranks if some ranks lack the finding, and the cause."""
-    some = set(finding.ranks) < set(analysis.ranks_present)
-    parts = [figures.ranks(finding.ranks)] if finding.ranks and some else []
+    only_some = set(finding.ranks) < set(analysis.ranks_present)
+    parts = [figures.ranks(finding.ranks)] if finding.ranks and only_some else []
     parts += [one_line(finding.cause)[:_LONGEST_WORD]] if finding.cause not in {None, "unknown"} else []
     return one_line(finding.code)[:_LONGEST_WORD] + (f" ({', '.join(parts)})" if parts else "")
 
 
 def unexplained_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
-    """Return `without known cause: launch 1.5 ms` in parts. Return nothing if all is explained or the title has it."""
+    """Return the parts of `without known cause: launch 1.5 ms`; [] if all is explained or if there is no headline."""
     if verdict.headline is None:
         return []
     known = [bucket for bucket in analysis.explained if bucket.unexplained_ms > 0 and bucket.bucket in LABELS]
@@ -188,7 +188,7 @@ def warning_words(analysis: Analysis, verdict: ReportVerdict) -> list[str]:
 
 
 def _after(introduction: str, words: list[str]) -> list[str]:
-    """Return the words, the first of them after an introduction."""
+    """Return the words, with the introduction before the first word."""
     return [f"{introduction}{words[0]}", *words[1:]] if words else []
 
 

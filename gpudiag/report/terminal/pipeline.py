@@ -33,7 +33,7 @@ _CAUSES = IMBALANCE_CAUSES | {"rank": "slow workers"}
 _FEW_STEPS = 3
 #: Maximum number of stages in the table.
 _FEW_STAGES = 16
-#: If a finding has more ranks, only some of them are named.
+#: If a finding has more ranks, only the first ranks and the last rank are named.
 _FEW_RANKS = 8
 _MOST_WORKERS = 4096
 #: Maximum length of a bar.
@@ -160,7 +160,7 @@ def _shares(analysis: PipelineAnalysis, console: Console) -> RenderableType:
 
 
 def _causes(analysis: PipelineAnalysis, console: Console) -> RenderableType:
-    """Return a table with a row for the step without each cause, and a row for the ideal step.
+    """Return a table with a row for each cause, which has the step without this cause, and a row for the ideal step.
 
     Narrow terminals omit the column `slowdown`.
     """

@@ -23,7 +23,7 @@ _SEEN_MS = 0.005
 
 
 def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int, notes: Sequence[str] = ()) -> Table:
-    """Return a bar per row, all to the scale of the longest step, each followed by its note if there are notes."""
+    """Return a bar per row, followed by its note if there are notes. The longest step determines the scale."""
     noted = any(notes)
     columns: list[dict[str, Any]] = [{"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}]
     table = plain_grid(*columns, *([{"no_wrap": True}] if noted else []), gap=1)
@@ -132,7 +132,7 @@ def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
     table = plain_table(headings, left=("ms per step",), no_wrap=True)
     for row in rows:
         cells = [_cell(row.buckets_ms[bucket], row, share=shares) for bucket in buckets]
-        table.add_row(Text(row.label), *cells, _step(row), *([_hidden(row)] if overlapped else []))
+        table.add_row(Text(row.label), *cells, _step_cell(row), *([_hidden_cell(row)] if overlapped else []))
     return table
 
 
@@ -140,9 +140,9 @@ def _column_per_rank(rows: Sequence[RankRow]) -> Table:
     table = plain_table(("ms", *(row.label.removeprefix("rank ") for row in rows)), left=("ms",), no_wrap=True)
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))
-    table.add_row(Text("step", style="bold"), *(_step(row) for row in rows))
+    table.add_row(Text("step", style="bold"), *(_step_cell(row) for row in rows))
     if overlaps(rows):
-        table.add_row(Text(OVERLAPPED, style="dim"), *(_hidden(row) for row in rows))
+        table.add_row(Text(OVERLAPPED, style="dim"), *(_hidden_cell(row) for row in rows))
     return table
 
 
@@ -153,9 +153,9 @@ def _cell(value_ms: float, row: RankRow, *, share: bool) -> Text:
     return text
 
 
-def _step(row: RankRow) -> Text:
+def _step_cell(row: RankRow) -> Text:
     return Text(figures.milliseconds(row.step_ms), style="bold")
 
 
-def _hidden(row: RankRow) -> Text:
+def _hidden_cell(row: RankRow) -> Text:
     return Text(figures.milliseconds(row.hidden_ms, beside=row.step_ms), style="dim")

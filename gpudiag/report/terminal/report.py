@@ -1,4 +1,4 @@
-"""Print the report of a run: verdict, gain, location, advice, a bar per rank, and one line on the rest."""
+"""Print the report of a run: verdict, gain, location, advice, a bar per rank, and a line about everything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpudiag.report.terminal.ranks import buckets_drawn, joined, legend, stacked
 
 #: Maximum number of advice lines.
 _FEW_STEPS = 3
-#: Narrower terminals have no notes beside bars and no purposes beside commands.
+#: Narrower terminals have no notes beside bars.
 _WIDE = 72
 _INDENT = "  "
 
@@ -62,7 +62,7 @@ def render_analysis(
 
 
 def _header(analysis: Analysis) -> list[Text]:
-    """Return a line on the job and a line on the step time; for a run that only loads data, also its times."""
+    """Return a line on the job and a line on the step time; for a run that only loads data, also the host times."""
     steps = header.step_line(analysis)
     mfu = brief.utilization(analysis)
     lines = [Text(brief.title_line(analysis), style="bold"), steps.append(f" · {mfu}" if mfu else "")]

@@ -83,7 +83,7 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
 
 
 def compute_table(analysis: Analysis) -> Table:
-    """Return the classes of kernels."""
+    """Return a table of kernel classes with their times and rates."""
     table = plain_table(compute_columns(analysis), left=("class", "bound", "reached"), no_wrap=True)
     for row in compute_rows(analysis):
         table.add_row(*map(Text, row))

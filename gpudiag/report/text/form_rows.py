@@ -27,7 +27,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The scaling benchmark at one path. If the tables have `several` paths, names state the path."""
+    """Results of a scaling benchmark and their path `source`. If there are `several` sources, names state the path."""
 
     source: str
     scaling: Scaling
@@ -68,7 +68,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a form.
+    """The layout of a form, which is a table in the format of an earlier benchmark.
 
     Attributes:
         columns: `heading` or `heading:kind` of each column, or a function that returns them.
@@ -203,7 +203,7 @@ def _medians(sources: Sequence[FormSource]) -> Rows:
 
 
 def _ladder(sources: Sequence[FormSource]) -> Rows:
-    """Yield the rates of points that differ in precision, batch size, layout or compilation, on most devices."""
+    """Yield rates on the largest number of devices, by precision, batch size, layout and compilation."""
     for source in sources:
         most = max((point.devices for point in source.points), default=0)
         points = [point for point in source.points if point.devices == most]

@@ -52,8 +52,8 @@ def to_csv_rows(form: FormTable) -> str:
     """Return the form as CSV with full precision. Missing values are empty."""
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow([_safe(column.heading) for column in form.columns])
-    rows.writerows([["" if value is None else _safe(value) for value in row] for row in form.rows])
+    rows.writerow([_csv_value(column.heading) for column in form.columns])
+    rows.writerows([["" if value is None else _csv_value(value) for value in row] for row in form.rows])
     return written.getvalue()
 
 
@@ -69,6 +69,7 @@ def _cells(form: FormTable) -> list[list[str]]:
 
 
 def _cell(column: Column, value: Value) -> str:
+    """Return a value in the format of its column; "" if it is missing."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -82,5 +83,5 @@ def _cell(column: Column, value: Value) -> str:
     return figures.throughput(value)
 
 
-def _safe(value: Value) -> Value:
+def _csv_value(value: Value) -> Value:
     return not_a_formula(one_line(value)) if isinstance(value, str) else value

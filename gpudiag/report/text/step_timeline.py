@@ -11,7 +11,7 @@ from gpudiag.report.palette import ASCII_GLYPHS, LABELS
 _MOST_ROWS = 64
 _MOST_WAITS = 8
 _LONGEST_LABEL = 24
-#: Bucket that is drawn before others that fill the same interval equally.
+#: Bucket that is drawn if it and another bucket fill an interval equally.
 _COMPUTE = BUCKETS.index("compute")
 
 
@@ -51,7 +51,7 @@ def _row(rank: RankView, length: int, width: int) -> str:
 
 
 def _columns(track: StepTrack, length: int, width: int) -> list[int | None]:
-    """Return the bucket with the most time in each interval; None where no bucket has any."""
+    """Return the index of the bucket with the most time in each interval; None if no bucket has time in it."""
     filled: list[dict[int, float]] = [{} for _ in range(width)]
     scale = width / length
     for start, span, bucket in zip(track.start, track.length, track.colour, strict=True):

@@ -1,1 +1,1 @@
-"""Read the GPUs' properties through NVML, which only `nvml` calls. `visible` applies CUDA_VISIBLE_DEVICES."""
+"""Read the GPUs' properties through NVML. Only the module `nvml` calls NVML; `visible` applies CUDA_VISIBLE_DEVICES."""

@@ -13,7 +13,7 @@ from gpudiag.machine.inventory.host.pci import numa_node, pci_id_of
 from gpudiag.model.facts import Clock, Gpu, MigInstance, PcieLink, number_list
 from gpudiag.model.throttle import reasons_in_words
 
-# Arguments of NVML functions (nvml.h). Graphics and SM clocks change together; application clocks are set for graphics.
+# Arguments of NVML functions (nvml.h). The SM clock follows the graphics clock, for which application clocks are set.
 _GRAPHICS_CLOCK = 0
 _SM_CLOCK = 1
 _MEMORY_CLOCK = 2
@@ -23,7 +23,7 @@ _UNCORRECTED = 1
 _VOLATILE = 0
 _NODE_SCOPE = 0
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
-#: Number of requested 64-bit words of a CPU set: enough for 1024 CPUs.
+#: Number of 64-bit words requested for a CPU set, enough for 1024 CPUs.
 _AFFINITY_WORDS = 16
 
 
@@ -60,7 +60,7 @@ class _GpuQuery:
         answer = self.ask(field, function)
         if answer is None:
             return None
-        # For ECC and MIG the answer has the current and the pending mode.
+        # For ECC and MIG the answer is a pair: the current and the pending mode.
         return bool(answer[0] if isinstance(answer, (list, tuple)) else answer)
 
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
     Args:
         session: NVML.
         root: the file system from which /sys and /proc are read.
-        reasons: gets `gpus` if the GPUs cannot be counted.
+        reasons: `reasons["gpus"]` is set if the GPUs cannot be counted.
     """
     count = session.ask(reasons, "gpus", "nvmlDeviceGetCount")
     gpus: list[Gpu] = []

@@ -33,7 +33,7 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuNow, ...]]]:
-    """Open NVML, and yield a function that returns the state of all GPUs, or () without NVML. See `open_nvml`."""
+    """Open NVML (or its `replacement`), and yield a function that returns the state of all GPUs, or () without NVML."""
     with open_nvml(replacement) as session:
         count = session.ask({}, "gpus", "nvmlDeviceGetCount") or 0
         opened = [(index, session.ask({}, "gpu", "nvmlDeviceGetHandleByIndex", index)) for index in range(count)]

@@ -13,7 +13,7 @@ _VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
 #: Kind of the remote device by NVML's enumeration (nvml.h, nvmlIntNvLinkDeviceType_t).
 _REMOTE: dict[int, Literal["gpu", "switch", "cpu", "unknown"]] = {0: "gpu", 1: "cpu", 2: "switch"}
 
-#: NVML field identifiers (nvml.h): speed of one lane, and the speed common to all, both in MB/s.
+#: NVML field identifiers (nvml.h) of the speed of one lane, and of the common speed of all lanes, both in MB/s.
 _LANE_SPEED = 164
 _COMMON_SPEED = 90
 _MOST_LANES = 64
@@ -33,14 +33,14 @@ def _remote(session: NvmlSession, handle: Any, lane: int) -> str | None:
 
 
 def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple[NvLink, ...]:
-    """Return the lanes of the GPU in order. If NVLink is absent or cannot be read, return none and set a reason."""
+    """Return the lanes of the GPU in order. Set `reasons["nvlinks"]` if NVLink is absent or cannot be read."""
     lanes: list[NvLink] = []
     for lane in range(_MOST_LANES):
         lane_reasons: dict[str, str] = {}
         state = session.ask(lane_reasons, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
         if state is None:
-            # The driver refuses numbers after the last lane. Keep the reason if lane 0 is refused, or if the driver
-            # fails.
+            # The driver refuses lane numbers after the last lane. This refusal is no failure, unless it is of lane 0.
+            # Keep the reason of every failure.
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = lane_reasons["nvlinks"]
             break

@@ -1,4 +1,4 @@
-"""Call NVML. A query that fails returns None and a reason in words.
+"""Call NVML. A query that fails returns None, and records its reason in words.
 
 The available answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer
 functions, and a container may not see processes. NVML is called without this module in two places: training processes
@@ -81,7 +81,7 @@ class NvmlSession:
         """Call an NVML function; return None and set `reasons[field]` if it fails.
 
         Args:
-            reasons: gets the reason.
+            reasons: reasons of failed queries by field, to which this function adds.
             field: name of the queried value.
             function: name of the function, or several names, newest first. An older function is called only if the
                 driver or the Python binding lacks the newer one.
@@ -111,10 +111,10 @@ class NvmlSession:
 
 @contextmanager
 def open_nvml(replacement: Any | None = None) -> Iterator[NvmlSession]:
-    """Initialise NVML for the `with` block, without raising if there is no driver.
+    """Initialise NVML for the `with` block. Without a driver, the yielded session is unavailable.
 
     Args:
-        replacement: used instead of `pynvml`, for tests and recordings.
+        replacement: object with the functions of `pynvml` to use instead, for tests and recordings.
     """
     module: Any = replacement
     if module is None:

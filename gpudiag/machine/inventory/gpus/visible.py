@@ -27,7 +27,7 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
     """Return the index of the GPU with this MIG instance; None if no GPU or several GPUs match."""
-    # Drivers before 470 name an instance MIG-GPU-<uuid of the GPU>/<instance>/<compute instance>, later ones by a UUID.
+    # Drivers before 470 name an instance MIG-GPU-<uuid of the GPU>/<instance>/<compute instance>; later ones, a UUID.
     if entry.lower().startswith("mig-gpu-"):
         return _by_uuid(entry[4:].partition("/")[0], gpus)
     owners = {
@@ -59,8 +59,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
         device_order: CUDA_DEVICE_ORDER; None if it is not set.
 
     Returns:
-        Indices in the order of the entries. Entries that are numbers count in PCI order. With several GPU models CUDA
-            counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the note says so if CUDA does.
+        NVML indices in the order of the entries. An entry that is a number is taken as an NVML index. With several GPU
+        models CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; then the note warns of it.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))

@@ -39,7 +39,7 @@ def _online(root: Path) -> tuple[int, ...]:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Return the number of CPUs that control groups allow: the smallest limit from this process's group to the root."""
+    """Return how many CPUs control groups allow: the smallest limit of this process's group and its parents."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -59,7 +59,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def _group_quota(group: Path, *, unified: bool) -> float | None:
-    """Return the limit of one control group, of version 2 (`unified`) or 1; None for no limit."""
+    """Return the CPU limit of one control group of version 2 (`unified`) or 1; None for no limit."""
     if unified:
         quota, _, period = (read_text(group / "cpu.max") or "").partition(" ")
         return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None

@@ -37,7 +37,7 @@ _NAMES = (
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect communication or the visible GPUs. No others are recorded."""
+    """Return the variables that affect communication or the visible GPUs. Other variables are not recorded."""
     return {name: environment[name] for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)}
 
 
@@ -53,6 +53,7 @@ def _memory_bytes(root: Path) -> int | None:
 
 
 def _shm(root: Path, reasons: dict[str, str]) -> tuple[int | None, int | None]:
+    """Return the total and the free bytes of /dev/shm, or (None, None) with the reason in `reasons`."""
     try:
         answer = os.statvfs(root / "dev/shm")
     except OSError as error:
@@ -78,7 +79,7 @@ def gather_host(
     cuda_driver: str | None = None,
     reasons: dict[str, str] | None = None,
 ) -> Host:
-    """Return the host as its files below `root` describe it.
+    """Return the properties of the host, read from files below `root`.
 
     Args:
         root: "/" for this machine, or a recorded tree.

@@ -1,7 +1,7 @@
 """Read the state of the IOMMU, and of Access Control Services (ACS) of bridges.
 
-If the IOMMU translates addresses, or a switch redirects by ACS, a copy between two GPUs goes up to the CPU and back
-down instead of staying within the switch.
+If the IOMMU translates addresses, or a switch redirects traffic by ACS, a copy between two GPUs goes up to the CPU and
+back down instead of staying within the switch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONFIG_BYTES = 4096
 
 
 def iommu_state(root: Path) -> tuple[str | None, str | None]:
-    """Describe the IOMMU (`off`, `on, passthrough`, `on, translating`), or return None and the reason."""
+    """Return (state of the IOMMU, None), or (None, reason). A state is `off`, `on, passthrough` or similar."""
     units = sorted(path.name for path in (root / "sys/class/iommu").glob("*"))
     options = [
         word for word in (read_text(root / "proc/cmdline") or "").split() if word.split("=")[0] in _KERNEL_OPTIONS
@@ -56,7 +56,7 @@ def acs_control(config: bytes) -> int | None:
 
 
 def acs_state(root: Path, gpu_pci_ids: Iterable[str]) -> tuple[str | None, str | None]:
-    """Describe the ACS of the bridges above the GPUs, or return None and the reason.
+    """Return (description of the ACS of the bridges above the GPUs, None), or (None, reason).
 
     The ACS capability is in the extended configuration space of each bridge, which the kernel shows to root only.
     """

@@ -19,7 +19,7 @@ def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the integer in the file; None if there is none."""
+    """Return the integer in the file; None if the file contains no integer or cannot be read."""
     text = read_text(path)
     try:
         return None if text is None else int(text, 0)
@@ -28,7 +28,7 @@ def read_int(path: Path) -> int | None:
 
 
 def numbers_in_mask(words: Sequence[int], bits_per_word: int = 64) -> tuple[int, ...]:
-    """Return the numbers of the set bits in a mask of words, lowest word first (NVML's CPU and node sets)."""
+    """Return the positions of the set bits in a mask of words, lowest word first, as in NVML's CPU and node sets."""
     return tuple(
         i * bits_per_word + bit for i, word in enumerate(words) for bit in range(bits_per_word) if word >> bit & 1
     )

@@ -30,7 +30,7 @@ def normal_pci_id(text: str) -> str | None:
 
 
 def pci_id_of(info: Any) -> str | None:
-    """Return the PCI address in NVML's answer about a device; None if it has none."""
+    """Return the PCI address in NVML's answer about a device; None if the answer has none."""
     bus_id = getattr(info, "busId", None)
     if bus_id is None:
         return None

@@ -1,4 +1,4 @@
-"""Write the formats of `gpudiag export`, one module each. To add a format, add a module here that defines `FORMAT`."""
+"""Write the formats of `gpudiag export`. Each module defines one format. A new format is a new module with `FORMAT`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudiag.report.export.model import ExportModel
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):
-    """A format: its name, the ending of its files, the tools that open them, and the encoder."""
+    """A format: its name, the ending of its files, the tools that open these files, and the encoder."""
 
     name: str
     ending: str

@@ -44,7 +44,7 @@ def encode_chrome(exported: ExportModel) -> bytes:
 
 
 def _metadata(exported: ExportModel) -> Iterator[dict[str, Any]]:
-    """Yield names and order of groups (processes in the format) and tracks (threads)."""
+    """Yield the events that define names and order of groups (processes in the format) and tracks (threads)."""
     for pid, group in enumerate(exported.groups):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": group.title}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -54,6 +54,7 @@ def _metadata(exported: ExportModel) -> Iterator[dict[str, Any]]:
 
 
 def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
+    """Yield each event of the model as a complete event (`"ph": "X"`) of the format."""
     for pid, group in enumerate(exported.groups):
         for tid, track in enumerate(group.tracks):
             arguments = _arguments(track, group.device)

@@ -12,7 +12,7 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, ro
 
 #: Id of the only sequence of packets.
 _SEQUENCE = 1
-#: TracePacket.SequenceFlags: the packet begins interned names; the packet needs interned names.
+#: TracePacket.SequenceFlags of a packet that begins interned names, and of a packet that needs interned names.
 _CLEARED, _NEEDED = 1, 2
 #: TrackEvent.Type of the begin and of the end of an event.
 _BEGIN, _END = 1, 2

@@ -29,6 +29,7 @@ def encode_csv(exported: ExportModel) -> bytes:
 
 
 def _rows(track: ExportTrack) -> Iterator[tuple[str, str, int, int, int | str, int | str]]:
+    """Yield the values of `COLUMNS` from `kind` on for each event; unknown numbers are ""."""
     count = len(track)
     kinds = (
         [_GPUDIAG] * count

@@ -5,7 +5,7 @@ threads of all processes share one host plane, because the plugin supports only 
 are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
-host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and the lines of a custom plane by id.
+host (xprof 2.24). The viewer sorts lines of a GPU by their number of events, and lines of a custom plane by their ids.
 Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 
@@ -27,14 +27,14 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
-#: Stat with an event's step, which the plugin keeps. An event without it would get the step of the previous event.
+#: Name of the stat with an event's step. The plugin gives an event without this stat the step of the previous event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
 #: Placeholder for registers and blocks, which are unknown. The plugin ignores kernels without details.
 _NO_DETAILS = "kernel"
 #: Correlation id of gpudiag's events, which belong to no call.
 _NO_CALL = 2**40
-#: Maximum number of devices with which the ids of GPU planes and of gpudiag's planes do not collide.
+#: Maximum number of devices for which the ids of all GPU planes and of gpudiag's planes are different.
 _MOST_DEVICES = 249
 
 
@@ -44,7 +44,7 @@ class _Plane:
     Args:
         plane: the plane's message.
         begins_ns: the export model's zero on the file's clock, which starts with the profile.
-        roots: mark steps as roots from which the plugin follows launches. False if events contain their step.
+        roots: mark steps as roots from which the plugin follows launches; False if each event states its step.
     """
 
     def __init__(self, plane: Any, begins_ns: int = 0, *, roots: bool = True) -> None:
@@ -87,7 +87,7 @@ class _Plane:
         correlation_offset: int = 0,
         pacing: PacingGroup | None = None,
     ) -> None:
-        """Add a track; `correlation_offset` makes the process's correlation ids unique in the file."""
+        """Add a track as a line; adding `correlation_offset` makes the process's correlation ids unique in the file."""
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
         add = line.events.add
@@ -121,7 +121,7 @@ class _Plane:
                 added.stats.add(metadata_id=self.stat("correlation_id"), uint64_value=_NO_CALL)
 
     def _for_statistics(self, track: ExportTrack, events: Any, pacing: PacingGroup | None) -> None:
-        """Mark kernels, and the step of each event of the pacing group."""
+        """Mark kernels. If `pacing` is given, write the step of each event."""
         if track.event_kind is not None and track.kind is TrackKind.STREAM:
             number = self.stat("kernel_details")
             for row in (track.event_kind == EventKind.KERNEL).nonzero()[0].tolist():
@@ -214,12 +214,12 @@ def _host_plane(
 
 
 def with_gpudiag_tracks(data: bytes, exported: ExportModel) -> bytes:
-    """Add gpudiag's tracks above the GPUs of a TensorFlow profile, the serialized XSpace of one process."""
+    """Add gpudiag's tracks above the GPUs in `data`, a serialized XSpace that TensorFlow or JAX wrote for a process."""
     space = message_type("xplane", "XSpace").FromString(data)
     devices = {group.device: group for group in exported.groups}
     planes = sorted((plane for plane in space.planes if _GPU_PLANE.match(plane.name)), key=_ordinal)
     begins = [line.timestamp_ns for plane in space.planes for line in plane.lines if line.events]
-    # TensorFlow's times start with the profile, JAX's in 1970.
+    # TensorFlow counts times from the start of the profile, JAX from 1970.
     origin = exported.origin_ns - (_start_ns(space) if min(begins, default=0) < _LEAST_UNIX_NS else 0)
     for position, plane in enumerate(planes):
         gpudiag_id, plane.id = _plane_ids(position, len(planes))
@@ -259,7 +259,7 @@ def _correlation_offsets(exported: ExportModel) -> dict[int, int]:
 
 
 def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
-    """Return the plane ids of gpudiag's tracks of a device (None if there are too many devices) and of the device."""
+    """Return the plane ids of gpudiag's tracks for a device (None if there are too many devices), and of the device."""
     if devices <= _MOST_DEVICES:
         return 2 * position - _CUSTOM_AFTER_GPU, 2 * position + 1
     return None, position

@@ -32,7 +32,7 @@ _STRING = 7
 
 
 class ScalarSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Points (step number, value) under TensorBoard's `group/name`."""
+    """Points (step number, value) of a curve; TensorBoard shows it under the tag `group/name`."""
 
     tag: str
     points: tuple[tuple[int, float], ...]
@@ -40,10 +40,10 @@ class ScalarSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_name(path: Path) -> str:
     """Make a name from the path of a run. The name is a valid directory name."""
-    return _safe(path.resolve().name, "run")
+    return _safe_name(path.resolve().name, "run")
 
 
-def _safe(name: str, default: str) -> str:
+def _safe_name(name: str, default: str) -> str:
     return _UNSAFE.sub("-", name).strip(".-") or default
 
 
@@ -62,7 +62,7 @@ def write_run(
         series: the scalars of the run.
         verdict: the report in Markdown.
         profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several
-            are written unchanged.
+            files are written unchanged.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
@@ -73,7 +73,7 @@ def write_run(
         xspace.FORMAT.write(exported, recording / "gpudiag.xplane.pb")
     for host, data in profiles:
         profile = xspace.with_gpudiag_tracks(data, exported) if len(profiles) == 1 else data
-        (recording / f"{_safe(host, 'host')}.xplane.pb").write_bytes(profile)
+        (recording / f"{_safe_name(host, 'host')}.xplane.pb").write_bytes(profile)
 
 
 def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSeries, ...]:
@@ -129,10 +129,10 @@ def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wal
 def _tf_record(data: bytes) -> bytes:
     """Return a TFRecord: length, its checksum, data, its checksum (tensorflow.org/tutorials/load_data/tfrecord)."""
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+    return length + struct.pack("<I", _masked_checksum(length)) + data + struct.pack("<I", _masked_checksum(data))
 
 
-def _masked(data: bytes) -> int:
+def _masked_checksum(data: bytes) -> int:
     checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 

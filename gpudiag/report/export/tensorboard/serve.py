@@ -49,7 +49,7 @@ def _plain(address: tuple[Any, ...]) -> Endpoint:
 
 
 def _endpoint(text: str) -> Endpoint:
-    """Parse an address, which the kernel writes as words in the machine's byte order."""
+    """Return (address, port) from the kernel's text, which has the address as words in the machine's byte order."""
     address, _, port = text.partition(":")
     words = (int(address[begin : begin + 8], 16) for begin in range(0, len(address), 8))
     raw = b"".join(struct.pack("=I", word) for word in words)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
 
-#: Longest time until TensorBoard answers. Its imports are slow if the files are not in memory.
+#: Longest time in seconds until TensorBoard answers. Imports are slow if the imported files are not in memory.
 _START_S = 120.0
 _SERVE = Path(__file__).with_name("serve.py")
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
@@ -85,7 +85,7 @@ def free_port(host: str, port: int) -> int:
 
 @contextmanager
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run TensorBoard on `directory` within the block.
+    """Run TensorBoard on `directory` within the block. Error messages begin with `versions`.
 
     Raises:
         WorkerFailedError: TensorBoard ended before it answered, or did not answer in time.
