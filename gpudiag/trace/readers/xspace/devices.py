@@ -32,7 +32,6 @@ from gpudiag.trace.readers.names import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.jax_devices import trace_per_cpu_device
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
-<<<<<<< HEAD
 from gpudiag.trace.readers.xspace.waits import (
     AddedWaits,
     executor_waits,
@@ -40,12 +39,6 @@ from gpudiag.trace.readers.xspace.waits import (
     split_jax_waits,
     unrecorded_jax_waits,
 )
-=======
-from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, UNRECORDED_WAIT, executor_waits
-
-#: (waits, role of each wait, (name of waits for the device, name of waits for communication)).
-_Waits = tuple[Intervals, NDArray[np.uint8], tuple[str, str]]
->>>>>>> words-c
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
