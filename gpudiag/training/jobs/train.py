@@ -1,4 +1,4 @@
-"""The training loop of all built-in workloads under PyTorch, which uses only public features of gpudiag."""
+"""Train any built-in workload under PyTorch. The training loop uses only public features of gpudiag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: DataLoader workers per training process on GPUs. On CPUs there are none, because workers would take its cores.
+#: Number of DataLoader workers per training process on GPUs. On CPUs it is 0, because workers would use cores that the
+#: training needs.
 _GPU_LOADER_WORKERS = 2
 
 
@@ -41,7 +42,7 @@ def train(job: Job) -> None:
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # A process that drives several devices takes one batch for all of them.
+    # A process that drives several devices takes one batch for all its devices.
     batch_size *= job.devices
     strategy.open()
     try:
@@ -71,7 +72,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time only the fetching of batches in host memory. The batches are pinned as for training."""
+    """Time only the fetching of batches, without training. The batches are pinned if training would need that."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -87,7 +88,7 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """Train on the loader's lists of batches, one list per step."""
+    """Train the workload under a strategy. `loader` yields a list of batches for each step."""
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format

@@ -150,7 +150,7 @@ class _ModuleRanges:
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Call the module within a range of this name, and return the result. The range ends even if the call raises."""
+        """Call the module within a range of this name; return the result. The range ends even if the call raises."""
         mark = self._fast(label)
         mark.__enter__()
         self._open.add(mark)

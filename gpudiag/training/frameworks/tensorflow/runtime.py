@@ -151,7 +151,7 @@ class TensorflowRuntime:
         return hardware_name(str(device), cpu_name())
 
     def software(self) -> dict[str, str]:
-        """Return the versions of python, tensorflow and keras; with GPUs also driver, and the build's cuda and cudnn."""
+        """Return the versions of python, tensorflow, keras; with GPUs also of driver, and the build's cuda and cudnn."""
         import tensorflow as tf
 
         versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
@@ -202,7 +202,7 @@ class TensorflowRuntime:
         """Return None, because operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the trained variables of a Keras model. As in PyTorch, moving averages do not count as parameters."""
+        """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not counted."""
         import tensorflow as tf
 
         counts = [math.prod(variable.shape) for variable in model.trainable_variables]

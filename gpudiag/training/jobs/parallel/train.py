@@ -15,14 +15,14 @@ from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.strategies.registry import load_strategy
 
-#: Sequences per microbatch, on GPUs and in CPU processes.
+#: Number of sequences per microbatch, on GPUs and on CPUs.
 _GPU_SEQUENCES, _CPU_SEQUENCES = 4, 1
 
 
 def train_parallel(job: Job, layout: ParallelLayout) -> None:
     """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`.
 
-    The strategy only opens and closes the process group; the model itself communicates.
+    The strategy object only opens and closes the process group. The model communicates without it.
     """
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
@@ -66,10 +66,10 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
             ) as prof,
         ):
             for tokens, targets in prof.steps(DevicePrefetch(source, device) if job.prefetch else source):
-                # The workload's vocabulary is larger than that of the model for CPU processes.
+                # On CPUs the workload's vocabulary is larger than the model's.
                 model.train(
                     *(batch.to(device, non_blocking=True).remainder(sizes.vocabulary) for batch in (tokens, targets))
                 )
-        del model  # before the process group closes, on which its buffers depend
+        del model  # before the process group closes, because the model's buffers depend on the group
     finally:
         strategy.close()
