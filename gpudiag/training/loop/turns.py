@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns. Each loop has its own thread, and waits in its session."""
+"""Let several training loops of one process take turns. Each loop has its own thread, and its session makes it wait."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _local = threading.local()
 
 
 class TurnsOver(BaseException):
-    """Ends the user's function after the last turn of its loop, without running the code after the loop."""
+    """End the user's function after the last turn of its loop, without running the code after the loop."""
 
 
 class JobTurns:
-    """The turns of one job. `block` trains some steps of the job, while all other loops of the process wait.
+    """The turns of one job. In a turn (`block`) the job trains some steps, while all other loops of the process wait.
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: saves the process's current settings, which differ between jobs; returns a function that restores them.
+        save: function that saves the process's settings, and returns a function that restores them. Settings may differ
+            between jobs.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
@@ -37,7 +38,7 @@ class JobTurns:
         self._error: Exception | None = None
 
     def block(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms. Raise errors of the job."""
+        """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
         if self._thread.ident is None:
@@ -85,7 +86,7 @@ class JobTurns:
             raise TurnsOver
 
     def _run(self) -> None:
-        """Train in the job's thread. Keep an error for `block`."""
+        """Train in the job's thread. Store an error, which `block` raises."""
         _local.turns = self
         self._go.acquire()
         try:

@@ -151,7 +151,7 @@ class TensorflowRuntime:
         return hardware_name(str(device), cpu_name())
 
     def software(self) -> dict[str, str]:
-        """Return the versions of python, tensorflow, keras; with GPUs also of driver, and the build's cuda and cudnn."""
+        """Return the versions of python, tensorflow, keras; with GPUs also driver, and the build's cuda and cudnn."""
         import tensorflow as tf
 
         versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}

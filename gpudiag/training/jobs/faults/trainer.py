@@ -98,7 +98,7 @@ class Trainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return a context manager that marks step `number` in the trace, if the profiler does not mark steps itself."""
+        """Return a context manager that marks step `number` in the trace, if the profiler does not mark steps."""
         return nullcontext()
 
     def close(self) -> None:

@@ -30,10 +30,10 @@ PREDICTION = "prediction.zarr"
 #: Name of the output of the timed and recorded steps, which is removed at the end of the run.
 SCRATCH = "again.zarr"
 
-#: Maximum number of concurrent writes. More writes would need more memory without being faster.
+#: Maximum number of concurrent writes. More concurrent writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume in voxels. Chunks are smaller than blocks, as real volumes are not chunked for a model.
+#: Shape of the input volume's chunks, in voxels. Chunks differ from the blocks, as in real volumes.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -194,7 +194,7 @@ class Writer:
                 self._under_way.popleft()
 
     def put(self, region: Region, values: Bytes) -> None:
-        """Start to write a region. Wait if too many writes are in progress. `values` must not change after this call."""
+        """Start to write a region; wait if too many writes are in progress. `values` must not change any more."""
         self._under_way.append((region, self._volume.write(region, values)))
         if len(self._under_way) > _WRITES:
             self._wait()
