@@ -1,14 +1,15 @@
-"""Predict TensorFlow 1's strategies in published benchmarks for `recommend --predict-only`. gpudiag never runs them.
+"""Predict the step times of TensorFlow 1's strategies, for comparison with published benchmarks.
 
-Links are modelled as for PyTorch's strategies; only the software differs. Each tensor is sent separately, except by
-Horovod:
+Only `recommend --predict-only` uses these strategies. gpudiag never runs them. Links are modelled as for PyTorch's
+strategies. The software differs as follows. Except by Horovod, each tensor is sent separately:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
 - NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
-- Without NCCL, gradients of replicas are summed on the host and copied back. Each replica updates all its variables.
+- Without NCCL, the gradients of replicas are summed on the host, and the sums are copied back. Each replica updates all
+  its variables.
 - Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
-- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
+- Wrappers of Keras that divide a batch between GPUs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ FRAMEWORK = "tensorflow-1"
 #: Time in ms to launch the update of one variable, or the all-reduce of one gradient. A node of TensorFlow 1's executor
 #: and its kernel took 10 to 30 µs on hosts of 2017. docs/predictions.md shows the effect of other values.
 _LAUNCH_MS = 0.020
-#: MB of Horovod's buffers (HOROVOD_FUSION_THRESHOLD), and ms between two checks for ready gradients
-#: (HOROVOD_CYCLE_TIME). On average a gradient waits half of this time.
+#: Size of Horovod's buffers in MB (HOROVOD_FUSION_THRESHOLD), and time between two checks for ready gradients in ms
+#: (HOROVOD_CYCLE_TIME). On average a gradient waits for half of this time.
 _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
@@ -42,7 +43,7 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not predicted. Rounded gradients are refused, because no benchmark used them."""
+        """Return why a candidate is not predicted; None if it is. No benchmark used rounded gradients."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod
@@ -59,7 +60,7 @@ class _Alone(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return no cost."""
+        """Return a cost of 0."""
         return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no communication: a lower bound for every other strategy")
 
 
@@ -70,7 +71,7 @@ class _Nccl(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of an all-reduce and an update per variable, with no overlap."""
+        """Return the cost of an all-reduce and an update per variable. Nothing overlaps."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
@@ -90,7 +91,7 @@ class _Horovod(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces of 64 MB during backward, and of copies to and from the fused buffers."""
+        """Return the cost of all-reduces of 64 MB during backward, and of copies into and out of the buffers."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
@@ -111,9 +112,9 @@ class _Central(_Tensorflow1):
     """Let every GPU fetch variables from their home before forward, and send gradients there.
 
     Attributes:
-        home: memory that holds the variables: `host`, `gpus` (spread by size), or `gpu` (all on the first GPU).
-        overlapped: gradients are sent during backward.
-        replica_update: each replica updates all its variables on its GPU.
+        home: memory that contains the variables: `host`, `gpus` (distributed by size), or `gpu` (all on the first GPU).
+        overlapped: True if gradients are sent during backward.
+        replica_update: True if each replica updates all its variables on its GPU.
     """
 
     home: ClassVar[str] = "host"
@@ -122,7 +123,7 @@ class _Central(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of sending parameters and gradients, and of the update at their home."""
+        """Return the cost of fetching parameters, of sending gradients, and of the update."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
@@ -139,8 +140,8 @@ class _Central(_Tensorflow1):
         if cls.replica_update:
             updating = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
-            # Read n gradients and write their sum; read the sum and the variable, and write the variable. If gradients
-            # are sent during backward, this work is hidden.
+            # The CPU reads n gradients and writes their sum, then reads the sum and the variable and writes the
+            # variable. If gradients are sent during backward, this work is hidden.
             passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
             updating = 0.0 if cls.overlapped else passes
         else:

@@ -1,4 +1,4 @@
-"""Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, shared input and output embedding.
+"""Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, the embedding as output layer.
 
 The model has 124,475,904 parameters: GPT-2's 124,439,808, and 47 more rows of the embedding. The 50,257 tokens are
 rounded up to 50,304, because matrix products with sizes divisible by 64 are faster.

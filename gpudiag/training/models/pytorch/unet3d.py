@@ -1,7 +1,7 @@
 """Define `unet3d`: a 3D U-Net that finds boundaries in electron microscopy.
 
 The network has 93,659,931 parameters and 375 MB of gradients in fp32. It is the network of the neurofire library for
-the CREMI data sets, after O. Cicek et al., "3D U-Net" (2016). Its four levels have 12, 60, 300 and 1500 channels and two
+the CREMI data sets, after O. Cicek et al., "3D U-Net" (2016). Its levels have 12, 60, 300 and 1500 channels, and two
 3x3x3 convolutions with ELU each. Pooling is by 1x3x3, because the volumes are coarse along z. Upsampling repeats the
 nearest voxel. A sigmoid follows each of the three outputs.
 """

@@ -1,8 +1,8 @@
 """Define `unet3d`: a 3D U-Net that finds boundaries in electron microscopy, with 93,659,931 parameters.
 
-The network equals that of the PyTorch workload, from the neurofire library for the CREMI data sets. Its four levels have
-12, 60, 300 and 1500 channels and two 3x3x3 convolutions with ELU each. Pooling is by 1x3x3. Upsampling repeats the
-nearest voxel. A sigmoid follows each of the three outputs.
+The network equals that of the PyTorch workload, from the neurofire library for the CREMI data sets. Its levels have 12,
+60, 300 and 1500 channels, and two 3x3x3 convolutions with ELU each. Pooling is by 1x3x3. Upsampling repeats the nearest
+voxel. A sigmoid follows each of the three outputs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KerasUNet3dTraining(KerasWorkload):
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Return the negative Sørensen-Dice coefficient of each channel (-1: equal, 0: disjoint), summed over channels."""
+        """Return the sum over channels of the negative Sørensen-Dice coefficient (-1: equal, 0: disjoint)."""
         p = tf.cast(output, tf.float32)
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)
