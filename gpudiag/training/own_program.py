@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Niceness of an analysis that runs beside a training, so that the training has priority. The maximum is 19.
 _NICE = 15
-#: Program that calls `main` of a module. It imports gpudiag from the location from which this process imported it.
+#: Program that imports gpudiag from the location from which this process imported it, and calls `main` of a module.
 _PROGRAM = "import sys; sys.path.append({root!r}); from {module} import main; sys.exit(main())"
 
 

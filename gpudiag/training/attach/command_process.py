@@ -79,7 +79,7 @@ def read_settings() -> Settings | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
-    """One process of the command that has imported PyTorch.
+    """Report of one process of the command that has imported PyTorch.
 
     Attributes:
         pid, rank, world_size: process number and cluster position; the latter are 0 and 1 while unknown.

@@ -111,7 +111,7 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. This adds no graph break, because optimizer hooks break the graph anyway.
+# torch.compile must not compile the hook. No graph break is added, because optimizer hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
@@ -165,7 +165,7 @@ def _report_end() -> None:
 
 
 def _forked() -> None:
-    """Create a new state in a forked process. It may train, but must not continue its parent's measurement."""
+    """Create a new state in a forked process, which may train, but must not continue its parent's measurement."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
         _entered = EnteredProcess(_entered.settings)

@@ -117,7 +117,7 @@ def _run_program(plan: ProgramPlan, launched: Launched) -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collections within the block. They take a quarter of a framework's import and free nothing."""
+    """Disable garbage collections, which would take a quarter of the import of a framework and free nothing."""
     gc.disable()
     try:
         yield

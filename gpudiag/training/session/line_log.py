@@ -300,7 +300,7 @@ def _texts(
 
 
 def _still_has(file: str, codes: list[CodeType]) -> bool:
-    """Return whether a modified file still has these functions. Then the text is valid: a program may write modules."""
+    """Return whether a modified file still has these functions, as if a program writes a module and then imports it."""
     try:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):

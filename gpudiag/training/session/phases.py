@@ -99,7 +99,7 @@ class Phases:
         self._lines = lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
-        #: Duration of a block of warm-up steps in ms. It is reduced if there is little time for unprofiled steps.
+        #: Duration of a block of warm-up steps in ms, reduced if there is little time for unprofiled steps.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)

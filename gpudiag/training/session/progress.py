@@ -101,7 +101,7 @@ class ProgressSender:
     def _send(self, message: Progress) -> None:
         if not self._address:
             return
-        # Open the socket for each message, so that no file stays open. This takes a few microseconds.
+        # Opening the socket for each message takes a few microseconds, and keeps no file open.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)

@@ -33,7 +33,7 @@ INPUT = "input"
 _domain: Any = None
 #: NVTX attributes of ranges, by name.
 _attributes: dict[str, Any] = {}
-#: Its attribute `stack` contains the open ranges of this thread, the outermost first.
+#: The attribute `stack` contains the open ranges of this thread, the outermost first.
 _open = threading.local()
 
 

@@ -180,7 +180,7 @@ def export_compressed(
         examine: called with the temporary file before it is removed.
 
     Raises:
-        OSError: a file cannot be written. Then all files are removed.
+        OSError: a file cannot be written. All files of the trace are removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     compressed = target.with_name(f".{target.name}.part")

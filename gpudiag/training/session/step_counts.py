@@ -54,7 +54,7 @@ MIN_UNPROFILED_STEPS = _UNPROFILED_STEPS[0]
 
 #: Maximum number of values in a trend test, because every pair of values is compared.
 _TREND_VALUES = 100
-#: Maximum number of unprofiled steps before the next decision. It limits the effect of a wrong estimate of step time.
+#: Maximum number of unprofiled steps before the next decision, to limit the effect of a wrongly estimated step time.
 _MAX_BLOCK_STEPS = 2000
 
 
@@ -240,7 +240,7 @@ class PhaseSettings:
         warmup: number of warm-up steps; None to warm up until step times have converged.
         active: number of recorded steps per trace.
         limits: limits of automatic warm-up.
-        target: required precision of the step time. It determines the number of unprofiled steps; None for the default.
+        target: required precision of the step time, which determines the number of unprofiled steps; None if not required.
         recorded: False to profile no steps.
         suggest: function that suggests arguments for a loop that is too short, as `suggest_arguments` does.
         lines: True to time source lines of the user.

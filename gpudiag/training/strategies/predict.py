@@ -40,7 +40,7 @@ def predict(
         candidates: candidates to predict. A candidate of unknown cost is treated as one that cannot run.
         devices: number of devices that train.
         p2p: False if peer access is switched off.
-        curves: measured all-reduces by transport. They take precedence over the facts.
+        curves: measured all-reduces by transport, which take precedence over the facts.
         cannot: reasons why candidates cannot run, by the candidates' labels.
     """
     now = Situation(facts, model, devices, p2p=p2p, curves=curves)

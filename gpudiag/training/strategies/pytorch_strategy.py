@@ -28,7 +28,7 @@ _SHOWN_NAMES = 3
 
 
 class PytorchStrategy(Strategy):
-    """Base class of the ways in which the processes of a PyTorch job communicate. It does not communicate itself.
+    """Base class of the strategies under PyTorch. The base class itself does not communicate.
 
     The training loop calls the methods in this order, and marks the ranges `forward` and `backward` itself:
 
@@ -67,7 +67,7 @@ class PytorchStrategy(Strategy):
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
         """Return a function that starts an all-reduce over this strategy's `transport`, and a function to release it.
 
-        Benchmarks use both functions without training. The second is None if there is nothing to release. The default
+        Benchmarks use both functions without training. The second one is None if there is nothing to release. The default
         process group must have this strategy's `backend`. All processes must call this method together.
         """
         import torch.distributed as dist

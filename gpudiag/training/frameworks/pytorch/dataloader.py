@@ -5,7 +5,7 @@ that the workers of ranks A and B are equally slow, and by chance A's batch come
 waits for A in a collective. Meanwhile B's batches become ready, so B never waits for input. Only times measured in the
 workers show that both loaders are equally slow.
 
-Each forked worker adds its times to a table in memory that it shares with the training process. This takes 0.7 us per
+Each forked worker adds its times to a table in memory that it shares with the training process. Adding takes 0.7 us per
 batch. Spawned workers share no memory with it, so their times are unknown.
 
 Once the file `REQUEST` exists, every worker times the lines of the user's dataset during a few batches.

@@ -21,7 +21,7 @@ SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
 
-#: Value of `question`. It reads the file `torch/version.py`, because importing torch takes seconds.
+#: Value of `question`. The source reads the file `torch/version.py`, because importing torch takes seconds.
 _QUESTION = r"""
 torch = has("torch")
 if torch is not None and torch.submodule_search_locations:

@@ -27,7 +27,7 @@ class ProfiledWindow:
         active: number of steps to record; None to record everything from `start` to `stop`, without step marks.
         cuda: also record device activity, and the waits of streams for events.
         kernel_only: record no operators and no module marks; on the host record only runtime calls and annotations.
-        shapes: record the shapes of operators' inputs. This can double the profiler's overhead on the host: on a CPU,
+        shapes: record the shapes of operators' inputs. Shapes can double the profiler's overhead on the host: on a CPU,
             8 ms instead of 4 ms in a step of 62 ms with 1,800 operators.
 
     Raises:

@@ -21,7 +21,7 @@ _STARTER = Path(__file__).parents[1] / "starter.py"
 _LOOPBACK = Path(__file__).with_name("loopback.c")
 _COMPILE_S = 60
 
-#: Value of `question`. It reads TensorFlow's file `build_info.py`, because importing TensorFlow takes seconds.
+#: Value of `question`. The source reads the file `build_info.py`, because importing TensorFlow takes seconds.
 _QUESTION = r"""
 tensorflow = has("tensorflow")
 if tensorflow is not None and tensorflow.submodule_search_locations:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 #: Number of distinct batches in host memory.
 _HOST_BATCHES = 4
-#: Number of samples that a data set reports. It is so large that no epoch ends within a measurement.
+#: Number of samples that a data set reports, so large that no epoch ends within a measurement.
 _ENDLESS = 1 << 40
 
 
@@ -122,7 +122,7 @@ class DevicePrefetch:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(side)
             for tensor in ahead:
-                # The tensor's memory belongs to the side stream. It must not be reused before this step has ended.
+                # The memory belongs to the side stream. The memory must not be reused before this step has ended.
                 tensor.record_stream(current)
             batch, ahead = ahead, self._copied(source, side)
             yield batch

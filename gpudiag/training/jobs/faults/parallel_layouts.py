@@ -11,7 +11,7 @@ from gpudiag.model.run import ParallelLayout
 
 #: Name of the divided jobs' workload in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"
-#: Number of processes on CPUs. There may be more processes than cores, because they wait instead of computing.
+#: Number of processes on CPUs. The processes wait instead of computing, so there may be more than cores.
 CPU_PROCESSES = 4
 #: Number of sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many.
 SEQUENCES = 2

@@ -44,7 +44,7 @@ class Trainer(ABC):
     """The training loop of one process.
 
     Attributes:
-        time_all_first: True if on GPUs all faults are timed before the first fault is recorded. This is necessary if
+        time_all_first: True if on GPUs all faults are timed before the first fault is recorded, which is necessary if
             the profiler stays loaded after its first use and slows all later steps.
         holds: True if `hold` is implemented.
         device: the framework's device that the process trains on.
@@ -137,7 +137,7 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return the times in ms of steps whose kernels are launched before the device begins the step.
 
-        So no kernel waits for its launch. Before each step the device is kept busy for `hold_ms`, which is not timed.
+        No kernel of such a step waits for its launch. Before each step the device is kept busy for `hold_ms` (not timed).
         All ranks begin at about the same time. If a step has more launches than the launch queue holds (1,024), the
         host launches the others during the step.
         """

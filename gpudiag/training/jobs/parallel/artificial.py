@@ -1,4 +1,4 @@
-"""Simulate work of a given duration. It needs no CPU core, so more processes than cores can run without delays."""
+"""Simulate work of a given duration without using a CPU core, so that more processes than cores run without delays."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def occupy(device: torch.device, milliseconds: float) -> None:
 
 
 def artificial_work(x: Tensor, forward_ms: float) -> Tensor:
-    """Return `x` after `forward_ms`. Its backward takes twice as long."""
+    """Return `x` after `forward_ms`. Backward takes twice as long."""
     done: Tensor = ArtificialWork.apply(x, forward_ms)  # type: ignore[no-untyped-call]  # torch's own
     return done

@@ -91,7 +91,7 @@ class ParallelGpt:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _part(self, number: int) -> GptStage:
-        """Make the pipeline stage `number`. Its matrices are split over the tensor-parallel processes."""
+        """Make the pipeline stage `number`, with matrices split over the tensor-parallel processes."""
         torch.manual_seed(number)
         part = GptStage(
             self.sizes,

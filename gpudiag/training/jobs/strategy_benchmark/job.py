@@ -1,9 +1,9 @@
 """Run the strategy benchmark of `gpudiag recommend` in each training process.
 
 A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
-communication, the phases of this step, and the time at which each gradient is ready. It also measures all-reduces of
-the workload's buckets over each transport. From these times and the machine's facts it predicts each candidate's step
-time. Then the best candidates are timed in turns, so that drift of the machine affects all candidates equally. Each
+communication, the phases of this step, the time at which each gradient is ready, and all-reduces of
+the workload's buckets over each transport. From these times and the machine's facts each candidate's step time is
+predicted. Then the best candidates are timed in turns, so that drift of the machine affects all equally. Each
 candidate trains a separate copy of the model.
 """
 
@@ -49,7 +49,7 @@ _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 
 #: Number of untimed steps at the beginning of a turn, in which the host runs ahead again.
 _RUN_IN_STEPS = 2
-#: Number of first steps. They include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
+#: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
 #: A look is a measurement of a candidate's step time during warm-up. Warm-up ends when two consecutive looks differ by
 #: less than this share, or after this number of looks.

@@ -52,7 +52,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """The region that a block writes, and the region that the network reads. It may extend beyond the volume."""
+    """The region that a block writes, and the region that the network reads, which may extend beyond the volume."""
 
     written: Region
     seen: Region

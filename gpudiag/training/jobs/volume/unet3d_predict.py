@@ -176,7 +176,7 @@ class VolumePrediction:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict rank `rank`'s share of the volume. Write `INFERENCE_FILE` (rank 0). Then time and record steps.
+        """Predict rank `rank`'s share of the volume, write `INFERENCE_FILE` (rank 0), and then time and record steps.
 
         `world` is the number of ranks. At the end, remove the volumes, except a prediction that the user wants to keep.
         """

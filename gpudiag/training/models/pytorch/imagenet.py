@@ -178,7 +178,7 @@ class ResNet(nn.Module):
 
 
 class ResNet50(ImageWorkload):
-    """ResNet-50. It has so much compute per byte of gradients that a healthy machine hides the communication."""
+    """ResNet-50, with so much compute per byte of gradients that a healthy machine hides the communication."""
 
     def model(self) -> nn.Module:
         """Build the network, 50 layers."""

@@ -74,7 +74,7 @@ class UNet3d(nn.Module):
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
     """Return the negative Sørensen-Dice coefficient, summed over channels.
 
-    The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels. It ranges from -1
+    The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels, from -1
     (equal) to 0 (disjoint). Sums over millions of voxels would overflow half precision, so they use single precision.
     """
     p = output.float().transpose(0, 1).flatten(1)
@@ -87,7 +87,7 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 class UNet3dTraining(Workload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Number of distinct samples in memory. It is small, because a volume with its target has 30 MB.
+    #: Number of distinct samples in memory, which is small, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 

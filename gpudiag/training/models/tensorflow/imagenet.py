@@ -83,7 +83,7 @@ def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
 
 
 class KerasResNet50(KerasImageWorkload):
-    """ResNet-50 v1.5. It has so much compute per byte of gradients that a healthy machine hides the communication."""
+    """ResNet-50 v1.5, with so much compute per byte of gradients that a healthy machine hides the communication."""
 
     def model(self) -> Any:
         """Build the stem, four stages of bottlenecks, and the classifier."""

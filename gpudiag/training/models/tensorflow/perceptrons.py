@@ -16,7 +16,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class KerasMlp(KerasWorkload):
-    """Regression with ReLU between the layers. It has little compute for its size, so communication dominates."""
+    """Regression with ReLU between the layers, and with so little compute for its size that communication dominates."""
 
     def model(self) -> Any:
         """Build the layers in order."""

@@ -36,7 +36,7 @@ def two_convolutions(x: Any, width: int) -> Any:
 class KerasUNet3dTraining(KerasWorkload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Number of distinct samples in memory. It is small, because a volume with its target has 30 MB.
+    #: Number of distinct samples in memory, which is small, because a volume with its target has 30 MB.
     pool = 8
 
     def model(self) -> Any:

@@ -36,7 +36,7 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    The hook is fast if GPUs have no peer access to each other. It copies each gradient once to the host and once back,
+    The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back,
     while a ring of n processes would make 2(n-1)/n copies each way. The processes must be on one node. Sums are in
     float32. NaN and infinities are preserved. If a process dies, the others raise an error at their next bucket.
 

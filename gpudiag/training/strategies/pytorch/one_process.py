@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Host work in µs per tensor of the model. The first value is work once per step: the update, and backward, which one
 #: thread per device launches. The second value is work per device: copying the model and launching forward, one device
 #: after the other. A step takes at least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 H200s (110.7
-#: ms) of two hosts with PyTorch 2.11. They predict `gpt` on 4 H200s, and `mlp` on 2 and 4 H200s, within 10 %.
+#: ms) of two hosts with PyTorch 2.11. The values predict `gpt` on 4, and `mlp` on 2 and 4 H200s within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 

@@ -124,7 +124,7 @@ class PsGpu(PytorchStrategy):
         total = now.model.total_bytes
         spread = candidate.ps_device is None
         exchange = now.rooted_ms(total, spread=spread)
-        # Backward adds gradients to zeros in the tensor that is sent. This reads and writes its memory once more.
+        # Backward adds gradients to zeros in the tensor that is sent, and so reads and writes the tensor once more.
         bucket_copy = 2 * now.on_device_ms(total)
         saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
@@ -144,7 +144,7 @@ def _flattened_by_type(parameters: list[nn.Parameter]) -> list[tuple[torch.Tenso
 def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
     """Combine parameters of one type in a flat tensor, and their gradients in another; return both tensors.
 
-    The parameters become views of the flat tensor. They keep their memory formats.
+    The parameters become views of the flat tensor, and keep their memory formats.
     """
     import torch
 

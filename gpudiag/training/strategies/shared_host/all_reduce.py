@@ -57,7 +57,7 @@ class SharedHostAllReduce:
     types in the same order. Results are bit-identical on all ranks. NaN and infinities are preserved.
 
     Args:
-        group: the process group, by default the default group. It is used only to create the object.
+        group: the process group, by default the default group; used only to create the object.
         device: the device of the tensors.
         wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
             float64 for float64 tensors.

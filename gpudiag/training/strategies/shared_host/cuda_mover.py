@@ -52,7 +52,7 @@ class CudaMover:
             self._queues = self._native_queues()
 
     def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue the copies of a tensor; return a future. Its `wait` makes the current stream wait, not the host."""
+        """Enqueue the copies of a tensor; return a future whose `wait` makes the current stream wait, not the host."""
         packed = chunked.packed
         with torch.cuda.device(self._device):
             source = torch.cuda.current_stream(self._device)

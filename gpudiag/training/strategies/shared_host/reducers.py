@@ -40,7 +40,7 @@ class Reducer(Protocol):
     name: str
 
     def submit(self, number: int) -> None:
-        """Announce that `number` chunks have been submitted in total. Their descriptions are in the ring buffer."""
+        """Announce that `number` chunks have been submitted in total. The ring buffer contains their descriptions."""
 
     def stop(self) -> None:
         """Stop the threads, and wait for their end."""
@@ -118,7 +118,7 @@ class TorchReducer:
 
         self._threads = [_start(run, cpus)]
         set_up.wait()
-        # Restore the number of threads for new threads. They inherit the last value that any thread has set.
+        # Restore the number of threads for new threads, which inherit the last value that any thread has set.
         torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:

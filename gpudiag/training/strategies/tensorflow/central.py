@@ -14,7 +14,7 @@ _servers: list[Any] = []
 class CentralStorage(TensorflowStrategy):
     """Keep one copy of each variable on the CPU, and sum gradients there.
 
-    The strategy is experimental in TensorFlow. It does not support the assignments with which Keras 3 updates moving
+    The strategy is experimental in TensorFlow, and does not support the assignments with which Keras 3 updates moving
     averages (BatchNormalization). For models with such layers, building the step raises ValueError.
     """
 

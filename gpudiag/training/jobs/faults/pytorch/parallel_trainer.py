@@ -36,7 +36,7 @@ class ParallelTrainer(Trainer):
     Attributes:
         alone: model of the default job, in which each process trains a separate model.
         network: this process's part of the current job's model.
-        batch: tokens and targets of the current job. They stay on the device.
+        batch: tokens and targets of the current job, on the device.
     """
 
     time_all_first: ClassVar[bool] = True

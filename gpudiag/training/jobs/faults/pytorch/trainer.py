@@ -165,7 +165,7 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """Launch a kernel that runs for at least this time. It counts clock cycles; no GPU's clock exceeds 2 GHz."""
+        """Launch a kernel that counts clock cycles for at least this time. No GPU's clock exceeds 2 GHz."""
         sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 

@@ -27,7 +27,7 @@ from gpudiag.training.strategies.registry import tensorflow_strategy
 
 #: A strategy with one process per device, so that a fault can slow down a single device.
 _STRATEGY = "multi-worker"
-#: Timeout of `gather` in seconds. It is longer than the processes' times between two calls can differ.
+#: Timeout of `gather` in seconds. No process calls `gather` this much later than another process.
 _TIMEOUT_S = 120.0
 #: Number that separates the keys of `StoreGather` from those of sessions. No session has this number.
 _SESSION = 1_000_000
