@@ -44,8 +44,8 @@ _RATIO = 500
 _FIRST_CHECKS = 10
 #: Minimum number of steps between two later checks.
 _MIN_DISTANCE = 8
-#: Number of steps between the latest next check of any rank and the first measured step. At check number
-#: `_FIRST_CHECKS - _AHEAD` a rank first posts the number of steps between its later checks.
+#: Number of steps between the latest next check of any rank and the first measured step. A rank first posts the number
+#: of steps between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 

@@ -231,7 +231,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has created a PyTorch optimizer. The constructor of optimizers sets `hooked` on `step`."""
+    """Return whether this program has created a PyTorch optimizer, because creating one sets `hooked` on `step`."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

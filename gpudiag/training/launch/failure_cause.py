@@ -75,7 +75,7 @@ def _last_line(output: str) -> str:
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return an error for a launch without progress, which names the stopped ranks, or else the ranks that are behind."""
+    """Return an error for a launch without progress that names the stopped ranks, or else the ranks that are behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:

@@ -130,8 +130,8 @@ class Agreement:
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
         """Wait until one of the keys is set, and return this key. Raise TimeoutError after the timeout.
 
-        The method polls, because the store's own `wait` waits for all keys, not for one of several. The store's `wait` also holds the
-        interpreter lock, so that Ctrl-C could not interrupt the wait.
+        The method polls, because the store's own `wait` waits for all keys, not for one of several. The store's `wait`
+        also holds the interpreter lock, so that Ctrl-C could not interrupt the wait.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005

@@ -240,7 +240,8 @@ class PhaseSettings:
         warmup: number of warm-up steps; None to warm up until step times have converged.
         active: number of recorded steps per trace.
         limits: limits of automatic warm-up.
-        target: required precision of the step time, which determines the number of unprofiled steps; None if not required.
+        target: required precision of the step time, which determines the number of unprofiled steps; None if not
+        required.
         recorded: False to profile no steps.
         suggest: function that suggests arguments for a loop that is too short, as `suggest_arguments` does.
         lines: True to time source lines of the user.

@@ -39,7 +39,8 @@ class Strategy:
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: True if the strategy is also a candidate with gradients that are rounded for transport.
         through_host: True if gradients are copied through host memory. Then copies count as communication, not input.
-        launched_ahead: True if communication is queued on the devices, and so is free while a device waits for its host.
+        launched_ahead: True if communication is queued on the devices, and so is free while a device waits for its
+        host.
     """
 
     name: ClassVar[str]

@@ -1,8 +1,8 @@
 """Load gpudiag into each Python process of a command under `gpudiag profile --`, after the process imports PyTorch.
 
 This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. The
-module installs a finder for `torch`, removes its folder from `sys.path`, and runs the user's `sitecustomize`.
-Until `torch` is imported, it imports only modules that the interpreter has already loaded.
+module installs a finder for `torch`, removes its folder from `sys.path`, and runs the user's `sitecustomize`. Until
+`torch` is imported, it imports only modules that the interpreter has already loaded.
 """
 
 from __future__ import annotations

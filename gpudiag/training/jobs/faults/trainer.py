@@ -137,9 +137,9 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return the times in ms of steps whose kernels are launched before the device begins the step.
 
-        No kernel of such a step waits for its launch. Before each step the device is kept busy for `hold_ms` (not timed).
-        All ranks begin at about the same time. If a step has more launches than the launch queue holds (1,024), the
-        host launches the others during the step.
+        No kernel of such a step waits for its launch. Before each step the device is kept busy for `hold_ms` (not
+        timed). All ranks begin at about the same time. If a step has more launches than the launch queue holds (1,024),
+        the host launches the others during the step.
         """
         times = []
         for _ in range(steps):

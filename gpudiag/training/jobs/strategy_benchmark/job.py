@@ -1,10 +1,10 @@
 """Run the strategy benchmark of `gpudiag recommend` in each training process.
 
 A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
-communication, the phases of this step, the time at which each gradient is ready, and all-reduces of
-the workload's buckets over each transport. From these times and the machine's facts each candidate's step time is
-predicted. Then the best candidates are timed in turns, so that drift of the machine affects all equally. Each
-candidate trains a separate copy of the model.
+communication, the phases of this step, the time at which each gradient is ready, and all-reduces of the workload's
+buckets over each transport. From these times and the machine's facts each candidate's step time is predicted. Then the
+best candidates are timed in turns, so that drift of the machine affects all equally. Each candidate trains a separate
+copy of the model.
 """
 
 from __future__ import annotations
