@@ -125,10 +125,9 @@ class Attachment:
     def _count_quietly(self, *, direct: bool) -> None:
         """Replace the handler by a function that only counts, until the step of the start barrier's next check.
 
-        The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
-        counting function does as little as possible. If the optimizer that ends a step is called several times in each
-        step, only the call after a forward pass ends the step. Forward passes can be detected only on the training
-        thread.
+        The start barrier may wait for the other ranks without limit, and must not slow the training. So the counting
+        function does as little as possible. If the optimizer that ends a step is called several times in each step,
+        only the call after a forward pass ends the step. Only the training thread can detect forward passes.
 
         Args:
             direct: True if the optimizer stepped on the training thread.

@@ -20,7 +20,7 @@ rank posts the number of steps between its checks, and posts an increase of this
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
 checks at steps 1 to 10, posts 32 at step 6, and checks again at steps 42, 74 and 106. If rank 0 sees all ranks at step
-74, it posts step 74 + 4 + 32 = 110. If rank 1 checks at step 74 just before that, it reads the number at step 106.
+74, it posts step 74 + 4 + 32 = 110. If rank 1 checks at step 74 before rank 0 posts, it reads the number at step 106.
 """
 
 from __future__ import annotations

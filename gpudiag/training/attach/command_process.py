@@ -83,9 +83,8 @@ class ProcessReport:
 
     Attributes:
         pid, rank, world_size: process number and cluster position; the latter are 0 and 1 while unknown.
-        stage: progress of the measurement. `imported`: PyTorch is imported; `stepping`: an optimizer has stepped;
-            `waiting`: for the other ranks; `measured`: measured completely; `not-first`: another process of the rank is
-            measured instead; `failed`: gpudiag failed in this process.
+        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
+            `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
         calls: number of optimizer steps so far.
         helper: True if the process is a launcher or a DataLoader worker.
         numbered: True if a launcher set the environment variable RANK.

@@ -84,8 +84,7 @@ class CommandWatch:
         self._hooks = hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: By process number, the number of consecutive checks at which the process was stopped. When the stop has been
-        #: reported, the number remains `_STOPPED_CHECKS + 1`.
+        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
@@ -124,8 +123,8 @@ class CommandWatch:
             return self._measured
         if any(message.phase != "done" for message in latest.values()):
             return False
-        # Ranks on other nodes write no reports here. A process that a launcher has numbered is expected to be measured
-        # even before its first optimizer step.
+        # Ranks on other nodes write no reports here. A process that a launcher has numbered must be measured, even if
+        # it has taken no optimizer step yet.
         expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
         return expected <= latest.keys()
 

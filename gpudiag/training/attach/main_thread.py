@@ -1,7 +1,6 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or a profiler must not start or end within backward, because autograd restores the thread's earlier state when
-backward ends.
+A range or a profiler must not start or end within backward, because autograd then restores the thread's earlier state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define what programs that start training processes need to know of a framework, without importing it."""
+"""Describe a framework for the programs that start training processes. These programs never import the framework."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """True if rank 0 surely runs on this node. For several nodes, only the backend `static` makes that sure."""
+        """True if rank 0 surely runs on this node. With several nodes, only the backend `static` fixes this."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
@@ -55,8 +55,7 @@ class Framework(ABC):
 
     Attributes:
         name: name of the framework in records and traces, and of its folder.
-        package: name of the framework's Python package, which is also the value of `--framework` and the name of
-            gpudiag's extra (`pip install gpudiag[torch]`).
+        package: name of the framework's Python package, which is also the value of `--framework` and gpudiag's extra.
         title: name of the framework in text for users.
         question: Python source that describes the framework in the interpreter of the training. The source sets
             `answer["framework"]` to the framework's version, `answer["cuda"]` to the version of CUDA that the framework

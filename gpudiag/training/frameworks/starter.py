@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the running processes after a failure. First wait 0.5 s, in which each can report its own failure."""
+    """End the running processes after a failure. First wait 0.5 s, in which each process can report its own failure."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:

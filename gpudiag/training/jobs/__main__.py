@@ -131,7 +131,7 @@ def _call(name: str, *arguments: object) -> None:
     getattr(importlib.import_module(module), function)(*arguments)
 
 
-class Ended(KeyboardInterrupt):  # no name with "Error": records contain the name, and the end is not an error
+class Ended(KeyboardInterrupt):  # no `Error` in the name, because records contain the name
     """Signal that the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
 
 

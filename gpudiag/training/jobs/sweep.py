@@ -71,7 +71,7 @@ class ProcessMessages:
         self._store.set(key, value)
 
     def receive(self, key: str, *, failed: bool = False) -> str | None:
-        """Wait for the value of a key; return None after a timeout. Set `failed` for a short timeout."""
+        """Wait for the value of a key; return None after a timeout, which is short if a process has `failed`."""
         until = time.monotonic() + (_AFTER_FAILURE_S if failed else _TOGETHER_S)
         pause_s = 0.001
         while not self._store.check([key]):
@@ -222,7 +222,7 @@ class _Sweep:
 
 
 def _worst(reports: list[_Report | None]) -> _Report:
-    """Return the worst received report. Worst is a process that cannot train another job, then a failed process."""
+    """Return the report of a process that cannot train another job, or else of a failed process, or else any report."""
     received = [report for report in reports if report is not None]
     return min(received, key=lambda report: (report.usable, report.error is None), default=_Report())
 

@@ -22,8 +22,7 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: Number of DataLoader workers per training process on GPUs. On CPUs it is 0, because workers would use cores that the
-#: training needs.
+#: Number of DataLoader workers per training process on GPUs. On CPUs there are none, because training needs all cores.
 _GPU_LOADER_WORKERS = 2
 
 
@@ -72,7 +71,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time only the fetching of batches, without training. The batches are pinned if training would need that."""
+    """Time only the fetching of batches, without training. The batches are pinned as for training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass

@@ -1,8 +1,7 @@
 """Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
-The unchanged job stays in memory. Changed jobs are set up one after the other, so there are at most two models at a
-time. Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so that drift of the machine
-affects both jobs equally.
+The unchanged job stays in memory. Changed jobs are set up one after the other, so there are at most two models. Blocks
+of steps alternate in the order unchanged, changed, changed, unchanged, so that drift affects both jobs equally.
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends when the step times of two consecutive blocks differ by less than this share. Minimum and maximum number
-#: of blocks of the warm-up.
+#: Warm-up ends when two consecutive blocks differ by less than this share; minimum and maximum number of its blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
-#: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because setting them changes the
-#: newer settings.
+#: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer settings.
 _SETTINGS = (
     "cudnn.allow_tf32",
     "cudnn.benchmark",

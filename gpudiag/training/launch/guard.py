@@ -1,4 +1,4 @@
-"""Run a command. However it ends, end all processes that descend from it, and remove its private directory.
+"""Run a command to its end, and then end all its descendants and remove its private directory in any case.
 
     python guard.py PRIVATE_DIRECTORY COMMAND...
 

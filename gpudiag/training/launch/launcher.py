@@ -95,7 +95,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         raise
     finally:
         run = _final_record(plan, created, status, error)
-        # After a failure, ignore that the record cannot be written: the cause of the failure is more important.
+        # After a failure, ignore an error in writing the record, because the cause of the failure is more important.
         with contextlib.suppress(OSError) if status != "complete" else contextlib.nullcontext():
             if has_rank_0:
                 record.write_run(plan.run_dir, run)

@@ -102,7 +102,7 @@ class Session:
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
-        #: If several loops of this process take turns, the turns of this loop. Then the session only times steps.
+        #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device = device
@@ -119,11 +119,11 @@ class Session:
         description.strategy = strategy or description.strategy
         description.options |= options or {}
         self._measurement = RankMeasurement(self.run_dir, description, settings)
-        #: True if the phases have advanced to the current step; and the number of the current step.
+        #: Whether the phases have advanced to the current step, and the number of the current step.
         self._prepared, self._number = False, 0
         #: In a loop that calls `step`, the generator of its steps.
         self._driven: Generator[None] | None = None
-        #: In a loop that calls `step`, marks fetches from DataLoaders until it is closed.
+        #: In a loop that calls `step`, the context in which fetches from DataLoaders are marked.
         self._marked = ExitStack()
         if model is not None:
             self.describe(model)
@@ -249,7 +249,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework's runtime. Determine the framework in each call, because it may be imported later."""
+        """Return the framework's runtime. Determine the framework anew, because the program may import it later."""
         return load_runtime(self._framework)
 
 

@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns. Each loop has its own thread, and its session makes it wait."""
+"""Let several training loops of one process take turns. Each loop has a thread, which waits in the loop's session."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class JobTurns:
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: function that saves the process's settings, and returns a function that restores them. Settings may differ
-            between jobs.
+        save: function that saves settings, which differ between jobs, and returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:

@@ -1,1 +1,1 @@
-"""Define the workloads. `registry` lists them without importing a framework. `pytorch` and `tensorflow` build them."""
+"""Define the workloads. `registry` lists workloads without importing a framework; the other folders build them."""

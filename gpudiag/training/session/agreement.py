@@ -67,7 +67,7 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Post this rank's step times, and return rank 0's decision. Rank 0 decides when all ranks have posted.
+        """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted.
 
         Args:
             step_ms: this rank's step times in milliseconds.
@@ -108,7 +108,7 @@ class Agreement:
         """Post the end of this rank's loop. The method never waits."""
         if self._store is None:
             return
-        # A failure means that the process that hosts the store has exited. Then no rank waits for this post.
+        # A failure means that the process that hosts the store has exited. In this case no rank waits for this post.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:

@@ -151,8 +151,7 @@ class StepClock:
         instant: function that records a mark on the device's clock and returns the mark.
         between_ms: function that returns the milliseconds between two marks.
         synchronize: function that waits until the device has reached all marks.
-        anchor: function that records a mark, waits for it, and returns it with its host time; None if marks are host
-            times.
+        anchor: function that records a mark, waits for it, and returns an `Anchor`; None if marks are host times.
         happened: function that returns whether the device has reached a mark.
     """
 

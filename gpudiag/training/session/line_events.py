@@ -40,7 +40,7 @@ _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: The overhead per step may be 2 % of the step. In short steps it may be up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum number of events of the training thread in one step, and of each other thread in one section. Functions that
-#: contain the training loop may cause twice as many, because without their events others would get wrong lines.
+#: contain the training loop may cause twice as many, because without them other events would get wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Number of repetitions of `calibrate`'s measurement, and number of calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -116,7 +116,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]
-    # Return early in most steps, because counting hashes code objects, each of which takes microseconds.
+    # Return early if possible, because counting hashes code objects, and a hash takes microseconds.
     if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
         return set()
     counts: Counter[tuple[CodeType, int]] = Counter()
@@ -171,8 +171,7 @@ class MonitoredEvents:
     ) -> None:
         """From now on append events of the training thread to `entries`, and of other threads to `others`.
 
-        The code of `frames` contains the training loop. With `discover`, the user's functions are recorded from their
-        first call on.
+        The training loop is in the code of `frames`. With `discover`, record user functions from their first call on.
         """
         self._entries, self._others, self._limit = entries, others, _MAX_STEP_EVENTS
         events = self._api.events
@@ -229,7 +228,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread; return False if there are too many of a thread that does not train."""
+        """Append an event of the current thread. Return False if this thread does not train and has too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:

@@ -300,7 +300,7 @@ def _texts(
 
 
 def _still_has(file: str, codes: list[CodeType]) -> bool:
-    """Return whether a modified file still has these functions, as if a program writes a module and then imports it."""
+    """Return whether a modified file still has these functions. Some programs write a module and then import it."""
     try:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -163,7 +163,7 @@ class RankMeasurement:
     def advance(self, *, raises: bool = False) -> bool:
         """Advance to the next step; return False when the phases are over.
 
-        By default an exception ends only the measurement. With `raises`, it is raised, and so ends the training.
+        By default an exception ends only the measurement. With `raises`, an exception is raised into the training.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
         if self._lines is not None:
@@ -216,7 +216,7 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def _end_lines(self) -> None:
-        """Stop to record lines, because this slows the program. The phases may have ended while lines were timed."""
+        """Stop recording lines, which slows the program. The phases may have ended while lines were timed."""
         if self._lines is not None:
             self._lines.end()
 
@@ -230,7 +230,7 @@ class RankMeasurement:
             self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write the records of this process's ranks, so that a killed run keeps them. Rank 0 also writes the run's."""
+        """Write the records of this process's ranks, which remain if the run is killed. Rank 0 also writes `run.json`."""
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:
@@ -305,7 +305,7 @@ class RankMeasurement:
 def runs_ahead(timed: UnprofiledSteps | None) -> bool:
     """Return whether the host usually finishes a step so long before the device that it can also record shapes.
 
-    Recording shapes takes host time. On an H100 it took at most 2 % of a recorded step if the device was the limit, and
+    Recording shapes takes host time: on an H100 at most 2 % of a recorded step if the device was the limit, and
     41 % of a step of ResNet-50 if the host was the limit. Suppose that the device still works for half the host's time
     after the host has finished a step. Then 50 % more host time does not make the step longer.
     """

@@ -35,7 +35,7 @@ _LINES_REQUEST = "request"
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
-#: zlib level of a saved trace. The size is within 10 % of that of the best level, in a fraction of its time.
+#: zlib level of a saved trace. The best level saves at most 10 % of the size, and takes several times as long.
 _GZIP_LEVEL = 3
 _CHUNK_BYTES = 1 << 20
 #: Maximum length of a pattern for `contains`.

@@ -83,7 +83,7 @@ class Runtime(Protocol):
         """Return the model name of the GPU, or of this process's CPU."""
 
     def software(self) -> dict[str, str]:
-        """Return the versions of the training software, by its names."""
+        """Return the versions of the training software, by name."""
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
         """Return a clock for steps on these devices."""
@@ -112,7 +112,4 @@ class Runtime(Protocol):
         """Create a counter for one step of this model; return None if the operations cannot be counted."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe a model's parameters and gradients.
-
-        `gradient_sizes` are bytes of each message of gradients; by default one per parameter, in reverse order.
-        """
+        """Describe parameters and gradients. `gradient_sizes` (bytes) are empty if each gradient is one message."""

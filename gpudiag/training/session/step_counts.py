@@ -109,8 +109,8 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether the series has a significant trend that exceeds `TOLERANCE` from its first to its last step.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). Neither depends much
-    on a single slow step.
+    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). One slow step
+    changes neither much.
     """
     n = len(step_ms)
     if n < 4:
@@ -240,8 +240,7 @@ class PhaseSettings:
         warmup: number of warm-up steps; None to warm up until step times have converged.
         active: number of recorded steps per trace.
         limits: limits of automatic warm-up.
-        target: required precision of the step time, which determines the number of unprofiled steps; None if not
-        required.
+        target: required precision of the step time, which determines the number of unprofiled steps; or None.
         recorded: False to profile no steps.
         suggest: function that suggests arguments for a loop that is too short, as `suggest_arguments` does.
         lines: True to time source lines of the user.

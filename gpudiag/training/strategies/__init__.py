@@ -1,1 +1,1 @@
-"""Define how devices communicate gradients (strategies). `registry` lists them without importing a framework."""
+"""Define how devices communicate gradients. `registry` lists these strategies without importing a framework."""

@@ -1,4 +1,4 @@
-"""Define an optimizer whose parameters are updated on several devices or processes, as by parameter servers."""
+"""Define an optimizer for parameter servers, which update parameters on several devices or processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         *,
         kept: Sequence[torch.Tensor] = (),
     ) -> None:
-        # An optimizer needs a parameter. If this process owns no parameter, use an empty parameter.
+        # An optimizer needs a parameter. Use an empty parameter if this process owns none.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
         self._before = before
         self._after = after
@@ -62,7 +62,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Return the owner (0 to `count` - 1) of each variable. Largest first, each one gets the least loaded owner."""
+    """Return the owner (0 to `count` - 1) of each variable. The largest ones are assigned first, to the least load."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

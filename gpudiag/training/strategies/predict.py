@@ -103,5 +103,5 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
 
 
 def usual_strategies() -> tuple[str, ...]:
-    """Return the names of the default strategies on GPUs and on CPUs. The recommendation is compared with these."""
+    """Return the names of the default strategies on GPUs and CPUs, with which a recommendation is compared."""
     return tuple(name for name, strategy in strategies().items() if strategy.default_on is not None)

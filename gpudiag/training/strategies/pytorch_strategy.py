@@ -107,7 +107,7 @@ class PytorchStrategy(Strategy):
         """Release all resources except the process group. `close` also calls this method. Further calls do nothing."""
 
     def close(self) -> None:
-        """Release all resources and destroy the process group. The caller must delete the wrapped model before.
+        """Release all resources and destroy the process group. The caller must have deleted the wrapped model.
 
         If DDP's reducer outlives its process group, it waits for the group's threads while it holds the interpreter
         lock. A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13).

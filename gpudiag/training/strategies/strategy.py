@@ -16,7 +16,7 @@ _LAST = 1000
 
 
 class Strategy:
-    """A way in which the devices of a job communicate gradients or parameters.
+    """Base class of the ways in which the devices of a job communicate gradients or parameters.
 
     Commands that do not train read these attributes. Therefore a strategy's module imports its framework only when it
     trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
@@ -26,8 +26,7 @@ class Strategy:
         summary: one line for help and documentation.
         framework: name of the framework that trains.
         list_order: sort key in lists; small values come first.
-        preference_rank: of equally fast strategies, the strategy with the smallest rank is recommended. Well-known
-            strategies have small ranks.
+        preference_rank: of equally fast strategies, the one with the smallest (best-known) rank is recommended.
         default_on: kind of device on which the strategy is the default; None if it is never the default.
         needs_gpu: True if the strategy cannot run in CPU processes.
         one_process: True if one process drives all devices of a node; False if each device has its own process.
@@ -39,8 +38,7 @@ class Strategy:
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: True if the strategy is also a candidate with gradients that are rounded for transport.
         through_host: True if gradients are copied through host memory. Then copies count as communication, not input.
-        launched_ahead: True if communication is queued on the devices, and so is free while a device waits for its
-        host.
+        launched_ahead: True if communication is queued on devices, and costs no time while a device waits for its host.
     """
 
     name: ClassVar[str]

@@ -1,13 +1,12 @@
 """Predict the step times of TensorFlow 1's strategies, for comparison with published benchmarks.
 
 Only `recommend --predict-only` uses these strategies. gpudiag never runs them. Links are modelled as for PyTorch's
-strategies. The software differs as follows. Except by Horovod, each tensor is sent separately:
+strategies. Each tensor is sent separately, except by Horovod. The strategies differ as follows:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
 - NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
-- Without NCCL, the gradients of replicas are summed on the host, and the sums are copied back. Each replica updates all
-  its variables.
+- Without NCCL, gradients are summed on the host, and the sums are copied back. Each replica updates all its variables.
 - Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
 - Wrappers of Keras that divide a batch between GPUs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
 """

@@ -2,7 +2,7 @@
 
 This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. The
 module installs a finder for `torch`, removes its folder from `sys.path`, and runs the user's `sitecustomize`. Until
-`torch` is imported, it imports only modules that the interpreter has already loaded.
+`torch` is imported, the module imports only modules that the interpreter has already loaded.
 """
 
 from __future__ import annotations

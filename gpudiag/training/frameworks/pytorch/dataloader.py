@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
+"""Mark each fetch of a batch from PyTorch's DataLoader, and time the worker processes that make batches.
 
 The training thread's wait for a batch shows how late the batch is, but not how long a worker took to make it. Suppose
 that the workers of ranks A and B are equally slow, and by chance A's batch comes later. Then A waits for input, and B
@@ -6,7 +6,7 @@ waits for A in a collective. Meanwhile B's batches become ready, so B never wait
 workers show that both loaders are equally slow.
 
 Each forked worker adds its times to a table in memory that it shares with the training process. Adding takes 0.7 us per
-batch. Spawned workers share no memory with it, so their times are unknown.
+batch. Spawned workers share no memory with the training process, so their times are unknown.
 
 Once the file `REQUEST` exists, every worker times the lines of the user's dataset during a few batches.
 """

@@ -1,9 +1,14 @@
 """Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` is unsuitable for five reasons. It hooks every module of the process. If no gradient is
-needed, it replaces operators by Python decompositions. It counts recomputation by checkpointing as work of the model.
-It has no formula for attention on CPUs. It counts the backward of a grouped convolution once per group. The mode in
-this module runs the program's operators unchanged, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable for these reasons:
+
+- Every module of the process is hooked.
+- Operators are replaced by Python decompositions if no gradient is needed.
+- Recomputation by checkpointing is counted as work of the model.
+- Attention on CPUs has no formula.
+- The backward of a grouped convolution is counted once per group.
+
+The mode in this module runs the program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -101,8 +106,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._forward: Counter[str] = Counter()
         #: FLOPs within backward passes with gradients disabled, by number of the pass and precision.
         self._backward: dict[int, Counter[str]] = {}
-        #: FLOPs within backward passes with gradients enabled, by precision. The key is the number of the pass, and
-        #: whether a custom autograd function runs.
+        #: FLOPs within backward passes with gradients enabled, by (number of the pass, within a custom function).
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}

@@ -15,8 +15,7 @@ from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Environment variable with a secret that all nodes of a job share. The secret signs the state of their rendezvous,
-#: because torchrun unpickles this state.
+#: Environment variable with the secret of a job's nodes, which signs the rendezvous state that torchrun unpickles.
 SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
@@ -40,7 +39,7 @@ checkpointing pipeline tensor-and-data-parallel uneven-stages long-sequences hot
 
 
 class PyTorch(Framework):
-    """PyTorch with one process per device. `starter.py` starts the processes of one node, torchrun of several nodes."""
+    """PyTorch with one process per device. One node is started by `starter.py`, several nodes by torchrun."""
 
     name: ClassVar[str] = "pytorch"
     package: ClassVar[str] = "torch"

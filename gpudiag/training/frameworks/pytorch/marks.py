@@ -24,8 +24,7 @@ _WRAPPED = frozenset({"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoin
 _COMPILED = "torch.compile has compiled part of the program, which marks might make it compile anew"
 _NO_MARKS = "this PyTorch has no ranges that cost little enough"
 
-#: Youngest generation whose garbage collections are marked. Collections of generation 0 occur many times a step, and
-#: each takes less time than a range.
+#: Youngest generation whose garbage collections are marked. Collections of generation 0 are shorter than a range.
 _MIN_GENERATION = 1
 
 
@@ -203,8 +202,7 @@ class _ModuleRanges:
 def _containers(kind: type) -> dict[int, Any]:
     """Return the parent of each module that has a parent, keyed by the id of the child.
 
-    All modules of the process are searched, because an outermost module may never be called: a program may call a
-    method of it instead.
+    All modules of the process are searched, because a program may never call the outermost module, but its methods.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():

@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run torchrun with the changed stores."""
-    # Python has put this file's folder on `sys.path`. Remove it, so that nothing imports modules from this folder.
+    # Python has put this file's folder on `sys.path`. Remove the folder, so that nothing imports modules from it.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 

@@ -18,7 +18,7 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the process's position from the launcher's variables, else from `TF_CONFIG`, else of a single process."""
+    """Return the position from the launcher's variables or `TF_CONFIG`. Without both, the job has one process."""
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))
@@ -60,7 +60,7 @@ class CoordinationStore:
         """Set a key. If the key is already set, keep its value."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 has posted the decision when it left
+        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision before it left
             self._context.set_config_key_value(self._prefix + key, value)
 
     def get(self, key: str) -> str:

@@ -32,8 +32,8 @@ class SynchronizedClock(StepClock):
 
     TensorFlow cannot record events on a device. The function that runs a step returns when the step's kernels are
     launched, so a mark measures host time only. Every series begins and ends with a synchronization, so its total time
-    and the mean step time include all device work. The time of a single step does not: if the host runs ahead, the
-    first steps seem short and the last step long.
+    and the mean step time include all device work. A single step time does not: if the host runs ahead, the first steps
+    seem short and the last step long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -69,8 +69,7 @@ class SynchronizedClock(StepClock):
 def synchronize(devices: Sequence[str]) -> None:
     """Wait until these devices of this process, given by their short names, are idle.
 
-    In a job of several processes `tf.test.experimental.sync_devices` fails, because it also waits for the devices of
-    the other processes.
+    In a job of several processes `tf.test.experimental.sync_devices` fails, because it waits for the devices of all.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context  # no public function waits for the queue

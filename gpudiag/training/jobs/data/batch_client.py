@@ -38,7 +38,7 @@ def open_batches(
     device: torch.device,
     seed: int,
 ) -> Iterator[Iterable[Batch]]:
-    """Yield endless batches from any source. The source `zmq` starts `workers` server processes, which end on exit.
+    """Yield endless batches from any source. For `zmq`, `workers` server processes run within the context.
 
     `name` is the workload's name in the registry, from which the servers load the workload.
 

@@ -33,9 +33,8 @@ def batches(
 ) -> Iterable[Batch]:
     """Return endless batches of `batch_size` samples.
 
-    Source `device` is one batch that stays on the device. `host` is a few batches in host memory; in each step the
-    training copies one to the device. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a
-    GPU.
+    Source `device` is one batch that stays on the device. `host` is a few batches in host memory, one of which is
+    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
 
     Raises:
         ValueError: the source is `zmq`, which only `batch_client.open_batches` supports.

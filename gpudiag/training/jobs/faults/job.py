@@ -39,8 +39,7 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Number of untimed steps after switching a fault. In these steps the host runs ahead again, and ranks begin to wait
-#: for stragglers.
+#: Number of untimed steps after switching a fault, in which the host runs ahead again, and stragglers take effect.
 _RUN_IN_STEPS = 3
 #: Minimum number of steps in a block in which all work of a step is launched before the device begins. Such a block has
 #: a third of the usual number of steps, because the host waits for the end of each step.

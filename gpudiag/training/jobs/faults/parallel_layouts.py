@@ -11,13 +11,13 @@ from gpudiag.model.run import ParallelLayout
 
 #: Name of the divided jobs' workload in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"
-#: Number of processes on CPUs. The processes wait instead of computing, so there may be more than cores.
+#: Number of processes on CPUs. They wait instead of computing, so there may be more processes than cores.
 CPU_PROCESSES = 4
-#: Number of sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many.
+#: Number of sequences per step in a process with all layers. A process with 1/n of the layers has n times this number.
 SEQUENCES = 2
-#: Number of pipeline stages if this gives each stage the same number of ranks, at least two; otherwise two stages.
+#: Number of pipeline stages if the number of ranks is a multiple of twice this number; otherwise there are two stages.
 _STAGES = 4
-#: Dimension of the layout in which the ranks at one position are slow, by kind of fault.
+#: Dimension of the layout along which one stage, replica or expert is slow, by kind of fault.
 _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": "ep"}
 
 

@@ -137,9 +137,8 @@ class Trainer(ABC):
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
         """Return the times in ms of steps whose kernels are launched before the device begins the step.
 
-        No kernel of such a step waits for its launch. Before each step the device is kept busy for `hold_ms` (not
-        timed). All ranks begin at about the same time. If a step has more launches than the launch queue holds (1,024),
-        the host launches the others during the step.
+        No kernel of such a step waits for its launch, except after the 1,024 launches that the launch queue holds.
+        Before each step the device is kept busy for `hold_ms` (not timed). All ranks begin at about the same time.
         """
         times = []
         for _ in range(steps):
@@ -152,7 +151,7 @@ class Trainer(ABC):
         return times
 
     def milliseconds_of(self, function: Callable[[], object], *, repeats: int) -> float:
-        """Return the mean time per call of `repeats` consecutive calls in ms, until the device has done their work.
+        """Call a function `repeats` times. Return the mean time per call until the device has done the work, in ms.
 
         Of three trials return the fastest, because first calls initialize state, and other programs may use the core.
         """

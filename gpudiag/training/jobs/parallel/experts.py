@@ -1,4 +1,4 @@
-"""Define a layer of experts, one per process of a group. An all-to-all sends tokens to experts, another one back."""
+"""Define a layer of experts, one per process of a group. Tokens are sent to the experts and back by all-to-all."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # Scale the gradients of experts. An expert gets tokens of all ranks of the group, so its gradient is their sum,
-        # but all other gradients are means over the ranks.
+        # Scale the gradients of experts. An expert's gradient is a sum over the tokens of all ranks of the group,
+        # while all other gradients are means over the ranks.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)

@@ -9,7 +9,7 @@ INTERLEAVED_STAGES = 2
 
 
 class GptSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a GPT: number of distinct tokens, tokens per sequence, width, number of layers, of attention heads."""
+    """Sizes of a GPT: distinct tokens, tokens per sequence, width, number of layers, number of attention heads."""
 
     vocabulary: int
     context: int

@@ -40,8 +40,7 @@ class ParallelGpt:
         sharded: use FSDP2 over data-parallel processes, as experts and split matrices require; otherwise use DDP.
         make_optimizer: returns an optimizer for a list of parameter groups.
         bf16: compute in bf16 under autocast.
-        marked: mark forward, backward and update as gpudiag's ranges. In a pipeline only the update is marked, because
-            forward and backward alternate.
+        marked: mark forward, backward and update as ranges; in a pipeline, whose passes alternate, only the update.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Time all-reduces as large as a model's buckets of gradients, for `gpudiag recommend` and `bandwidth --like`."""
+"""Time all-reduces of the sizes of a model's buckets, for `gpudiag recommend` and `gpudiag bandwidth --like`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of measured sizes per transport, from the smallest bucket to the largest.
 _SIZES = 5
-#: Seconds per transport. When they are over, larger sizes are skipped.
+#: Seconds per transport. After this time, larger sizes are skipped.
 _SECONDS = 0.5
 _REPEATS = 3
 #: A size is measured only if it is less than this share of the next larger size.

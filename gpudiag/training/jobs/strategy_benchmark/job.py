@@ -57,16 +57,13 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate is slow if its step time exceeds another candidate's by this factor. A slow candidate has no turns, but
 #: at most this number of looks, of which the last two count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of `independent`, the training without communication. The same share is
-#: for measuring the phases of its step.
+#: Share of the remaining time for the warm-up of `independent` (no communication), and for measuring its phases.
 _ALONE = 0.3
-#: Minimum number of rounds of `independent` and the first strategy, even if no time is left. A single round would have
-#: no confidence interval.
+#: Minimum number of rounds of `independent` and the first strategy. A single round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them. On busy cores the two were 6 s and 18 s, or 9 s and
-#: 19 s.
+#: Time to end the processes, as a share of the time to start them (on busy cores 6 s and 18 s, or 9 s and 19 s).
 _ENDING = 0.5
 
 
@@ -96,7 +93,7 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
 
 
 class _Benchmark:
-    """The benchmark of one workload."""
+    """Run the benchmark of one workload."""
 
     def __init__(
         self,
@@ -223,7 +220,7 @@ class _Benchmark:
         self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> dict[str, Candidate]:
-        """Return, for the transport of each candidate that can run, one candidate that uses the transport."""
+        """Return the transports of all candidates that can run, each with one candidate that uses the transport."""
         possible = [candidate for candidate in self.entry.candidates if candidate.label not in self.entry.cannot]
         return transports_of(possible, on_gpu=self.world.on_gpu, p2p=self.plan.p2p)
 

@@ -23,7 +23,7 @@ from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
 #: Number of steps whose phases are timed.
 _STEPS = 8
-#: A device is kept busy for this many step times before each step, so that it never waits for the host in the step.
+#: A device is kept busy for this many step times before each step, so that the step never waits for the host.
 _HELD_STEPS = 1.5
 #: Maximum number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
@@ -59,7 +59,7 @@ class Subject:
 
     def fresh_model(self) -> nn.Module:
         """Return a new model on the device, with the same initial values on every rank and in every call."""
-        # Copying 138 million values takes a millisecond on a GPU. Drawing them at random takes seconds on a CPU.
+        # Copying 138 million values takes a millisecond on a GPU. Drawing random values takes seconds on a CPU.
         return copy.deepcopy(self._initial_model)
 
     def _make_model(self) -> nn.Module:

@@ -34,7 +34,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the process group of a backend; None is the device's usual backend. All ranks must call together."""
+        """Return a backend's process group; None is the device's usual backend. All ranks must call this together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)

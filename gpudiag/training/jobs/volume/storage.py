@@ -122,7 +122,7 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(z, y, x) or (channels, z, y, x), as numbers of voxels and of channels."""
+        """Numbers of voxels (z, y, x), after the number of channels if there are channels."""
         return tuple(self._store.shape)
 
     def fill(self, seed: int, part: int, parts: int) -> None:

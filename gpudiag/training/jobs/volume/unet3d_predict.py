@@ -176,10 +176,7 @@ class VolumePrediction:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict rank `rank`'s share of the volume, write `INFERENCE_FILE` (rank 0), and then time and record steps.
-
-        `world` is the number of ranks. At the end, remove the volumes, except a prediction that the user wants to keep.
-        """
+        """Predict the share of rank `rank` of `world`, write `INFERENCE_FILE`, record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own_blocks = range(rank, len(self._blocks), world)
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]

@@ -24,14 +24,13 @@ class LightningCallback(Callback):
         trainer = Trainer(callbacks=[gpudiag.LightningCallback("run-dir", batch_size=64)], ...)
 
     A step ends with the batch that updates the model; with `accumulate_grad_batches` a step has several batches.
-    Fetching and logging after this batch belong to the next step. Steps with validation, a checkpoint or the end of an
-    epoch are excluded.
+    Fetching and logging belong to the next step. Steps with validation, a checkpoint or an epoch's end are excluded.
 
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
-    `log_to` is a tracker or a list of trackers: `wandb`, `mlflow`, `tensorboard`. After the measurement, rank 0 logs
-    the run to the tracker's open run, or to a new run. A process of low priority analyses the run for this.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
+    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
 
     Raises:
         UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.

@@ -22,7 +22,7 @@ def log_to_wandb(
     Args:
         tracked: the content.
         run: an open run of this process; None to open a run, and to finish it at the end.
-        project, name, run_id: project, name and id of the run to open. If a run with this id exists, it is continued.
+        project, name, run_id: project, name and id of the run to open. A run that has this id already is continued.
 
     Raises:
         MissingLibraryError: W&B is not installed.

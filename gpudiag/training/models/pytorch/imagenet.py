@@ -23,8 +23,7 @@ HIDDEN = 4096
 ALEXNET_POOLED, VGG_POOLED = 6, 7
 #: (number of convolutions, channels) of each VGG stage. Every stage ends with pooling.
 VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-#: (number of blocks, channels of a block's 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as
-#: many channels.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
@@ -66,7 +65,7 @@ class AlexNetModel(nn.Module):
 
 
 class AlexNet(ImageWorkload):
-    """AlexNet. Of the classical networks it has the least compute per byte of gradients (244 MB in fp32)."""
+    """AlexNet, with the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> nn.Module:
         """Build the network with 8 layers that have weights."""

@@ -30,7 +30,7 @@ class Workload(ABC):
 
     @abstractmethod
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make `count` inputs and targets, stacked along the first dimension, in the form in which disks store them."""
+        """Make `count` inputs and targets, stacked along the first dimension, as stored on disk."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert a batch of inputs on the device to the model's input, for example by scaling bytes."""

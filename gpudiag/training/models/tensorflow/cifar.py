@@ -18,11 +18,7 @@ DENSENET_STAGES = 3
 
 
 def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
-    """Apply two 3x3 convolutions with a shortcut.
-
-    If `narrows` is set, the output has half the height and width, and twice the channels. Then the shortcut takes every
-    other pixel, and adds channels of zeros.
-    """
+    """Apply two 3x3 convolutions with a shortcut. With `narrows`, halve height and width, and double the channels."""
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:

@@ -16,14 +16,13 @@ from keras import layers
 from gpudiag.training.models.tensorflow.workload import KerasImageWorkload, channel_axis
 
 HIDDEN = 4096
-#: (number of blocks, channels of a block's 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as
-#: many channels.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
 
 class KerasAlexNet(KerasImageWorkload):
-    """AlexNet. Of the classical networks it has the least compute per byte of gradients (244 MB in fp32)."""
+    """AlexNet, with the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> Any:
         """Build the network with 8 layers that have weights."""

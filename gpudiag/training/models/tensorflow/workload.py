@@ -30,7 +30,7 @@ class KerasWorkload(ABC):
 
     @abstractmethod
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make `count` inputs and targets, stacked along the first dimension, channels last, as disks store them."""
+        """Make `count` inputs and targets, stacked along the first dimension, channels last, as stored on disk."""
 
     def prepare(self, inputs: Any) -> Any:
         """Convert a batch of inputs on the device to the model's input, for example by scaling bytes."""

@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads these attributes of a hook. Functions have them, but instances of a class do not.
+        # DDP reads these attributes of a hook. Functions have these attributes, but instances of a class do not.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,

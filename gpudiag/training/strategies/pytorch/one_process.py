@@ -84,8 +84,7 @@ class Copies(PytorchStrategy):
 
     TensorFlow 1's benchmarks called this replicated variables without NCCL. Unlike in `data-parallel`, parameters are
     not copied, because every replica updates its own parameters. Without peer access, the driver copies through host
-    memory. Nothing overlaps, and all data passes over the first device's link. The strategy exists for comparison with
-    published figures.
+    memory. Nothing overlaps, and all data passes over the first device's link. Published figures use this strategy.
     """
 
     name = "copies"

@@ -37,11 +37,11 @@ _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared host memory during backward. Each process updates the variables that it owns there.
+    """Copy gradients to shared host memory during backward. There each process updates the variables that it owns.
 
     Whole variables are distributed over the processes by size. The optimizer's state is in host memory only. After the
     update every process copies all parameters to its device. So per step and device each gradient is copied to the host
-    once, and each parameter back once. The update begins when all gradients have arrived. Host memory limits its speed.
+    once, and each parameter back once. The update begins when all gradients have arrived, and uses host memory.
     """
 
     name = "ps-cpu"
@@ -117,7 +117,7 @@ class PsCpu(PytorchStrategy):
         self._masters = views(self._world)
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this process's variables in host memory, and then copies all to the device."""
+        """Make an optimizer that updates this process's variables on the host, and copies all of them to the device."""
         from torch import nn
 
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer

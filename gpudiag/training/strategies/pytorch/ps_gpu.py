@@ -142,10 +142,7 @@ def _flattened_by_type(parameters: list[nn.Parameter]) -> list[tuple[torch.Tenso
 
 
 def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Combine parameters of one type in a flat tensor, and their gradients in another; return both tensors.
-
-    The parameters become views of the flat tensor, and keep their memory formats.
-    """
+    """Make parameters of one type views of a flat tensor, and their gradients views of another; return both tensors."""
     import torch
 
     total = sum(parameter.numel() for parameter in parameters)

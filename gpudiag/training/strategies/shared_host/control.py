@@ -11,10 +11,7 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 
 
 class Control:
-    """Read and write counters, chunk descriptions and slots of shared memory (see `layout`).
-
-    The counters are aligned 32-bit words, so each access is atomic.
-    """
+    """Read and write the counters (aligned 32-bit words, so accesses are atomic), chunk descriptions and slots."""
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
         self.layout = layout

@@ -60,7 +60,7 @@ class CpuMover:
                 future.set_exception(problem)
 
     def _move(self, chunked: ChunkedTensor) -> bool:
-        """Send all chunks of a tensor, and fetch their results. Return whether this has succeeded."""
+        """Send all chunks of a tensor, and fetch their results. Return False if the all-reduce has failed."""
         packed = chunked.packed
         if chunked.wire is not None:
             packed.copy_(chunked.tensor)

@@ -47,8 +47,7 @@ class Layout:
     """The layout of one all-reduce's shared memory: a control page and a ring buffer per rank, and then the slots.
 
     A slot is memory for one chunk. Chunk k of every rank uses slot k mod `slots`. Each rank has `slots` slots for its
-    chunks, and all ranks share `slots` slots for results. So the memory does not grow with the model, and mostly stays
-    in the cache.
+    chunks, and all ranks share `slots` slots for results. So the memory does not grow with the model.
 
     Attributes:
         world: number of ranks.
@@ -90,7 +89,7 @@ class Layout:
         return self.ring(self.world)
 
     def slot(self, rank: int, number: int) -> int:
-        """Return the offset of the slot of a rank's chunk. If `rank` equals `world`, return that of the result slot."""
+        """Return the offset of the slot of a rank's chunk, or of the result slot if `rank` equals `world`."""
         return self.staging + (rank * self.slots + number % self.slots) * self.chunk_bytes
 
     @property

@@ -24,7 +24,7 @@ class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
     Rank 0 creates the file, which has no name in any directory. Other ranks open the file through `/proc/<pid>/fd`.
-    Other users cannot open it. The kernel frees the file when the last process has closed it or died. The size of
+    Other users cannot open the file. The kernel frees the file when the last process has closed it or died. The size of
     `/dev/shm`, which is small in containers, does not limit the size of the file.
 
     Args:

@@ -37,8 +37,7 @@ class ParameterServer(TensorflowStrategy):
     """Keep the variables in a server on the CPU. Each worker fetches the variables and sends its gradients.
 
     All GPUs of a process belong to one worker, because TensorFlow cannot divide a process's GPUs between servers. The
-    worker sums the gradients of its GPUs and sends the sum. On CPUs each device is a worker. Workers do not wait for
-    each other.
+    worker sums the gradients of its GPUs and sends the sum. Each CPU device is a worker. Workers run independently.
 
     TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes the
     servers listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.

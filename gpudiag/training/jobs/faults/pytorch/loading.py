@@ -75,7 +75,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
 
 
 class _OtherBatches(Fault[DdpTrainer]):
-    """Take other batches than usual while the fault is not at rest."""
+    """Base class of faults that take other batches than usual until `rest` is called."""
 
     @abstractmethod
     def batches(self, *, on: bool) -> Iterator[Batch]:

@@ -105,7 +105,7 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 
 def _set_durations(network: ParallelGpt) -> None:
-    """Set the artificial duration of each layer. If a layer has experts, they take half of its duration."""
+    """Set the artificial duration of each layer. If a layer has experts, the experts take half of it."""
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):

@@ -15,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Sides of the square matrices of `ExtraCompute`. One product takes 0.2 ms on a fast GPU in bf16, and about 1 ms on one
-#: CPU core.
+#: Sides of the matrices of `ExtraCompute`. A product takes 0.2 ms on a fast GPU in bf16, and about 1 ms on a CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
 # The amount of work of a fault is chosen by timing a trial. The following are sizes and repetitions of trials.
 _PRODUCTS = 20
@@ -289,7 +288,7 @@ class SyncBatchNorms(Fault[DdpTrainer]):
 
 
 def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
-    """Capture the work of `launch` as a CUDA graph. PyTorch requires `warm_up` calls on a side stream before."""
+    """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -27,10 +27,9 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 class CommunicationHook:
     """DDP's communication hook, with four modes.
 
-    In mode `plain` the hook calls PyTorch's all-reduce for each bucket of gradients. In mode `slow` it additionally
-    all-reduces `extra` bytes per byte of gradients, as on a slower link. In mode `alone` the trainer steps under
-    `no_sync()`, so ranks do not communicate. Mode `meeting` is like `alone`, but ranks wait for each other after
-    backward.
+    Mode `plain` is PyTorch's all-reduce of each bucket of gradients. Mode `slow` additionally all-reduces `extra` bytes
+    per byte of gradients, as on a slower link. In mode `alone` the trainer steps under `no_sync()`, so ranks do not
+    communicate. Mode `meeting` is like `alone`, but ranks wait for each other after backward.
 
     On a CPU the extra bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
     would compete with backward for the core, differently on each rank, so the fault would also slow down compute.

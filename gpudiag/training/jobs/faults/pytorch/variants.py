@@ -1,7 +1,6 @@
 """Implement variants of the clean job: jobs that shard the model, and efficient jobs in which there is nothing to find.
 
-A variant communicates when it is on, and does not communicate when it is off. The difference between on and off is the
-cost of communication.
+A variant communicates only when it is on. The difference between on and off is the cost of communication.
 """
 
 from __future__ import annotations

@@ -34,10 +34,7 @@ _SESSION = 1_000_000
 
 
 class StoreGather:
-    """Gather values through the launcher's key-value store, without a collective.
-
-    All processes must make their calls in the same order.
-    """
+    """Gather values through the launcher's key-value store. All processes must make their calls in the same order."""
 
     def __init__(self, place: ClusterPosition) -> None:
         self._rank, self._size = place.rank, place.world_size
@@ -127,7 +124,7 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a function that switches the communication of gradients on or off. If off, processes still meet."""
+        """Return a function that switches the communication of gradients. Processes wait for each other in any case."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
             self.step()  # this builds the graph
