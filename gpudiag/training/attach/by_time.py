@@ -1,8 +1,7 @@
 """Record a process for some seconds if it computes without a PyTorch optimizer.
 
-The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. Two samples
-of the operators, each of half a second, distinguish a loop from one-time work such as loading: in a loop, both samples
-contain mostly the same operators.
+The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. In a loop,
+two samples of half a second contain mostly the same operators, unlike in one-time work such as loading.
 """
 
 from __future__ import annotations

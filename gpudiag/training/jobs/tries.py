@@ -159,8 +159,7 @@ class _ChangeTrials:
     def _gather(self, text: str) -> list[str]:
         """Return the texts of all ranks. A text that begins with `_FAILED` reports a failure.
 
-        Raises:
-            WorkerFailedError: a rank did not answer, or another rank reports a failure and this rank does not.
+        Raise WorkerFailedError if a rank did not answer, or if another rank reports a failure and this rank does not.
         """
         self._gathered += 1
         messages, failed = self._messages, text.startswith(_FAILED)

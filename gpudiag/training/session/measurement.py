@@ -95,8 +95,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes files that belong to no rank. Every rank must call `open` before the first
-        step. `run_id` is the id of the run; by default it is random.
+        With `clear_run`, rank 0 also removes files that belong to no rank. The default `run_id` is random.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -230,7 +229,7 @@ class RankMeasurement:
             self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write the records of this process's ranks, which remain if the run is killed. Rank 0 also writes `run.json`."""
+        """Write the records of this process's ranks, and on rank 0 of the run, so that a killed run keeps them."""
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:

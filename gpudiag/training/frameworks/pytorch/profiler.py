@@ -140,8 +140,7 @@ def _end_open_ranges() -> None:
 def _annotations_only() -> Any:
     """Return a class like `torch.profiler.profile` that records `record_function` ranges and no operators.
 
-    The public profiler enables its callbacks for all scopes (operators, ranges and others). The returned class calls a
-    private function to enable the scope of ranges only.
+    The public profiler enables its callbacks for all scopes. The returned class calls a private function instead.
 
     Raises:
         RuntimeError: in this PyTorch, scopes cannot be selected.

@@ -295,10 +295,9 @@ class FaultTrials(Generic[TrainerT]):
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
         flops: StepFlops | None = None,
     ) -> None:
-        """Write this rank's record, and on rank 0 the run's record, into a run directory.
+        """Write this rank's record, and on rank 0 the run's record, into the run directory `directory`.
 
         Args:
-            directory: the run directory.
             plan: the recorded fault; None for the clean job.
             recorded: step times of the recorded steps, by kind of trace.
             flops: operations per step of this rank, if they were counted.

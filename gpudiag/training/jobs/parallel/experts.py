@@ -78,8 +78,7 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # Scale the gradients of experts. An expert's gradient is a sum over the tokens of all ranks of the group,
-        # while all other gradients are means over the ranks.
+        # Scale the gradients of experts, which are sums over the ranks of the group, to means like all other gradients.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)

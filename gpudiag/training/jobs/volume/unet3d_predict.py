@@ -176,7 +176,7 @@ class VolumePrediction:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict the share of rank `rank` of `world`, write `INFERENCE_FILE`, record steps, and remove the volumes."""
+        """Predict the share of rank `rank` of `world`. Write `INFERENCE_FILE`, record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own_blocks = range(rank, len(self._blocks), world)
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]

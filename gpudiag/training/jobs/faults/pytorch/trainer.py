@@ -78,8 +78,7 @@ class DdpTrainer(Trainer):
         workload: the trained workload.
         ddp, optimizer, arithmetic: the workload's model within DDP, its optimizer, and the precision of training.
         without_communication: mode of `communication` in which communication costs nothing: `alone` on GPUs, `meeting`
-            on CPUs. Processes on shared cores are never balanced, and the diagnosis does not count waits for stragglers
-            as communication. So on CPUs these waits must also occur without communication.
+            on CPUs. Processes on shared cores are never balanced, and the diagnosis counts waits for stragglers apart.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch in place of the DDP step, or None.
