@@ -70,10 +70,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return whether an optimizer has stepped since the watch thread last set `stepped` to False.
-
-    Reading `stepped` through a function keeps type checkers from assuming that it does not change between two reads.
-    """
+    """Return `stepped`. If it were read directly, type checkers would assume that it cannot change between two reads."""
     return entered.stepped
 
 

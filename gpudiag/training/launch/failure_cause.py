@@ -122,6 +122,7 @@ def signal_name(number: int) -> str:
 
 
 def _tail(path: Path) -> str:
+    """Return the last `_TAIL_BYTES` of a file as text; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

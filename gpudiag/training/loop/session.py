@@ -254,6 +254,7 @@ class Session:
 
 
 def _launched_description(job: Job, batch_size: int | None) -> RunDescription:
+    """Return the description of a run that gpudiag started."""
     return RunDescription(
         command=job.command or tuple(sys.argv),
         workload=job.workload,

@@ -58,6 +58,7 @@ class TraceHandler:
             _say(f"the trace could not be saved in {self._run_dir}: {type(error).__name__}: {error}")
 
     def _save(self, profiler: Any) -> None:
+        """Save the trace in the directory of this recording; on rank 0, start the report of the verdict."""
         from gpudiag.training.session import record
         from gpudiag.training.session.position import current_position
 

@@ -77,6 +77,7 @@ class JobTurns:
             self._left -= 1
 
     def _wait(self) -> None:
+        """End this turn, wait for the next, and exchange settings; raise TurnsOver if the loop must end."""
         restore = self._save()
         self._done.release()
         self._go.acquire()

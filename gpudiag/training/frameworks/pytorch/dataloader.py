@@ -142,6 +142,8 @@ def _cells() -> list[int]:
 
 
 def _sharing(make: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an iterator's `__init__`, so that this process has a table before it starts workers."""
+
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> None:
         global _table  # noqa: PLW0603  # forked workers inherit it

@@ -139,6 +139,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
+        """Return the sums, by precision, to which an operator that runs now belongs."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
         if task < 0:
             return self._forward
@@ -148,6 +149,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
+        """Return the precision of an operator (`fp32`, `tf32`, ...), from its name and its first tensor."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"

@@ -142,6 +142,7 @@ class ServedBatches:
         return tensor
 
     def _check_servers(self) -> None:
+        """Raise WorkerFailedError if a server has ended."""
         for process in self._processes:
             code = process.poll()
             if code is not None:

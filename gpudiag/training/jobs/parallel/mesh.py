@@ -17,7 +17,7 @@ class ParallelMesh:
     Attributes:
         mesh: mesh of the dimensions with several processes, in the layout's order; None if the job has one process.
         replicas: the processes that average the gradients of layers without experts; None for a single process.
-        expert_replicas: the processes that average the gradients of this process's expert; None for a single process.
+        expert_replicas: the processes that average an expert's gradients; None for a single process or without experts.
         batch_index: number of this process's batch. Processes that train on one batch together have the same number.
     """
 

@@ -20,10 +20,7 @@ _GPU_SEQUENCES, _CPU_SEQUENCES = 4, 1
 
 
 def train_parallel(job: Job, layout: ParallelLayout) -> None:
-    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`.
-
-    The strategy object only opens and closes the process group. The model communicates without it.
-    """
+    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`."""
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     sizes = gpt_sizes(on_gpu=on_gpu)
@@ -31,7 +28,7 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
     precision = computed_in(job.precision, on_gpu=on_gpu)
     Arithmetic(precision, device)  # sets how matrix products round
     workers = job.loader_workers if job.loader_workers is not None else 2 if on_gpu else 0
-    strategy = load_strategy(job.strategy, device)
+    strategy = load_strategy(job.strategy, device)  # only opens and closes the process group
     strategy.open()
     try:
         workload = load_workload(job.workload, on_gpu=on_gpu)

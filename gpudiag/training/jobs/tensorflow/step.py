@@ -19,10 +19,7 @@ _COMMUNICATION = "_all_reduce_sum_gradients"
 def make_step(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any], Any]:
-    """Make a graph function that trains on one batch per device, and returns each device's loss.
-
-    See `step_on_each_device` for the arguments.
-    """
+    """Make a graph function that trains a batch on each device and returns the losses. See `step_on_each_device`."""
     on_one_device = step_on_each_device(workload, model, optimizer, strategy, compiled=compiled)
 
     @tf.function  # type: ignore[untyped-decorator]

@@ -88,6 +88,7 @@ class LogLater:
         self.poll()
 
     def _log(self) -> None:
+        """Log the analysed run to W&B and MLflow, as far as requested. Print where it is, or why logging failed."""
         for name in self._trackers:
             if name == "tensorboard":
                 continue

@@ -102,6 +102,7 @@ class BucketedStrategy(PytorchStrategy):
         self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108
 
     def _communicate_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket in a range `exchange`, and note the bucket's bytes. DDP calls this as its hook."""
         if bucket.index() == 0:
             self.exchanged_bytes.clear()
         buffer = bucket.buffer()
