@@ -70,7 +70,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return `stepped`. If it were read directly, type checkers would assume that it cannot change between two reads."""
+    """Return `stepped`. Type checkers would assume that it does not change between two direct reads."""
     return entered.stepped
 
 

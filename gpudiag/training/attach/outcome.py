@@ -266,8 +266,8 @@ def _where(outcome: CommandOutcome, report: ProcessReport) -> str:
     """Return the step that the rank had reached, as words that follow a sentence (", at recorded step 3 of 8")."""
     latest = outcome.latest.get(report.rank)
     if report.ended_s is None and latest is not None and latest.pid == report.pid and latest.phase in _PHASES:
-        of = f" of {latest.of}" if latest.of else ""
-        return f", at {_PHASES[latest.phase]} {latest.steps}{of}"
+        total = f" of {latest.of}" if latest.of else ""
+        return f", at {_PHASES[latest.phase]} {latest.steps}{total}"
     if not report.calls:
         return ", before its first optimizer step"
     return f", {'after' if report.ended_s is not None else 'some time after'} optimizer step {report.calls}"

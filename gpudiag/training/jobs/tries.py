@@ -82,7 +82,7 @@ class _ChangeTrials:
         self._warm = False
 
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
-        """Train changed job `number` of `jobs` in turns with the unchanged job.
+        """Train changed job `number` of `jobs` in turns with the unchanged job. Return step times or why none exist.
 
         Raises:
             WorkerFailedError: the unchanged job failed, or the changed job failed on some ranks only.
@@ -124,9 +124,9 @@ class _ChangeTrials:
         return before
 
     def _alternate(
-        self, turns: JobTurns, step_ms: float, begun: int, of: int
+        self, turns: JobTurns, step_ms: float, first_pair: int, pairs: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Time blocks of the unchanged and the changed job in turns, and report progress from step `begun` of `of`.
+        """Time blocks of both jobs in turns. Report progress from pair `first_pair` of all `pairs` of blocks on.
 
         Return two tuples (unchanged job, changed job) with the mean step time of each block on the slowest rank, in ms.
         """
@@ -134,7 +134,7 @@ class _ChangeTrials:
         changed: list[float] = []
         steps = _steps(step_ms)
         for pair in range(PAIRS):
-            self.progress.tell("timed", begun + pair, of)
+            self.progress.tell("timed", first_pair + pair, pairs)
             for job, means in ((self.unchanged, base), (turns, changed))[:: -1 if pair % 2 else 1]:
                 means.append(self._slowest(job.block(steps, run_in=_RUN_IN_STEPS)))
         return tuple(base), tuple(changed)

@@ -255,7 +255,7 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
-        """Time `steps` unprofiled steps, and further blocks of steps until the timing target is met."""
+        """Time `steps` steps, and more until the timing target is met. If steps get faster, warm-up was too short."""
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps

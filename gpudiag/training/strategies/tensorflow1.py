@@ -74,12 +74,12 @@ class _Nccl(_Tensorflow1):
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
-        exchange = sum(curve.time_ms(size, now.devices) for size in now.model.sizes)
-        launched = _LAUNCH_MS * len(now.model.sizes)
+        all_reduces_ms = sum(curve.time_ms(size, now.devices) for size in now.model.sizes)
+        launch_ms = _LAUNCH_MS * len(now.model.sizes)
         return Cost(
-            exposed_ms=exchange + launched,
-            exchange_ms=exchange,
-            reason=f"{len(now.model.sizes)} all-reduces take {exchange:.1f} ms after backward",
+            exposed_ms=all_reduces_ms + launch_ms,
+            exchange_ms=all_reduces_ms,
+            reason=f"{len(now.model.sizes)} all-reduces take {all_reduces_ms:.1f} ms after backward",
         )
 
 
@@ -94,16 +94,16 @@ class _Horovod(_Tensorflow1):
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
-        pieces = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
-        end = exchange = 0.0
-        for size, ready in pieces:
-            takes = curve.time_ms(size, now.devices)
-            end, exchange = max(end, ready + _CYCLE_MS / 2) + takes, exchange + takes
-        bucket_copy = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
+        buckets = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
+        end_ms = all_reduces_ms = 0.0
+        for size, ready in buckets:
+            duration_ms = curve.time_ms(size, now.devices)
+            end_ms, all_reduces_ms = max(end_ms, ready + _CYCLE_MS / 2) + duration_ms, all_reduces_ms + duration_ms
+        bucket_copy_ms = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
         return Cost(
-            exposed_ms=max(0.0, end - now.compute.backward_ms) + bucket_copy,
-            exchange_ms=exchange,
-            reason=f"{len(pieces)} fused all-reduces take {exchange:.1f} ms, beside backward",
+            exposed_ms=max(0.0, end_ms - now.compute.backward_ms) + bucket_copy_ms,
+            exchange_ms=all_reduces_ms,
+            reason=f"{len(buckets)} fused all-reduces take {all_reduces_ms:.1f} ms, beside backward",
         )
 
 
@@ -132,28 +132,28 @@ class _Central(_Tensorflow1):
             owners = transfers.owners_by_size(sizes, count)
         else:
             owners = [HOST if cls.home == "host" else 0] * len(sizes)
-        fetched = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
+        fetch_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
-        sent = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
-        sending = transfers.exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
+        deliveries = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
+        exposed_send_ms = transfers.exposed_after(deliveries, now.compute.backward_ms if cls.overlapped else 0.0)
         if cls.replica_update:
-            updating = _LAUNCH_MS * len(sizes)
+            update_ms = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
             # The CPU reads n gradients and writes their sum, then reads the sum and the variable and writes the
             # variable. If gradients are sent during backward, this work is hidden.
-            passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
-            updating = 0.0 if cls.overlapped else passes
+            host_ms = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
+            update_ms = 0.0 if cls.overlapped else host_ms
         else:
-            updating = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
-        alone = transfers.exposed_after(
+            update_ms = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
+        send_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0
         )
         where = {"host": "the host", "gpus": f"{count} GPUs", "gpu": "GPU 0"}[cls.home]
         return Cost(
-            exposed_ms=fetched + sending + updating,
-            exchange_ms=fetched + alone + updating,
-            reason=f"parameters come from {where} in {fetched:.1f} ms, gradients go there in {alone:.1f} ms, "
-            f"{sending:.1f} of them after backward",
+            exposed_ms=fetch_ms + exposed_send_ms + update_ms,
+            exchange_ms=fetch_ms + send_ms + update_ms,
+            reason=f"parameters come from {where} in {fetch_ms:.1f} ms, gradients go there in {send_ms:.1f} ms, "
+            f"{exposed_send_ms:.1f} of them after backward",
         )
 
 

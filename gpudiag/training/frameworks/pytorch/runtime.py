@@ -119,7 +119,7 @@ def cuda_clock(device: Any) -> StepClock:
 
 
 def new_job() -> None:
-    """Restart the numbering of sessions. Call this before the process joins another job, in which all ranks count from 0."""
+    """Restart the numbering of sessions. Call this before joining another job, in which all ranks count from 0."""
     global _sessions  # noqa: PLW0603  # a process is in one job at a time
     _sessions = itertools.count()
 

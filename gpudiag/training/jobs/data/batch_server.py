@@ -60,11 +60,11 @@ def serve(options: ServerOptions) -> None:
 
     torch.set_num_threads(1)  # as in DataLoader workers, so that both are comparable
     workload = load_workload(options.workload, on_gpu=options.on_gpu)
-    made = loader(workload, batch_size=options.batch_size, workers=0, pinned=False, seed=options.seed)
+    batches = loader(workload, batch_size=options.batch_size, workers=0, pinned=False, seed=options.seed)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     socket.set_hwm(WAITING)
     socket.connect(options.endpoint)
-    for inputs, targets in made:
+    for inputs, targets in batches:
         socket.send_multipart(message(inputs, targets), copy=False)  # type: ignore[arg-type]  # any buffer is accepted
 
 

@@ -118,18 +118,18 @@ class ParallelGpt:
         return part if replicas is None else DistributedDataParallel(part, process_group=replicas.get_group())
 
     def _sharded(self, part: GptStage) -> nn.Module:
-        """Shard a stage with FSDP2. An expert is sharded over the processes that have the same expert."""
+        """Shard a stage with FSDP2. An expert is sharded over the processes that have it, if there are several."""
         replicas = self.mesh.replicas
         if replicas is None:
             return part
         experts = [layer.expert for layer in part.modules() if isinstance(layer, ExpertLayer)]
-        copies = self.mesh.expert_replicas
-        for expert in experts if copies is not None else ():
-            fully_shard(expert, mesh=copies)
-        alone = {parameter for expert in experts for parameter in expert.parameters()} if copies is None else set()
+        expert_mesh = self.mesh.expert_replicas
+        for expert in experts if expert_mesh is not None else ():
+            fully_shard(expert, mesh=expert_mesh)
+        whole = {parameter for expert in experts for parameter in expert.parameters()} if expert_mesh is None else set()
         for block in part.blocks:
-            fully_shard(block, mesh=replicas, ignored_params=alone)
-        fully_shard(part, mesh=replicas, ignored_params=alone)
+            fully_shard(block, mesh=replicas, ignored_params=whole)
+        fully_shard(part, mesh=replicas, ignored_params=whole)
         return part
 
     def _train_pipeline(self, tokens: Tensor, targets: Tensor) -> None:

@@ -223,7 +223,7 @@ def pooled(inputs: int, outputs: int) -> nn.Module:
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps: figure 5 of the paper, but one branch has a 5x5 convolution instead of two 3x3."""
+    """Build a block for 35x35 maps (figure 5, but with a 5x5 convolution). The pooling branch has `pool` channels."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),

@@ -106,7 +106,7 @@ class Fsdp(PytorchStrategy):
         forward, backward = now.compute.forward_ms, now.compute.backward_ms
         backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]
         gathers = [size / total * half for size in now.model.sizes]
-        forwards = [takes * forward / backward if backward else 0.0 for takes in reversed(backwards)]
+        forwards = [duration * forward / backward if backward else 0.0 for duration in reversed(backwards)]
         stalled = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
         slower = NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
         bucket_copy = _PASSES * now.on_device_ms(total)
@@ -161,9 +161,9 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     6.0
     """
     link_free = compute_begin = compute_end = last_scatter = 0.0
-    for gather, takes, scatter in zip(gathers, compute, scatters, strict=True):
+    for gather, duration, scatter in zip(gathers, compute, scatters, strict=True):
         arrived = link_free = max(link_free, compute_begin) + gather
         link_free = max(link_free, compute_end) + last_scatter
         compute_begin = max(compute_end, arrived)
-        compute_end, last_scatter = compute_begin + takes, scatter
+        compute_end, last_scatter = compute_begin + duration, scatter
     return max(compute_end, max(link_free, compute_end) + last_scatter) - sum(compute)

@@ -62,15 +62,15 @@ class DataParallel(PytorchStrategy):
             return ONE_DEVICE
         total, tensors = now.model.total_bytes, len(now.model.sizes)
         # DataParallel uses NCCL to broadcast from the first GPU and to reduce to it, one buffer after the other.
-        copies = now.rooted_ms(total, spread=False)
-        inputs = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
-        bucket_copy = 4 * now.on_device_ms(total)
-        host = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
+        copies_ms = now.rooted_ms(total, spread=False)
+        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+        bucket_copy_ms = 4 * now.on_device_ms(total)
+        host_ms = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
         return Cost(
-            exposed_ms=max(copies + inputs + bucket_copy, host - now.compute.step_ms),
-            exchange_ms=copies + inputs,
-            reason=f"one process serves {count} devices: {copies:.1f} ms to copy parameters out and gradients back, "
-            f"nothing hidden; the host takes {host:.1f} ms to launch a step",
+            exposed_ms=max(copies_ms + inputs_ms + bucket_copy_ms, host_ms - now.compute.step_ms),
+            exchange_ms=copies_ms + inputs_ms,
+            reason=f"one process serves {count} devices: {copies_ms:.1f} ms to copy parameters out and gradients back, "
+            f"nothing hidden; the host takes {host_ms:.1f} ms to launch a step",
         )
 
     @classmethod

@@ -194,29 +194,28 @@ class PsCpu(PytorchStrategy):
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back."""
-        sizes, wire = now.model.sizes, candidate.wire
+        sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
-        pushed = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
-        push = transfers.exposed_after(pushed, now.compute.backward_ms)
-        pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
+        deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
+        exposed_push_ms = transfers.exposed_after(deliveries, now.compute.backward_ms)
+        pull_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
         # All processes wait for the process that owns the most bytes, which updates them with its own threads only.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()
         threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices
-        host = passes * max(now.model.total_bytes / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
-        alone = transfers.exposed_after(
+        update_ms = passes * max(total / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
+        push_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0
         )
-        exposed = push + host + pull - now.compute.update_ms
-        megabytes = now.model.total_bytes / 1e6
+        added_ms = exposed_push_ms + update_ms + pull_ms - now.compute.update_ms
         rate = now.paths.all_rate("host_to_device") if now.on_gpu else now.paths.host_memory()
         return Cost(
-            exposed_ms=max(0.0, exposed),
-            exchange_ms=alone + host + pull,
-            reason=f"{megabytes:.0f} MB of parameters come from the host at {rate:.3g} GB/s each step ({pull:.1f} ms), "
-            f"after the CPUs have updated them ({host:.1f} ms)",
+            exposed_ms=max(0.0, added_ms),
+            exchange_ms=push_ms + update_ms + pull_ms,
+            reason=f"{total / 1e6:.0f} MB of parameters come from the host at {rate:.3g} GB/s each step "
+            f"({pull_ms:.1f} ms), after the CPUs have updated them ({update_ms:.1f} ms)",
         )
 
 
