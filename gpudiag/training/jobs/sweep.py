@@ -196,7 +196,7 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Within the block, set the environment variables for job `number`, in which the rank may differ."""
+        """Set the environment variables for job `number` within the block. The rank may differ between jobs."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {

@@ -296,7 +296,7 @@ class TracedEvents:
         self._loop: list[FrameType] = []
         #: Functions on the loop's stack, by `id`. A library may call some of these functions again in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, by `id`; and the functions among them that `limit` has disabled.
+        #: Functions that are not recorded, by `id`. `_closed` has only the functions that `limit` disabled.
         self._foreign: dict[int, CodeType] = {}
         self._closed: dict[int, CodeType] = {}
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.

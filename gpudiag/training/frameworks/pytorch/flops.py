@@ -239,7 +239,7 @@ def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) ->
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: Formulas by operator: PyTorch's own, another formula for the backward of convolutions, and attention on CPUs.
+#: FLOP formulas by operator: PyTorch's own, but another for convolutions' backward, and added ones for CPU attention.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -1,7 +1,7 @@
 """Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, the embedding as output layer.
 
-The model has 124,475,904 parameters: GPT-2's 124,439,808, and 47 more rows of the embedding. The 50,257 tokens are
-rounded up to 50,304, because matrix products with sizes divisible by 64 are faster.
+GPT-2 has 124,439,808 parameters. This model has 124,475,904, because it rounds the embedding's 50,257 rows up to
+50,304: matrix products with sizes divisible by 64 are faster.
 """
 
 from __future__ import annotations
