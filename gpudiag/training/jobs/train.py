@@ -87,7 +87,7 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """Train the workload under a strategy. `loader` yields a list of batches for each step."""
+    """Train the workload under a strategy. For each step `loader` yields a list of batches of `batch_size` samples."""
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format
@@ -106,20 +106,20 @@ def _train(
         "compile": str(job.compile).lower(),
         **options,
     }
-    share = job.exchange.accumulate
+    batches_per_step = job.exchange.accumulate
     devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
-    samples = batch_size // job.devices * share  # samples per device and step
+    samples = batch_size // job.devices * batches_per_step  # samples per device and step
     with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
         for batches in prof.steps(loader):
             for number, (inputs, target) in enumerate(batches, 1):
-                with strategy.accumulating() if number < share else nullcontext():
+                with strategy.accumulating() if number < batches_per_step else nullcontext():
                     with gpudiag.range("forward"), arithmetic.forward():
                         # Copies from pinned memory overlap with the host's next calls.
                         x = workload.prepare(inputs.to(device, non_blocking=True))
                         if channels_last:
                             x = x.contiguous(memory_format=layout)
                         loss = workload.loss(model(x), target.to(device, non_blocking=True))
-                        loss = loss / share if share > 1 else loss
+                        loss = loss / batches_per_step if batches_per_step > 1 else loss
                     with gpudiag.range("backward"):
                         arithmetic.backward(loss)
             strategy.exchange(model)

@@ -143,7 +143,7 @@ class _ChangeTrials:
         return max(map(float, self._gather(str(statistics.fmean(times)))))
 
     def _together(self, trial: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Return (result, None) of a trial, or (None, problem) if the trial failed on all ranks."""
+        """Return (result, None), or (None, problem) if the trial failed on all ranks; raise if it failed on some."""
         try:
             return trial(), None
         except WorkerFailedError:

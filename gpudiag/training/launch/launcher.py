@@ -222,7 +222,7 @@ def _signals_delayed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(numbers: tuple[signal.Signals, ...], handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Handle signals with `handler` within the block. Do nothing in other threads, where Python forbids this."""
+    """Handle signals with `handler` within the block. Do nothing outside the main thread, where Python forbids this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -31,7 +31,7 @@ class JobTurns:
         self._save = save
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._left = self._timed = 0
+        self._left = self._timed = 0  # steps left in this turn, and number of timed steps at its end
         self._ended = False
         self._times: list[float] = []
         self._error: Exception | None = None

@@ -165,22 +165,22 @@ class CpuReduce(BucketedStrategy):
             reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
             return bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
         if now.on_gpu:
-            link = now.paths.all_rate_both()
-            reason = f"{_no_peers(now)}{link:.3g} GB/s per GPU each way through the host, at once"
+            link_rate = now.paths.all_rate_both()
+            reason = f"{_no_peers(now)}{link_rate:.3g} GB/s per GPU each way through the host, at once"
         else:
-            link = now.paths.host_memory() / 2 / max(1, now.devices)
-            reason = f"{link:.3g} GB/s of host memory per process"
+            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)
+            reason = f"{link_rate:.3g} GB/s of host memory per process"
         # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
-        adding = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
-        slowest = min(link, adding)
-        hops = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
+        sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
+        rate = min(link_rate, sum_rate)
+        latency_ms = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
         # Two copies of a chunk, to the host and back, do not overlap with other copies.
         points = {
-            size: hops + 2 * min(size, _CHUNK) / (link * 1e6) + size / (slowest * 1e6)
+            size: latency_ms + 2 * min(size, _CHUNK) / (link_rate * 1e6) + size / (rate * 1e6)
             for size in (1 << 10, _CHUNK, 1 << 30)
         }
-        if adding < link:
-            reason = f"the CPUs add {adding:.3g} GB/s per rank from host memory"
+        if sum_rate < link_rate:
+            reason = f"the CPUs add {sum_rate:.3g} GB/s per rank from host memory"
         return bucketed(now, candidate, Curve(points, now.devices), candidate.wire, reason, holds=0.0)
 
     @classmethod

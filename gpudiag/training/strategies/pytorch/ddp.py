@@ -178,13 +178,13 @@ class Gloo(BucketedStrategy):
         curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
         if curve is None:
             on_host = now.curve("gloo")
-            staging = 0.0
+            copy_ms_per_byte = 0.0
             if now.on_gpu:
                 to_host, to_device = now.paths.all_rate("device_to_host"), now.paths.all_rate("host_to_device")
-                staging = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
-            per_byte = staging + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
+                copy_ms_per_byte = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
+            per_byte = copy_ms_per_byte + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
             points = {
-                size: on_host.time_ms(size, now.devices) + staging * size if on_host else 0.3 + per_byte * size
+                size: on_host.time_ms(size, now.devices) + copy_ms_per_byte * size if on_host else 0.3 + per_byte * size
                 for size in (1 << 10, 1 << 28)
             }
             curve = Curve(points, now.devices)

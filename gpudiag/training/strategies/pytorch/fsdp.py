@@ -100,26 +100,26 @@ class Fsdp(PytorchStrategy):
         curve = now.nccl_curve
         total = now.model.total_bytes
         if curve is not None:
-            half = curve.time_ms(total, count) / 2
+            half_ms = curve.time_ms(total, count) / 2  # one all-gather or one reduce-scatter
         else:
-            half = (count - 1) / count * total / (now.ring_rate() * 1e6)
-        forward, backward = now.compute.forward_ms, now.compute.backward_ms
-        backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]
-        gathers = [size / total * half for size in now.model.sizes]
-        forwards = [duration * forward / backward if backward else 0.0 for duration in reversed(backwards)]
-        stalled = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
-        slower = NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
-        bucket_copy = _PASSES * now.on_device_ms(total)
+            half_ms = (count - 1) / count * total / (now.ring_rate() * 1e6)
+        forward_ms, backward_ms = now.compute.forward_ms, now.compute.backward_ms
+        backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]  # ms per tensor
+        gathers = [size / total * half_ms for size in now.model.sizes]
+        forwards = [duration * forward_ms / backward_ms if backward_ms else 0.0 for duration in reversed(backwards)]
+        stalled_ms = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
+        slowdown_ms = NCCL_HOLDS * (min(half_ms, forward_ms) + min(2 * half_ms, backward_ms))
+        copies_ms = _PASSES * now.on_device_ms(total)
         # Each device updates only its own shard.
-        exposed = stalled + slower + bucket_copy - now.compute.update_ms * (count - 1) / count
+        added_ms = stalled_ms + slowdown_ms + copies_ms - now.compute.update_ms * (count - 1) / count
         blocks = now.model.blocks or sum(size >= _SHARD_BYTES for size in now.model.sizes)
-        host = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
+        host_ms = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
         return Cost(
-            exposed_ms=max(0.0, exposed),
-            exchange_ms=3 * half,
-            reason=f"{3 * half:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside "
+            exposed_ms=max(0.0, added_ms),
+            exchange_ms=3 * half_ms,
+            reason=f"{3 * half_ms:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside "
             f"compute; saves memory more than time",
-            host_ms=max(0.0, host) if now.on_gpu and now.model.compute is not None else 0.0,
+            host_ms=max(0.0, host_ms) if now.on_gpu and now.model.compute is not None else 0.0,
         )
 
     @classmethod

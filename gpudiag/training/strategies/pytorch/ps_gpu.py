@@ -123,15 +123,15 @@ class PsGpu(PytorchStrategy):
             return ONE_DEVICE
         total = now.model.total_bytes
         spread = candidate.ps_device is None
-        exchange = now.rooted_ms(total, spread=spread)
+        exchange_ms = now.rooted_ms(total, spread=spread)
         # Backward adds gradients to zeros in the tensor that is sent, and so reads and writes the tensor once more.
-        bucket_copy = 2 * now.on_device_ms(total)
-        saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
+        copy_ms = 2 * now.on_device_ms(total)
+        saved_ms = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
         return Cost(
-            exposed_ms=max(0.0, exchange + bucket_copy - saved),
-            exchange_ms=exchange,
-            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange:.1f} ms after backward",
+            exposed_ms=max(0.0, exchange_ms + copy_ms - saved_ms),
+            exchange_ms=exchange_ms,
+            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange_ms:.1f} ms after backward",
         )
 
 

@@ -73,6 +73,7 @@ class Accumulation(JobVariant):
         self.trainer.other_step = self._step
 
     def _step(self, batch: Batch) -> None:
+        """Train a step on this batch and the next ones. Communicate only in the last backward."""
         trainer = self.trainer
         for left in reversed(range(_MICRO_BATCHES)):
             inputs, target = trainer.on_device(batch)
@@ -174,6 +175,7 @@ class Graphed(JobVariant):
         self.trainer.backward(self._model, inputs, target)
 
     def _step(self, batch: Batch) -> None:
+        """Copy the batch to the tensors that the CUDA graph reads, replay the graph, and update the parameters."""
         inputs, target = batch
         self._inputs.copy_(inputs, non_blocking=True)
         self._target.copy_(target, non_blocking=True)
