@@ -146,7 +146,7 @@ class MonitoredEvents:
     """Receive events of `sys.monitoring` for selected code objects, on all threads.
 
     `_loop` contains the functions that contain the training loop. `_own` contains the user's functions that the loop
-    calls. Both are keyed by the `id` of the code object.
+    calls. The keys of both dictionaries are the `id`s of the code objects.
     """
 
     def __init__(self, tool: int) -> None:

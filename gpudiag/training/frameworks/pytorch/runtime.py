@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Number of attempts to measure an event's time on the host's clock. The shortest attempt is the most accurate.
 _ANCHOR_TRIES = 5
 
-#: Counter of this job's sessions. All ranks open their sessions in the same order, so a session's numbers agree.
+#: Counter of this job's sessions. A session has the same number on all ranks, which open sessions in the same order.
 _sessions = itertools.count()
 
 
