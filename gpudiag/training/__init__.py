@@ -1,1 +1,1 @@
-"""Programs that run in and around a training process."""
+"""Start, measure and describe training processes."""

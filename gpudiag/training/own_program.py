@@ -1,4 +1,4 @@
-"""Run a module of this gpudiag in another process. Only the standard library is imported, because trainings use it."""
+"""Run a module of gpudiag in another process. Trainings use this module, so it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-#: Niceness of an analysis beside a training (at most 19), so that the training has priority if both need one core.
+#: Niceness of an analysis that runs beside a training, so that the training has priority. The maximum is 19.
 _NICE = 15
-#: Imports gpudiag from this process's location. The option `-P` excludes the current directory.
+#: Program that imports gpudiag from the location from which this process imported it, and calls `main` of a module.
 _PROGRAM = "import sys; sys.path.append({root!r}); from {module} import main; sys.exit(main())"
 
 

@@ -45,15 +45,15 @@ OWN_PROFILER = "the program uses its own profiler, so its steps were timed and n
 
 
 class AttachedSession:
-    """Measure as `gpudiag.profile` does; each call of `boundary` ends one step and begins the next.
+    """Measure steps as `gpudiag.profile` does. Each call of `boundary` ends one step and begins the next.
 
     Args:
-        settings, position: settings and cluster position of this process.
-        boundaries: counts the optimizers and their calls per step, for the record.
+        settings, position: settings of the measurement, and cluster position of this process.
+        boundaries: provides the number of optimizers and of their calls per step, for the record.
         optimizer: class name of the optimizer that ends a step, for the record.
         recorded: False to time steps without profiling.
         has_own_profiler: returns whether the program has created a profiler so far.
-        late: this rank had already passed the common first step, and is measured separately.
+        late: True if this rank has passed the first step that the other ranks measure. It is measured separately.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class AttachedSession:
         self._windows: list[BackgroundWindow] = []
         self._range: Range | None = None
         self._begun_ns = self._number = 0
-        #: The training thread.
+        #: Identifier of the training thread.
         self._thread = 0
-        #: Another thread has requested the end of the recording.
+        #: True if another thread has requested the end of the recording.
         self._recording_cancelled = False
         #: Number of steps in which a DataLoader ran out of batches.
         self._epoch_ends = 0
-        #: A DataLoader has run out of batches in this step.
+        #: True if a DataLoader has run out of batches in the current step.
         self._loader_ended = False
-        #: Traces are written in the background, unless the process is about to end.
+        #: True if traces are written in the background; False when the process is about to end.
         self._background = True
         self._note_steps()
 
     def open(self) -> None:
-        """Remove this rank's files of an earlier run, but no others, because other ranks may already write theirs."""
+        """Remove this rank's files of an earlier run. Keep the other ranks' files, which may belong to this run."""
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
@@ -135,14 +135,14 @@ class AttachedSession:
 
     def cancel_recording(self) -> None:
         """Discard the recording, because the program creates a profiler, and only one profiler can run at a time."""
-        # PyTorch records by thread: ending the recording in another thread would crash.
+        # Only the thread that began a PyTorch recording can end the recording: another thread would crash.
         if threading.get_ident() != self._thread:
             self._recording_cancelled = True
         elif self._measurement.phases is not None:
             self._measurement.phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. With `at_exit` the process is about to end, and threads cannot be started."""
+        """Save the measurements. Pass `at_exit` when the process is about to end, so that no thread can be started."""
         measurement = self._measurement
         self._note_steps()
         self._background = not at_exit
@@ -159,7 +159,7 @@ class AttachedSession:
         measurement.close(error, wait_for_others=False)
 
     def _begin(self) -> None:
-        """Begin the phases at the first measured step, on the training thread."""
+        """Begin the phases of the measurement (warm-up first), on the training thread."""
         phases = self._measurement.begin(
             self._runtime, loaders=self._loaders, agreement=partial(SplittableAgreement, timeout_s=0.0)
         )
@@ -170,7 +170,7 @@ class AttachedSession:
         self._marked.enter_context(marked_loaders(self._on_loader_end))
 
     def _end_step(self, phases: Phases, now_ns: int) -> None:
-        """Report the host's instants of the step that ends; exclude the step if an epoch ended in it."""
+        """Report the host times of the step that ended at `now_ns`; exclude the step if an epoch ended in it."""
         fetching_ns = take_input_ns()
         clock = self._measurement.clock
         clock.host_step(self._begun_ns, self._begun_ns + (fetching_ns or 0), now_ns)
@@ -182,7 +182,7 @@ class AttachedSession:
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
         if phases.unprofiled_over:
-            self._marked.close()  # in recordings PyTorch itself marks fetches
+            self._marked.close()  # PyTorch's profiler marks fetches itself
 
     def _on_loader_end(self) -> None:
         self._loader_ended |= threading.get_ident() == self._thread
@@ -198,7 +198,7 @@ class AttachedSession:
         )
 
     def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind, shapes: bool) -> ProfiledWindow:
-        """Create a recording. Raises RuntimeError if the program has a profiler."""
+        """Create a recording; raise RuntimeError if the program has a profiler."""
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
         if kind == "light" or not self._background:
@@ -225,14 +225,14 @@ class _AttachedRuntime(PyTorchRuntime):
 
 
 class BackgroundWindow(ProfiledWindow):
-    """The last recording, whose trace is written in another thread while the training continues."""
+    """A recording whose trace is written in another thread while the training continues."""
 
     _thread: threading.Thread | None = None
-    #: Reason why the trace could not be saved.
+    #: Reason why the trace could not be saved; "" if there was no failure.
     failure: str = ""
 
     def _save(self, profiler: Any) -> None:
-        """Write the trace in another thread, or in this one if no thread can be started."""
+        """Write the trace in another thread, or in the calling thread if no thread can be started."""
         if not self._kept:
             return
         self.saved = True  # the rank's record names the trace unless writing it fails
@@ -259,10 +259,10 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many more steps a command needs, and suggest options for its current length; see `suggest_arguments`.
+    """Say how many more steps a command needs, and suggest options that measure it in the steps that it has.
 
-    Worked example. A command has 29 steps. Two recordings of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are
-    unprofiled and 3 time lines: `--warmup 3 --steps 7`.
+    The arguments are those of `step_counts.suggest_arguments`. Worked example: a command has 29 steps. Two recordings
+    of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
     fits = remaining >= fewest_steps(lines=lines) + 1

@@ -39,14 +39,14 @@ class Attachment:
         self._steps = 0
         #: Number of calls of the optimizer that ends a step.
         self._ending_calls = 0
-        #: The optimizer that ends a step was called exactly once in each step so far.
+        #: True while the optimizer that ends a step has been called exactly once in each step.
         self._once = True
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
         #: Held from scheduling a call in the main thread until that call begins.
         self._in_main = threading.Lock()
-        #: Number of autograd nodes that each thread had created at its last call. An increase means a forward pass.
+        #: Number of autograd nodes that each thread had created at its last optimizer step. A forward pass adds nodes.
         self._nodes: dict[int, int] = {}
         self._count_nodes = _node_counter()
         #: Number of the backward pass in which an optimizer stepped last.
@@ -60,13 +60,13 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # while a CUDA graph is captured, nothing is computed, so the call is not a training step
+            return  # the capture of a CUDA graph computes nothing, so the call is not a training step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
         if backward != _NO_BACKWARD:
-            # The optimizer stepped within backward, possibly on an autograd thread. Profilers belong to the training
-            # thread, which continues when backward returns.
+            # The optimizer stepped within backward, possibly on an autograd thread. But only the training thread may
+            # control profilers, and it continues when backward returns.
             if backward != self._backward:
                 self._backward = backward
                 from gpudiag.training.attach.main_thread import when_backward_ends  # rarely needed
@@ -90,7 +90,7 @@ class Attachment:
         self._count_quietly(direct=False)
 
     def _trains_here(self) -> bool:
-        """Return whether this thread trains: it is the main thread, or has run a forward pass since its last step."""
+        """Return whether this thread is the main thread, or has run a forward pass since its last optimizer step."""
         thread = threading.get_ident()
         if thread == threading.main_thread().ident:
             return True
@@ -123,16 +123,14 @@ class Attachment:
             self._entered.ours.making = False
 
     def _count_quietly(self, *, direct: bool) -> None:
-        """Replace the handler by one that only counts, until the step of the start barrier's next check.
+        """Replace the handler by a function that only counts, until the step of the start barrier's next check.
 
-        The start barrier may wait for the other ranks without limit, and must not slow the training meanwhile. So the
-        counting handler does as little as possible. Each call is several times as slow as in a tight loop, because
-        training evicts the handler's data from the processor's caches. If the optimizer that ends a step is called
-        several times in each step, only the call after a forward pass ends the step. Forward passes can be detected
-        only on the training thread.
+        The start barrier may wait for the other ranks without limit, and must not slow the training. So the counting
+        function does as little as possible. If the optimizer that ends a step is called several times in each step,
+        only the call after a forward pass ends the step. Only the training thread can detect forward passes.
 
         Args:
-            direct: the optimizer steps on the training thread itself.
+            direct: True if the optimizer stepped on the training thread.
         """
         steps, count_nodes = self._steps, self._count_nodes or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
@@ -143,7 +141,7 @@ class Attachment:
         nodes = self._nodes[thread]
 
         def count(optimizer: Any) -> None:
-            """Count the ends of steps up to `last`; pass the call that ends step `last + 1` to `stepped`."""
+            """Count steps up to number `last`. At the call that ends the next step, restore the handler `stepped`."""
             nonlocal steps, nodes
             if id(optimizer) != ends_step:
                 return
@@ -164,7 +162,7 @@ class Attachment:
         self._entered.handler = count
 
     def _begin(self) -> None:
-        """Open the session if this rank has reached the common first step."""
+        """Open the session if this rank has reached the first step that all ranks measure."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
@@ -173,7 +171,7 @@ class Attachment:
             self._open(position, start)
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
-        """Create the start barrier; return None if another process of the same rank is already measured."""
+        """Create the start barrier; return None if gpudiag already measures another process of the same rank."""
         report = self._entered.report
         report.set_position(position.rank, position.world_size)
         if not claim(Path(self._entered.settings.run_dir), position.rank):
@@ -189,7 +187,7 @@ class Attachment:
         )
 
     def _open(self, position: ClusterPosition, start: StartStep) -> None:
-        """Create the session, and end it at exit. A rank that is already past `start` is measured separately."""
+        """Create the session, which ends at exit at the latest. A rank that has passed `start` is measured alone."""
         entered = self._entered
         late = self._steps > start.step
         if late:
@@ -218,7 +216,7 @@ class Attachment:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """End the session. Write its files in the background; with `stop`, write its files now and end the command."""
+        """End the session and write its files in the background; with `stop`, write them now and end the command."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -237,7 +235,7 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. A failure is reported, and does not end the command."""
+        """Save the measurements. If that fails, report the failure and let the command continue."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on
@@ -253,7 +251,7 @@ class Attachment:
             send_note(self._position.rank if self._position is not None else 0, sentence)
 
     def _detach(self) -> AttachedSession | None:
-        """Stop receiving optimizer steps; return the session, if there is one."""
+        """Stop receiving optimizer steps; return the session, or None if there is none."""
         self._entered.handler = self._entered.on_own_profiler = None
         self._entered.measuring = False
         session, self._session = self._session, None
@@ -261,7 +259,7 @@ class Attachment:
 
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Return whether this process is the first one of its rank to call this function, in this attempt of the job."""
+    """Return whether no other process of this rank has called this function since the job's last restart."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +271,7 @@ def claim(run_dir: Path, rank: int) -> bool:
 
 
 def _node_counter() -> Callable[[], int] | None:
-    """Return a function that counts the calling thread's autograd nodes; None if this PyTorch has no counter."""
+    """Return a function that returns how many autograd nodes its thread has created; None if PyTorch has no counter."""
     from torch._C import _autograd
 
     count: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)

@@ -1,26 +1,26 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
-lies between it and the previous call. So several calls count once if an optimizer is called once per group of
-parameters, or if each parameter has its own optimizer that steps within backward. The optimizer that is called least
-often ends a step; of several such optimizers, the one that was called first does.
+precedes it since the previous call. A program may call one optimizer for each group of parameters, or one within
+backward for each parameter: of such a series of calls only the first counts. The optimizer with the fewest counted
+calls ends a step. If several optimizers have the fewest calls, the one that was called first ends a step.
 
-Worked example. A GAN trains its critic D three times for each G; `.` is a forward pass:
+Worked example. A GAN trains its critic D three times for each training of its generator G; `.` is a forward pass:
 
     .D .D .D .G .D .D .D .G .D .D .D .G      D counts 9 times, G 3 times: G ends a step, which takes 4 calls
 
-Ranks agree on the first measured step without waiting, so that a rank that cannot take part delays no other rank. Each
-rank posts its presence once. When rank 0 has seen all ranks, it posts the number of a future step. Every rank reads
-this number before it reaches that step. Ranks that synchronize in every step are at most one step apart.
+Ranks agree on the first measured step through a key-value store without waiting, so that an absent rank delays no other
+rank. Each rank posts its presence. When rank 0 has seen all ranks, it posts the number of a future step. Every rank
+reads this number before it reaches that step. Ranks that synchronize in every step are at most one step apart.
 
 Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks the store
 again only when the steps since its last check have taken `_RATIO` times as long as a check. So the checks take at most
 1/`_RATIO` of the training time. The step that rank 0 posts must come after the next check of every rank. Therefore each
-rank posts the number of steps between its checks. A rank posts a larger number before using it.
+rank posts the number of steps between its checks, and posts an increase of this number before the increase applies.
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
-posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it
-posts step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before rank 0 posted, it reads the number at step 106.
+checks at steps 1 to 10, posts 32 at step 6, and checks again at steps 42, 74 and 106. If rank 0 sees all ranks at step
+74, it posts step 74 + 4 + 32 = 110. If rank 1 checks at step 74 before rank 0 posts, it reads the number at step 106.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ MIN_OBSERVED_CALLS = 6
 #: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
 _MAX_CALLS = 40
 
-#: Minimum ratio of the training time to the time of all checks except the first ones.
+#: Minimum ratio of the training time to the time of the checks that follow the first `_FIRST_CHECKS` checks.
 _RATIO = 500
-#: Number of first checks, one per step. If all ranks of a job train, they are present at the third check.
+#: Number of checks that are made at every step. If all ranks of a job train, they are present at the third check.
 _FIRST_CHECKS = 10
-#: Minimum distance of later checks, in steps.
+#: Minimum number of steps between two later checks.
 _MIN_DISTANCE = 8
-#: Number of steps from the last rank's next check to the first measured step. A rank first posts the distance between
-#: its later checks at check number `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps between the latest next check of any rank and the first measured step. A rank first posts the number
+#: of steps between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 
 class OptimizerCall(NamedTuple):
-    """A step of an optimizer, and whether a forward pass lies between it and the previous call."""
+    """A step of an optimizer (its `id`), and whether a forward pass has run since the thread's previous step."""
 
     optimizer: int
     after_forward: bool
@@ -62,15 +62,15 @@ class Boundaries:
     def __init__(self) -> None:
         #: Number of calls after a forward pass, by optimizer; optimizers are in the order of their first calls.
         self._seen: dict[int, int] = {}
-        #: The optimizer that ends a step; None until it is known.
+        #: `id` of the optimizer that ends a step; None until it is known.
         self.optimizer: int | None = None
-        #: Number of complete steps without unreported calls, and number of optimizer calls in these steps.
+        #: Number of steps of which all optimizer calls were reported, and number of these calls.
         self._steps = self._calls = 0
         #: Number of calls in the current step; None if some of them were not reported.
         self._calls_now: int | None = 0
 
     def ends_step(self, call: OptimizerCall) -> bool:
-        """Return whether this call ends a step; False until the optimizer that ends steps is known."""
+        """Return whether this call ends a step; False until `optimizer` is known."""
         if self.optimizer is None:
             self._observe(call)
             return False
@@ -82,7 +82,7 @@ class Boundaries:
         return ends
 
     def missed_calls(self) -> None:
-        """Exclude the current step from `calls_per_step`, because some of its calls were not reported."""
+        """Exclude the current step from `calls_per_step`, because some of its calls were not passed to `ends_step`."""
         self._calls_now = None
 
     @property
@@ -110,17 +110,16 @@ class Boundaries:
 
 
 class StartStep(NamedTuple):
-    """The first measured step of all ranks; `recorded` is False if some rank's program has its own profiler."""
+    """The first step that all ranks measure. `recorded` is False if the program of any rank has its own profiler."""
 
     step: int
     recorded: bool
 
 
 class StartBarrier:
-    """Agree with the other ranks on the first measured step. The store is None for a job of one process.
+    """Agree with the other ranks on the first measured step, through the key-value store `store`.
 
-    Attributes:
-        next_step: `check` need not be called before this step.
+    The store is None for a job of one process. `check` need not be called before the step `next_step`.
     """
 
     def __init__(
@@ -139,19 +138,18 @@ class StartBarrier:
         self._clock = clock
         self._start: StartStep | None = None
         self.next_step = 0
-        #: Number of steps between two checks: the current number, and the posted number, which applies from the next
-        #: check on.
+        #: Current number of steps between two checks, and the posted number, which applies from the next check on.
         self._distance, self._posted_distance = 1, 1
         self._checks = 0
         #: Step and end time of the last check.
         self._checked_step, self._ended_s = 0, 0.0
-        #: Time that it took to post the distance after the last check.
+        #: Seconds that posting `_posted_distance` took after the last check.
         self._posting_s = 0.0
         if store is not None:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the common first step; None if it is not known at this step. The method never waits."""
+        """Return the first step that all ranks measure; None if it is not known yet. The method never waits."""
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:
@@ -164,11 +162,11 @@ class StartBarrier:
         return self._start
 
     def _next_check(self, step: int, begun_s: float) -> int:
-        """Return the step of the next check. If later checks must be further apart, post the new distance.
+        """Return the step of the next check. If later checks must be further apart, post their new distance.
 
         Args:
-            step: the step of the check that ends.
-            begun_s: time at which this check began.
+            step: the step of the current check.
+            begun_s: time at which the current check began, in seconds.
         """
         self._checks += 1
         if self._checks >= _FIRST_CHECKS:
@@ -190,7 +188,7 @@ class StartBarrier:
         self._store.set(_key(self._rank), json.dumps([self._own_profiler, self._posted_distance]))
 
     def _name_start(self, step: int) -> StartStep | None:
-        """On rank 0, post the first measured step if all ranks are present, and return it."""
+        """Post and return the first measured step if all ranks are present, else return None. Rank 0 calls this."""
         keys = [_key(rank) for rank in range(self._world_size)]
         if not self._store.check(keys):
             return None

@@ -1,7 +1,7 @@
 """Record a process for some seconds if it computes without a PyTorch optimizer.
 
-The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. Two samples
-of half a second distinguish a loop from one-time work like loading: in a loop, both have mostly the same operators.
+The steps of such a process are not timed. The analysis finds the steps in the trace, because steps repeat. In a loop,
+two samples of half a second contain mostly the same operators, unlike in one-time work such as loading.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 #: Duration of the recording, in seconds.
 _RECORD_S = 3.0
-#: Longest wait for the main thread, in seconds, before and after the recording.
+#: Longest waits for the main thread to start and to stop the profiler, in seconds.
 _WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
 #: Minimum share of operator names that two samples must have in common to count as a loop.
 _SAME_OPERATORS = 0.8
-#: Factor on `Settings.patience_s` if the program has an optimizer, because the program may still compile or load.
+#: Factor on `Settings.patience_s` if the program has an optimizer: it may still compile or load before its first step.
 _OPTIMIZER_PATIENCE = 10
 #: Time from the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
@@ -46,12 +46,12 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread calls this function, and calls it again later if nothing was recorded.
+    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # thread-local; `_call_in_main` does this for the main thread
+    entered.ours.making = True  # thread-local; `_call_in_main` sets it in the main thread
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()
@@ -70,15 +70,12 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return whether an optimizer has stepped since the watch thread last reset `stepped`.
-
-    A function is necessary, because type checkers assume that an attribute does not change between two reads.
-    """
+    """Return `stepped`. Type checkers would assume that it does not change between two direct reads."""
     return entered.stepped
 
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
-    """Record for `_RECORD_S`. Write the rank's record, and on rank 0 the run's record."""
+    """Record for `_RECORD_S` seconds. Write the rank's record, and on rank 0 also the run's record."""
     (device,) = RUNTIME.devices(None, None)
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
@@ -156,7 +153,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return the names of the operators that the main thread runs in half a second; none if another profiler runs."""
+    """Return the names of the operators that the main thread runs in half a second; empty if another profiler runs."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []
@@ -203,10 +200,10 @@ def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callabl
 
 
 def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
-    """Call a function in the main thread and wait; return False if it fails, or is not called within `wait_s`.
+    """Call a function in the main thread and wait. Return False if the function raises, or does not start in `wait_s`.
 
-    If the main thread does not call the function in this time, it is waiting for other processes, as in a launcher. The
-    process may exit when that wait ends, so the function is not called any more.
+    A main thread that does not start the function in `wait_s` seconds waits for other processes, as a launcher does.
+    When that wait ends, the process may exit. Therefore the function is then not called any more.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
@@ -225,12 +222,12 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
     if not in_main_thread(call):
         return False
     if not done.wait(wait_s) and not lock.acquire(blocking=False):
-        done.wait()  # the call has begun in time
+        done.wait()  # the call has started within `wait_s`
     return bool(ended)
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has created a PyTorch optimizer, whose constructor marks `step` as hooked."""
+    """Return whether this program has created a PyTorch optimizer, because creating one sets `hooked` on `step`."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

@@ -1,9 +1,9 @@
 """Define the settings that gpudiag passes to each process of a command, and the report that each process writes.
 
-The settings are in one environment variable. The reports are files in gpudiag's private directory. Reports explain why
-a command could not be measured, even if the run directory cannot be written. A process writes its report after
-importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S`, and when it ends. This module loads
-quickly.
+The settings are in one environment variable. The reports are files in a private directory of gpudiag. Reports explain
+why a command could not be measured, even if the run directory cannot be written. A process writes its report after
+importing PyTorch, at its first optimizer step, then about every `_INTERVAL_S` seconds, and when it ends. This module
+imports no slow modules, because every process of the command loads it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpudiag.training.session.position import environment_number
 #: Environment variable with `Settings` as JSON.
 VARIABLE = "GPUDIAG_ATTACH"
 
-#: Seconds without an optimizer step after which a process that computes is recorded for a fixed time instead.
+#: A process that computes for this many seconds without an optimizer step is recorded for a fixed time instead.
 PATIENCE_S = 20.0
 
 #: Empty file in the directory of reports. Each Python process of the command makes the file (`entry/sitecustomize.py`).
@@ -48,7 +48,7 @@ class Settings:
         warmup: number of warm-up steps; None to detect convergence.
         patience_s: see `PATIENCE_S`.
         reports: directory of the processes' reports while the command runs; "" for none.
-        run_id: run id of ranks that are measured separately. Ranks that are measured together agree on their own.
+        run_id: run id of ranks that are measured separately. Ranks that are measured together agree on another id.
     """
 
     run_dir: str
@@ -61,12 +61,12 @@ class Settings:
     run_id: str = ""
 
     def encode(self) -> str:
-        """Encode for the environment."""
+        """Return the settings as JSON, the value of the environment variable `VARIABLE`."""
         return json.dumps(asdict(self))
 
 
 def read_settings() -> Settings | None:
-    """Return the settings in this process's environment; None if gpudiag did not start its command."""
+    """Return the settings in this process's environment; None if they are missing or malformed."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -79,19 +79,19 @@ def read_settings() -> Settings | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
-    """One process of the command that has imported PyTorch.
+    """Report of one process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: process number, and cluster position as far as it is known.
-        stage: progress of the measurement: PyTorch imported, optimizers step, waiting for the other ranks, measuring,
-            everything measured; `not-first`: another process of the rank is measured; `failed`: gpudiag failed here.
+        pid, rank, world_size: process number and cluster position; the latter are 0 and 1 while unknown.
+        stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
+            `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
         calls: number of optimizer steps so far.
-        helper: the process is a launcher or a DataLoader worker.
-        numbered: a launcher set the environment variable RANK.
-        own_profiler: the program has created a profiler.
-        distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers have no hooks under RPC.
-        error: the exception that ended the program, or the reason why gpudiag failed.
-        ended_s: time at which the process ended without a signal, in seconds of `time.time`.
+        helper: True if the process is a launcher or a DataLoader worker.
+        numbered: True if a launcher set the environment variable RANK.
+        own_profiler: True if the program has created a profiler.
+        distributed_optimizer: True if the program imported `torch.distributed.optim`, whose optimizers are not hooked.
+        error: the exception that ended the program, or the reason why gpudiag failed; None if neither happened.
+        ended_s: time at which the process ended without a signal, in seconds of `time.time`; None before that.
     """
 
     pid: int
@@ -127,7 +127,7 @@ class ProcessReporter:
         self._rank, self._world_size = rank, world_size
 
     def due(self, calls: int) -> None:
-        """Write a report with this number of optimizer steps, and compute when the next report is due."""
+        """Write a report with `calls` optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
@@ -164,15 +164,15 @@ class ProcessReporter:
 
 
 def _uncaught() -> str | None:
-    """Return the uncaught exception that ends the program."""
+    """Return class and message of the uncaught exception that ends the program; None if there is none."""
     error = getattr(sys, "last_value", None)
     return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def may_train() -> bool:
-    """Return whether this process may train. A launcher and a worker of a loader do not train.
+    """Return whether this process may train: it is neither a launcher nor a DataLoader worker.
 
-    A training process may import the launcher's module too, but only a training process has a process group.
+    A training process may import the launcher's module too, but only training processes have a process group.
     """
     torch: Any = sys.modules.get("torch")
     dist = getattr(torch, "distributed", None)

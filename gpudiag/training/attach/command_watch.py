@@ -23,17 +23,17 @@ from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
 
-#: Limits on the size of a report and on the number of reports, far above usual values.
+#: Limits on the size and the number of the processes' reports, far above usual values.
 _MAX_REPORT_BYTES = 16384
 _MAX_REPORTS = 20000
 
-#: Longest wait for messages before signals are forwarded and the command's end is checked.
+#: Longest wait for messages, in seconds. After each wait, signals are forwarded and the command's end is checked.
 _RECEIVE_S = 0.1
 #: Seconds between two checks of the command's processes.
 _CHECK_S = 1.0
-#: Number of consecutive checks at which a process must be stopped to be reported.
+#: A process that is stopped (SIGSTOP) at this many consecutive checks is reported.
 _STOPPED_CHECKS = 3
-#: With `stop`, seconds in which the command may exit by itself after all ranks are done.
+#: If the command is to stop after the measurement, seconds in which it may exit by itself before it is terminated.
 _AFTER_STOP_S = 30.0
 
 #: Signals that are forwarded to the command.
@@ -49,14 +49,14 @@ FORWARDED = (
 #: `si_code` of a signal that the kernel sent, for example on behalf of a terminal.
 _SI_KERNEL = 0x80
 
-#: Longest wait for the end of a process before new processes are observed.
+#: Longest wait for the end of a process, in milliseconds, before new processes are observed.
 _POLL_MS = 50
 #: Maximum number of processes whose ends are observed, because each needs an open file descriptor.
 _MAX_PROCESSES = 512
 
 
 class Hooks(NamedTuple):
-    """Callbacks while the command runs: for each message, for each warning, and when everything is measured."""
+    """Functions that are called for each message, for each warning, and once when all ranks are measured."""
 
     on_message: Callable[[Progress], None]
     on_warning: Callable[[str], None]
@@ -84,15 +84,15 @@ class CommandWatch:
         self._hooks = hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: Number of consecutive checks at which each process was stopped; `_STOPPED_CHECKS + 1` once that is reported.
+        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
     def run(self, *, stop: bool) -> int:
-        """Return the command's exit code, or 128 plus the number of the signal that ended it.
+        """Watch the command to its end. Return its exit code, or 128 plus the number of the signal that ended it.
 
-        With `stop`, the command has `_AFTER_STOP_S` to exit by itself after everything is measured. Then the command is
-        terminated, and 0 is returned.
+        With `stop`, the command may run on for `_AFTER_STOP_S` seconds after all ranks are measured. If it has not
+        exited then, it is terminated and 0 is returned.
         """
         done_s: float | None = None
         while self._process.poll() is None:
@@ -117,19 +117,19 @@ class CommandWatch:
         return code if code >= 0 else 128 - code
 
     def _all_done(self) -> bool:
-        """Return whether all expected ranks have reported that they are measured."""
+        """Return whether all ranks of this node that train have reported that they are measured."""
         latest = self._listener.latest
         if self._measured or not latest:
             return self._measured
         if any(message.phase != "done" for message in latest.values()):
             return False
-        # Ranks on other nodes are not expected, because they send no messages here. A process that a launcher has
-        # numbered is expected even before its first optimizer step.
+        # Ranks on other nodes write no reports here. A process that a launcher has numbered must be measured, even if
+        # it has taken no optimizer step yet.
         expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
         return expected <= latest.keys()
 
     def _check_processes(self) -> None:
-        """Once per `_CHECK_S`, read the reports, observe new processes, and warn of stopped ones."""
+        """Once per `_CHECK_S`, read the reports, observe new processes, and warn of stopped processes."""
         now_s = time.monotonic()
         if now_s < self._next_check_s:
             return
@@ -159,12 +159,12 @@ class CommandWatch:
 
 
 def read_reports(folder: Path) -> list[ProcessReport]:
-    """Return the readable reports, by rank."""
+    """Return the readable reports, sorted by rank."""
     reports = []
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # the launcher itself has no number
+    if any(report.numbered for report in reports):  # then a process without a number is a launcher
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
@@ -172,12 +172,12 @@ def read_reports(folder: Path) -> list[ProcessReport]:
 class SignalForwarder:
     """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
-    A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
-    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach gpudiag's whole process group, and so the command too. Signals
-    of a terminal have the kernel as their sender (`si_code`), and are not forwarded.
+    Such signals come from a scheduler (SIGUSR1 for a checkpoint, SIGTERM before the time limit), from `timeout`, or
+    from a user's `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the whole process group, so the command receives them
+    itself. Therefore signals that the kernel sent for a terminal (see `si_code`) are not forwarded.
 
     Attributes:
-        forwarded: the signals that were forwarded.
+        forwarded: numbers of the forwarded signals.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class SignalForwarder:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Catch signals within the block, except ignored ones (under nohup), because the command ignores them too."""
+        """Catch signals within the block. Skip ignored signals (as under nohup): the command ignores them too."""
         before = {}
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -246,14 +246,15 @@ class Death:
 
 
 class DeathWatch:
-    """Observe in a separate thread when and how processes end that are not children of this process. A process that a
-    signal ends cannot report the signal, and the other ranks only report broken connections. On Linux, the file
-    descriptor of a process (pidfd) becomes readable when the process ends. Until its parent reaps it, `/proc/PID/stat`
-    has its exit status. Launchers reap about ten times a second, so the status is usually still there; otherwise only
-    the time is known. On systems without pidfd no ends are observed.
+    """Observe in a separate thread when and how processes end, even if they are not children of this process.
+
+    A process that a signal ends cannot report the signal, and the other ranks only report broken connections. On Linux,
+    the file descriptor of a process (pidfd) becomes readable when the process ends. `/proc/PID/stat` contains the exit
+    status until the parent reaps the process. Launchers reap about ten times a second, so the status is usually found;
+    otherwise only the time of the end is known. On systems without pidfd no ends are observed.
 
     Attributes:
-        deaths: observed ends by process number.
+        deaths: observed ends, by process number.
     """
 
     def __init__(self) -> None:

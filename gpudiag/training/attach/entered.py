@@ -1,8 +1,8 @@
 """Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module and the standard library. The hook is never removed, because an
-optimizer may be iterating over its hooks during the removal. Once everything is measured, the hook does nothing (0.1 us
-per step). A failure in this module ends the measurement, but not the command.
+A process that never trains imports only this module, `command_process` and the standard library. The hook is never
+removed, because an optimizer may be iterating over its hooks at that time. After the measurement the hook does nothing,
+which takes 0.1 us per step. A failure in this module ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: Minimum share of the time in which the main thread of a training process computes. A launcher that only polls its
-#: processes, ten times a second, uses a tenth of this share.
+#: A process may be training if its main thread uses at least this share of CPU time. A launcher that only polls its
+#: processes ten times a second uses a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
 class EnteredProcess:
-    """State of this process, shared by the hook, the watch, and the measurement.
+    """State of this process, shared by the optimizer hook, the watch thread, and the measurement.
 
     Attributes:
         settings: how to measure the command.
         handler: called with each optimizer that has stepped; None when the measurement is over.
-        measuring: optimizer steps are being measured.
-        own_profiler: the program has created a profiler.
-        on_own_profiler: called when the program creates a profiler.
-        stop_looking: ends the current sample of the main thread's operators, if there is one.
-        stepped: an optimizer has stepped since the watch thread last reset `stepped`.
-        last_step_s: time at which the watch thread last saw a step, in seconds of `time.monotonic`.
-        calls: number of optimizer steps.
+        measuring: True while optimizer steps are measured.
+        own_profiler: True if the program has created a profiler.
+        on_own_profiler: called when the program creates a profiler; None if nothing is recorded.
+        stop_looking: ends the current sample of the main thread's operators; None if no sample is being taken.
+        stepped: True if an optimizer has stepped since the watch thread last set `stepped` to False.
+        last_step_s: time at which the watch thread last saw an optimizer step, in seconds of `time.monotonic`.
+        calls: number of optimizer steps so far.
         report: this process's report.
         ours: thread-local; its attribute `making` is set while a thread creates gpudiag's own profiler.
     """
@@ -54,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Handle the first step of an optimizer: import the other modules, and let an `Attachment` handle all steps."""
+        """Handle the first optimizer step: import the other modules, and pass this and all later steps to them."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -111,7 +111,7 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# torch.compile must not compile the hook. The exclusion adds no graph break, because hooks break the graph anyway.
+# torch.compile must not compile the hook. No graph break is added, because optimizer hooks break the graph anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
@@ -119,7 +119,7 @@ def _watch_closures() -> None:
     """Count each evaluation of L-BFGS's closure as a step.
 
     A call of L-BFGS evaluates the closure about twenty times, each time with a forward and a backward pass. So one call
-    takes as long as twenty steps of other optimizers, and a job has too few calls to be measured.
+    does the work of twenty steps of other optimizers, and a job often has too few calls for a measurement.
     """
     from torch.optim import LBFGS
 
@@ -135,7 +135,7 @@ def _watch_closures() -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Replace the closure by a counting one; return None to leave the arguments unchanged."""
+    """Return the arguments of `step` with a `_CountingClosure` for the closure; None to leave them unchanged."""
     if _entered is None or _entered.handler is None:
         return None
     counting = (args[0], *(_counting(optimizer, value) for value in args[1:]))
@@ -143,7 +143,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _CountingClosure:
-    """A closure that counts its evaluations."""
+    """A closure that counts each of its evaluations as an optimizer step."""
 
     def __init__(self, optimizer: Any, closure: Callable[[], Any]) -> None:
         self._optimizer, self._closure = optimizer, closure
@@ -165,14 +165,14 @@ def _report_end() -> None:
 
 
 def _forked() -> None:
-    """Reset the state in a forked process. A child may train, but must not continue its parent's measurement."""
+    """Create a new state in a forked process, which may train, but must not continue its parent's measurement."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
         _entered = EnteredProcess(_entered.settings)
 
 
 def _watch_profilers() -> None:
-    """End gpudiag's own profiler when the program creates a profiler, because two cannot record at once."""
+    """End gpudiag's own profiler when the program creates one, because two profilers cannot record at the same time."""
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 
@@ -198,7 +198,7 @@ def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _watch_for_loops(entered: EnteredProcess) -> None:
-    """Start the watch thread, without `threading`, because some programs count that module's threads."""
+    """Start the watch thread. Do not use `threading`, because some programs count the threads of that module."""
     import _thread
 
     with contextlib.suppress(RuntimeError):  # the system allows no more threads
@@ -206,7 +206,7 @@ def _watch_for_loops(entered: EnteredProcess) -> None:
 
 
 def _watching(entered: EnteredProcess) -> None:
-    """Run the watch thread: record for a fixed time if the main thread computes and no optimizer steps."""
+    """Wait until the main thread computes for `patience_s` without an optimizer step; then record for a fixed time."""
     patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()
@@ -225,7 +225,7 @@ def _watching(entered: EnteredProcess) -> None:
 
 
 def _cpu_s() -> float:
-    """Return the main thread's CPU time in seconds; on macOS, return that of the whole process."""
+    """Return the CPU time of the main thread in seconds; on macOS, return the CPU time of the whole process."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

@@ -1,7 +1,6 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or profiler that starts or ends within backward would lose its state, because autograd restores the thread's
-earlier state at the end of backward.
+A range or a profiler must not start or end within backward, because autograd then restores the thread's earlier state.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _waiting: deque[Callable[[], object]] = deque()
 
 
 class _Pending:
-    """Object whose conversion to bool calls the waiting functions.
+    """Object whose conversion to bool calls the functions in `_waiting`.
 
-    The interpreter's pending call is the C function `PyObject_IsTrue` with this object as its argument. An exception in
-    the conversion is raised in the main thread.
+    The C function that the interpreter is asked to call is `PyObject_IsTrue`, with this object as its argument. An
+    exception in the conversion is raised in the main thread.
     """
 
     def __bool__(self) -> bool:
@@ -36,10 +35,10 @@ class _Pending:
 
 
 def in_main_thread(function: Callable[[], object]) -> bool:
-    """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
+    """Let the main thread call a function soon; return False if the interpreter's queue of pending calls is full.
 
-    If the function raises a subclass of Exception, the exception is ignored. Other exceptions, for example SystemExit,
-    are raised in the main thread. If the interpreter's queue of pending calls is full, return False without a call.
+    Pending calls run between two instructions, as signal handlers do. If the function raises a subclass of Exception,
+    the exception is ignored. Other exceptions, for example SystemExit, are raised in the main thread.
     """
     _waiting.append(function)
     if _add():
@@ -51,8 +50,8 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 def when_backward_ends(function: Callable[[], object]) -> None:
     """Call `function` in the main thread after the current backward pass. Any thread of the pass may call this.
 
-    At the end of the pass autograd calls `_ADD`, which adds a pending call. `_ADD` is a C function, so that the
-    interpreter runs pending calls only after backward has returned.
+    At the end of the pass autograd calls `_ADD`, which adds a pending call. `_ADD` is a C function: a Python function
+    would let the interpreter run pending calls before backward has returned.
     """
     from torch.autograd import Variable
 
@@ -61,7 +60,7 @@ def when_backward_ends(function: Callable[[], object]) -> None:
 
 
 def raise_in_main_thread(error: type[BaseException]) -> None:
-    """Raise an exception in the main thread at its next instruction. Only another thread may call this."""
+    """Raise an exception in the main thread at its next instruction. Call this only from another thread."""
     ident = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(error))
 
@@ -72,8 +71,8 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass has called the interrupted code. A frame of `backward` itself does not count."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
+    """Return whether a backward pass has called the interrupted code. The interrupted frame itself does not count."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # public functions are slower
     while frame is not None and _is_backward(frame):
         frame = frame.f_back
     while frame is not None and not _is_backward(frame):

@@ -46,16 +46,16 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """All information about a command that has ended.
+    """What is known of a command that has ended.
 
     Attributes:
         settings: the command and its measurement settings.
         code: exit code of the command, or 128 plus the number of the signal that ended it.
         ranks: the records of the ranks.
-        python_seen: at least one process was a Python interpreter that ran `entry/sitecustomize.py`.
+        python_seen: True if at least one process was a Python interpreter that ran `entry/sitecustomize.py`.
         reports: reports of the processes that imported PyTorch.
         deaths: observed ends of these processes, by process number.
-        latest: the last message of each rank.
+        latest: the last progress message of each rank, by rank.
         forwarded: signals that gpudiag received and forwarded.
     """
 
@@ -70,7 +70,7 @@ class CommandOutcome:
 
     @property
     def measured(self) -> bool:
-        """Return whether any rank has been timed or recorded."""
+        """True if any rank has been timed or recorded."""
         return any(rank.unprofiled is not None or rank.trace is not None for rank in self.ranks)
 
     @property
@@ -90,7 +90,7 @@ class CommandOutcome:
 
 
 def failure_reason(outcome: CommandOutcome) -> str | None:
-    """Return the reason in one sentence; None if the command succeeded and was measured."""
+    """Say in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
     culprit = _culprit(outcome) if outcome.code else None
     if culprit is not None:
         return culprit
@@ -102,7 +102,7 @@ def failure_reason(outcome: CommandOutcome) -> str | None:
 
 
 def warnings(outcome: CommandOutcome) -> list[str]:
-    """Return one warning about ranks that were measured separately, and one about processes that were not measured."""
+    """Return warnings, if necessary, that ranks were measured separately and that processes were not measured."""
     sentences = []
     ranks = {rank.rank for rank in outcome.ranks if rank.unprofiled is not None or rank.trace is not None}
     trained = [report for report in outcome.trained if not report.helper]
@@ -185,7 +185,7 @@ def _why_too_few(outcome: CommandOutcome) -> str:
 
 
 def _why_waiting(outcome: CommandOutcome) -> str | None:
-    """Explain why ranks of a job still waited for the common first step; None if no rank waited."""
+    """Explain why ranks still waited for the first step that all ranks measure; None if no rank waited."""
     trained = outcome.trained
     world_size = max(report.world_size for report in trained)
     if world_size == 1 or all(report.stage != "waiting" for report in trained):
@@ -217,7 +217,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. Ends are ordered by time, but consequences of another rank's end come after all others."""
+    """The end of a rank. Ends are sorted by time, but an end that is a consequence of another rank's end comes last."""
 
     consequence: bool
     ended_s: float
@@ -226,7 +226,7 @@ class _RankEnd:
 
 
 def _culprit(outcome: CommandOutcome) -> str | None:
-    """Describe the end of the rank that ended the job; None if no rank ended by an error or a signal."""
+    """Describe the end of the rank that failed first; None if no rank ended by an error or a signal."""
     several = len(_program_ranks(outcome)) > 1
     ends = [end for report in outcome.programs if (end := _rank_end(outcome, report, several=several)) is not None]
     if not ends:
@@ -236,7 +236,7 @@ def _culprit(outcome: CommandOutcome) -> str | None:
 
 
 def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
-    """Describe the end of a rank; None if it ended normally, or if gpudiag itself failed in it."""
+    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process."""
     if report.stage == "failed":
         return None
     where = _where(outcome, report)
@@ -263,11 +263,11 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
 
 
 def _where(outcome: CommandOutcome, report: ProcessReport) -> str:
-    """Return the step that the rank had reached, in words."""
+    """Return the step that the rank had reached, as words that follow a sentence (", at recorded step 3 of 8")."""
     latest = outcome.latest.get(report.rank)
     if report.ended_s is None and latest is not None and latest.pid == report.pid and latest.phase in _PHASES:
-        of = f" of {latest.of}" if latest.of else ""
-        return f", at {_PHASES[latest.phase]} {latest.steps}{of}"
+        total = f" of {latest.of}" if latest.of else ""
+        return f", at {_PHASES[latest.phase]} {latest.steps}{total}"
     if not report.calls:
         return ", before its first optimizer step"
     return f", {'after' if report.ended_s is not None else 'some time after'} optimizer step {report.calls}"

@@ -39,13 +39,13 @@ def run_command(
 
     Args:
         settings: the command and its measurement settings.
-        observer: called with each message of each process.
+        observer: called with each progress message of each process.
         on_warning: called with each warning for the user, one sentence.
         on_measured: called once with the run's record when all ranks are measured, while the command still runs. It
             must return quickly.
 
     Returns:
-        The command's exit code, or 128 plus the number of the signal that ended it; and the run's record.
+        The command's exit code, or 128 plus the number of the signal that ended the command; and the run's record.
 
     Raises:
         UsageError: there is no such command.
@@ -99,18 +99,18 @@ def run_command(
 
 
 def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: `inherited`, with the folder `entry` first on PYTHONPATH and the settings."""
+    """Return the command's environment: `inherited`, the settings, and the folder `entry` first on PYTHONPATH."""
     values = dict(inherited)
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()
     values[SOCKET_VARIABLE] = str(socket)
-    # Without this variable, PyTorch's profiler logs into the command's output.
+    # Keep PyTorch's profiler from logging into the command's output.
     values.setdefault("KINETO_LOG_LEVEL", "99")
     return values
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return the run's record that rank 0 wrote, with the current records of all ranks and the error if any."""
+    """Return rank 0's record of the run (or a default record), with the current records of all ranks and the error."""
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1
@@ -132,7 +132,7 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
 
 
 def _save(run_dir: Path, run: RunRecord) -> str | None:
-    """Save the record; if that fails, return the reason in one sentence."""
+    """Save the record. Return None, or the reason in one sentence if the record cannot be saved."""
     try:
         record.write_run(run_dir, run)
     except OSError as error:

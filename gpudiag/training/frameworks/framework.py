@@ -1,4 +1,4 @@
-"""The interface of a framework for programs that start training processes and never import the framework."""
+"""Describe a framework for the programs that start training processes. These programs never import the framework."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """Number of devices in the whole job. In the job's records each device is a rank."""
+        """Number of ranks in the job's records. Each device is a rank, even if one process drives several devices."""
         return self.world_size * self.job.devices
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node surely has rank 0. With several nodes, only the backend `static` fixes that."""
+        """True if rank 0 surely runs on this node. With several nodes, only the backend `static` fixes this."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
 
 class Framework(ABC):
-    """Base class of the frameworks. The `RUNTIME` for training processes is in the framework's `runtime` module.
+    """Base class of the frameworks. Each framework's module `runtime` has the `RUNTIME` for training processes.
 
     Attributes:
         name: name of the framework in records and traces, and of its folder.
-        package: name of the framework's Python package; also its name on the command line and as gpudiag's extra.
+        package: name of the framework's Python package, which is also the value of `--framework` and gpudiag's extra.
         title: name of the framework in text for users.
-        question: Python source that runs in the interpreter of the training. The source sets `answer["framework"]` to
-            the framework's version, `answer["cuda"]` to the version of CUDA that the framework was built for, and
-            `answer["lacks"]` to a missing dependency. The source can call `has(module)`, which returns the module's
-            import spec, and `text(folder, file)`, which returns a file's text or "".
+        question: Python source that describes the framework in the interpreter of the training. The source sets
+            `answer["framework"]` to the framework's version, `answer["cuda"]` to the version of CUDA that the framework
+            was built for, and `answer["lacks"]` to a missing dependency. The source can call `has(module)`, which
+            returns the module's import spec, and `text(folder, file)`, which returns a file's text or "".
         memory_format: default memory format.
         cpu_memory_formats: memory formats in which the framework can train on CPUs.
-        one_process: by default one process drives all devices of a user's own program.
-        shares_launches: the same processes can run several jobs one after another, each on any of the devices.
+        one_process: True if by default one process drives all devices of a user's own program.
+        shares_launches: True if the same processes can run several jobs one after another.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
-        fault_job: `module:function` that runs a `SelftestPlan` in each process.
+        fault_job: `module:function` that runs a `SelftestPlan` (jobs with injected faults) in each process.
         fault_kinds: kinds of faults that `fault_job` can inject.
     """
 
@@ -90,7 +90,7 @@ class Framework(ABC):
 
     @abstractmethod
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """Return the command that starts all training processes of this node, and exits after the last of them.
+        """Return the command that starts all training processes of this node, and exits when the last one has ended.
 
         Args:
             plan: description of the launch.
@@ -102,6 +102,6 @@ class Framework(ABC):
         """Add variables that the framework's processes need. The directory `private` is removed after the launch."""
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
-        """Return the arguments of Python in each training process."""
+        """Return the arguments of the Python interpreter of each training process."""
         # -P: import no module from the current directory, except the module of a function that the user named.
         return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

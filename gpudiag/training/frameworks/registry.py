@@ -1,4 +1,4 @@
-"""The frameworks, for programs that start training processes."""
+"""List the frameworks, for programs that start training processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.frameworks.pytorch.framework import PyTorch
 from gpudiag.training.frameworks.tensorflow.framework import TensorFlow
 
-#: Frameworks by their names in records. The first is the default.
+#: Frameworks by their names in records. The first framework is the default.
 FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (PyTorch(), TensorFlow())}
 
 
@@ -23,10 +23,10 @@ def framework_named(name: str) -> Framework:
 
 
 def framework_option(value: str) -> Framework:
-    """Return the framework that `--framework` asks for.
+    """Return the framework for a value of `--framework`, which is the name of its package.
 
     Raises:
-        UsageError: the framework does not exist; the hint lists all frameworks.
+        UsageError: no framework has this package; the hint lists all packages.
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def load_runtime(name: str | None = None) -> Runtime:
     """Return the runtime of a framework. Without a name, choose the framework that this process has imported.
 
-    If the process has imported both frameworks or none, PyTorch is chosen.
+    If the process has imported both frameworks or neither, choose PyTorch.
 
     Raises:
         UsageError: no framework has this name.

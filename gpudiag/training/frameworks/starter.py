@@ -3,10 +3,9 @@
     python starter.py FRAMEWORK PROCESSES COMMAND...
 
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
-torchrun, this program serves no key-value store, because other users of the host could reach it. If there are several
-TensorFlow processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. If ranks fail,
-the program prints them in torchrun's format and exits with code 1. Ranks that the program ended after the first failure
-are not printed.
+torchrun, this program serves no key-value store, because other users of the host could connect to the store. If there
+are several TensorFlow processes, each also gets one GPU, and `TF_CONFIG` with free ports of the loopback address. When
+ranks fail, the program ends the other ranks, prints the failed ranks in torchrun's format, and exits with code 1.
 
 The program runs as a file, and imports only the standard library.
 """
@@ -28,7 +27,7 @@ _GRACE_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Start all processes and wait for them. Return the exit code: 1 if a rank failed or a signal arrived."""
+    """Start all processes and wait for them. Return the exit code: 1 if a rank failed or SIGTERM arrived, else 0."""
     framework, count, command = arguments[0], int(arguments[1]), arguments[2:]
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
@@ -45,8 +44,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # `launch.guard` has signalled the processes too. The processes save their measurements before they exit, and
-        # would be killed if this process exited first.
+        # `launch.guard` has sent SIGTERM to the processes too. They save their measurements before they exit. If this
+        # process exited first, they would be killed.
         _leave(processes)
         return 1
     if failed:
@@ -58,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the running processes after a failure. First wait 0.5 s, so that they can report their own failures."""
+    """End the running processes after a failure. First wait 0.5 s, in which each process can report its own failure."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:
@@ -67,7 +66,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _leave(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for the processes to end, and kill those that do not end."""
+    """Wait up to `_GRACE_S` for the processes to end, and kill the processes that still run."""
     until = time.monotonic() + _GRACE_S
     for process in processes:
         try:
@@ -82,7 +81,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables that tell libraries that a launcher started the process. No server listens at MASTER_ADDR."""
+    """Return variables that show libraries that a launcher started the process. No server listens at MASTER_ADDR."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,
@@ -94,7 +93,7 @@ def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return TF_CONFIG and one GPU for this rank; nothing for a job of one process."""
+    """Return `TF_CONFIG`, and `CUDA_VISIBLE_DEVICES` with one GPU for this rank; empty for a job of one process."""
     if len(addresses) == 1:
         return {}
     task = {"type": "worker", "index": rank}
@@ -108,7 +107,7 @@ def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free ports. If another program takes a port before TensorFlow does, TensorFlow fails."""
+    """Return `count` ports of the loopback address that are free now. Another program might still take such a port."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:

@@ -1,1 +1,1 @@
-"""The programs that training processes run: workloads, user-defined functions, benchmarks and the selftest."""
+"""Define the programs that training processes run: workloads, user-defined functions, benchmarks and the selftest."""

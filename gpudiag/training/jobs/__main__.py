@@ -1,7 +1,7 @@
-"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
+"""Run one training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
 
-REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`.
-A failure is reported to the launcher, and the exit code is 1.
+REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`. If the
+process fails, it reports the failure to the launcher and exits with code 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpudiag.training.session import record
 from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 
-#: Exit code after SIGTERM, the same that a shell reports.
+#: Exit code after SIGTERM: 128 plus the signal's number, as in a shell.
 _ENDED = 143
 
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
             _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=vars(error).get("hint"),  # only this error's hint; the default hint of its class does not apply
+            hint=vars(error).get("hint"),  # without the default hint of the error's class, which does not apply here
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
         return 1 if expected or isinstance(error, Exception) else 2
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_workload(job: Job) -> None:
-    """Call the user's function, or train the built-in workload, or predict with it."""
+    """Call the user's function, or train or predict with the built-in workload."""
     if is_own(job.workload):
         find_function(job.workload)()
     elif not workload_entry(job.workload).trains:
@@ -117,7 +117,7 @@ def _run_program(plan: ProgramPlan, launched: Launched) -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Import the framework without garbage collections, which find nothing there and take a quarter of the import."""
+    """Disable garbage collections, which would take a quarter of the import of a framework and free nothing."""
     gc.disable()
     try:
         yield
@@ -131,12 +131,12 @@ def _call(name: str, *arguments: object) -> None:
     getattr(importlib.import_module(module), function)(*arguments)
 
 
-class Ended(KeyboardInterrupt):  # not an error; records contain this class name
-    """Raised when the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
+class Ended(KeyboardInterrupt):  # no `Error` in the name, because records contain the name
+    """Signal that the launcher ends this process. Sessions save their measurements, as after Ctrl-C."""
 
 
 def _raise_at_sigterm() -> None:
-    """Make SIGTERM raise in the training loop, so that its session is closed and saved."""
+    """Make SIGTERM raise `Ended` in the training loop, so that the loop's session is closed and saved."""
     pid = os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -167,7 +167,7 @@ def _check_measured(run_dir: Path, rank: int, workload: str) -> None:
 
 
 def _note_failure(run_dir: Path, text: str) -> None:
-    """Write the reason into this rank's record. If no session was opened, make a record."""
+    """Write the reason `text` into this rank's record. If there is no record yet, make one."""
     place = current_position()
     rank_record = _read_rank(run_dir, place.rank) or RankRecord(
         rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
@@ -181,7 +181,7 @@ def _read_rank(run_dir: Path, rank: int) -> RankRecord | None:
 
 
 def _log_to(path: Path) -> None:
-    """Redirect standard output and standard error to a file, also those of libraries and child processes."""
+    """Redirect standard output and standard error of this process and its child processes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # an existing file may be another user's link
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-#: Job options by which a built-in workload makes a change. `fused` needs none, because `train` wraps the optimizer.
+#: Options of a job that make a change in a built-in workload. The change `fused` has no option: `train` calls `fused`.
 _OPTIONS: dict[Change, dict[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "channels-last": {"memory_format": "nhwc"},
@@ -28,7 +28,7 @@ def changed(job: Job, change: Change) -> Job:
     """Return the job with this change. A user-defined workload must implement the change itself.
 
     Raises:
-        UsageError: the change does not fit the workload or the device. The message is the reason.
+        UsageError: the change does not fit the workload or the device. The message gives the reason.
     """
     reason = "CPUs have no tf32" if change == "tf32" and job.device == "cpu" else None
     options: dict[str, Any] = {}
@@ -58,9 +58,9 @@ def _unfit(job: Job, change: Change) -> str | None:
 
 
 def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """Return a function that makes the fused implementation of the optimizer that `make` makes.
+    """Return a function that makes the optimizer of `make` in its fused implementation.
 
-    The function raises UsageError if the optimizer has no fused implementation, or is fused already.
+    The returned function raises UsageError if the optimizer has no fused implementation, or is fused already.
     """
 
     def make_fused(parameters: Iterable[nn.Parameter]) -> Optimizer:

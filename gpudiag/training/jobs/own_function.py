@@ -13,7 +13,7 @@ from gpudiag.model.job import Job
 
 
 def find_function(name: str) -> Callable[[], object]:
-    """Import and return `module:function`. As for `python -m`, the current directory is first on the path.
+    """Import and return `module:function`. The current directory is put first on `sys.path`, as by `python -m`.
 
     Raises:
         UsageError: the module does not exist, or does not have this function.
@@ -37,10 +37,10 @@ def find_function(name: str) -> Callable[[], object]:
 
 
 def call_changed(job: Job) -> None:
-    """Call the job's function. If the job has a change, pass True as the argument of the change's name.
+    """Call the job's function. If the job has a change, pass True for the argument that is named after the change.
 
     Raises:
-        UsageError: the function has no argument of the change's name.
+        UsageError: the function has no such argument.
     """
     function = find_function(job.workload)
     arguments = {} if job.change is None else {job.change.replace("-", "_"): True}

@@ -13,7 +13,7 @@ from gpudiag.model.job import Precision
 
 
 def use_device(kind: str) -> torch.device:
-    """Select and return this process's GPU for `cuda`, otherwise the CPU. Let cuDNN choose the fastest algorithms."""
+    """Return the CPU, or select and return this process's GPU if `kind` is `cuda`. Let cuDNN find fast algorithms."""
     if kind != "cuda":
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -25,8 +25,8 @@ def use_device(kind: str) -> torch.device:
 class Arithmetic:
     """The precision of one training run.
 
-    `fp32` is IEEE single precision. `tf32` lets matrix units round inputs to 10 bits of mantissa (NVIDIA Ampere and
-    later; on a CPU it equals `fp32`). `bf16` and `fp16` run under autocast, and `fp16` also scales gradients.
+    `fp32` is IEEE single precision. `tf32` lets matrix units of NVIDIA Ampere and later round inputs to 10 bits of
+    mantissa; on a CPU `tf32` equals `fp32`. `bf16` and `fp16` run under autocast, and `fp16` also scales gradients.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
@@ -42,10 +42,10 @@ class Arithmetic:
         return nullcontext() if self._autocast is None else torch.autocast(self._type, dtype=self._autocast)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward of the loss. If gradients are scaled, first scale the loss."""
+        """Run backward of the loss. For `fp16`, first scale the loss, and so the gradients."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update the parameters. If gradients are scaled, wait for them, and update only if all of them are finite."""
+        """Update the parameters. For `fp16`, wait for the gradients, and update only if all gradients are finite."""
         self._scaler.step(optimizer)
         self._scaler.update()

@@ -2,13 +2,13 @@
 
 Starting processes, importing the framework and creating CUDA contexts takes at least ten seconds, while most jobs are
 measured in two or three seconds. Therefore `gpudiag scale` starts one sweep, with as many processes as the largest job
-needs. A smaller job trains in the first processes, while the others sleep. Environment variables (peer access, NCCL's
-algorithm) cannot change between two jobs of a sweep.
+needs. While a smaller job trains in some of the processes, the other processes sleep. Settings that are environment
+variables (peer access, NCCL's algorithm) cannot change between two jobs of a sweep.
 
 Each job has a separate rendezvous directory, so that it finds no values of an earlier job. If a job fails on all its
-processes but leaves the device usable (out of memory, conflicting options), the sweep goes on. Any other failure ends
-the sweep, because it may leave ranks in a collective that never ends, or a broken CUDA context. The launcher then
-starts another sweep with the remaining jobs.
+processes but leaves the device usable (out of memory, conflicting options), the sweep continues. Any other failure ends
+the sweep, because such a failure may leave ranks in a collective that never ends, or a broken CUDA context. The
+launcher then starts another sweep with the remaining jobs.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import TimingTarget
 
-#: Maximum seconds to wait for all processes after a job. If a single process has failed, the launcher ends the sweep.
+#: Maximum seconds to wait for the other processes after a job, unless a process has failed.
 _TOGETHER_S = 900.0
-#: Maximum seconds to wait after a process has failed, because the other processes either hang or fail soon.
+#: Maximum seconds to wait after a process has failed. Then the other processes either fail soon or hang.
 _AFTER_FAILURE_S = 8.0
 
 
 class _Report(msgspec.Struct):
-    """The outcome of one job on one process."""
+    """The outcome of one job in one process. `usage` is True if the error is a UsageError."""
 
     error: str | None = None
     out_of_memory: bool = False
@@ -54,12 +54,12 @@ class _Report(msgspec.Struct):
 
     @property
     def usable(self) -> bool:
-        """Return whether this process can train another job."""
+        """True if the process can train another job."""
         return self.error is None or self.out_of_memory or self.usage
 
 
 class ProcessMessages:
-    """Exchange messages between all processes of a launch, through files in its directory."""
+    """Exchange messages between all processes of a launch, through files in the launch's private directory."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -71,10 +71,7 @@ class ProcessMessages:
         self._store.set(key, value)
 
     def receive(self, key: str, *, failed: bool = False) -> str | None:
-        """Wait for a value without using the processor. Return None if the value does not arrive in time.
-
-        The timeout is short if a process has `failed`.
-        """
+        """Wait for the value of a key; return None after a timeout, which is short if a process has `failed`."""
         until = time.monotonic() + (_AFTER_FAILURE_S if failed else _TOGETHER_S)
         pause_s = 0.001
         while not self._store.check([key]):
@@ -100,7 +97,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """A sweep in one process."""
+    """Run the jobs of a sweep in one process."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started = started
@@ -110,10 +107,10 @@ class _Sweep:
         self._began_s = time.monotonic()
 
     def take(self, number: int, entry: SweepEntry) -> None:
-        """Train one job if this process takes part in it, and return when all processes are done with it.
+        """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
         Raises:
-            WorkerFailedError: a process failed, so that these processes cannot train another job.
+            WorkerFailedError: a process failed, and the processes cannot train another job.
         """
         if not self._is_time(number, entry):
             return
@@ -149,7 +146,7 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job. Rank 0 decides by its clock."""
+        """Return whether there is time to begin the job. Rank 0 decides for all ranks."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -159,7 +156,7 @@ class _Sweep:
         return self.messages.receive(f"{number}/begin") == "yes"
 
     def _reports(self, number: int, entry: SweepEntry, own_report: _Report) -> list[_Report | None]:
-        """Return the report of each process of the job; None if it is missing."""
+        """Return the report of each process of the job; None in place of a missing report."""
         if self.messages.size == 1:
             return [own_report]
         reports: list[_Report | None] = []
@@ -172,7 +169,7 @@ class _Sweep:
         return reports
 
     def _train(self, number: int, entry: SweepEntry, directory: Path) -> _Report:
-        """Train one job as if gpudiag had started the processes for this job only."""
+        """Train one job as if gpudiag had started the processes for this job only. Return the outcome."""
         try:
             with self._environment(number, entry):
                 set_launched(
@@ -199,7 +196,7 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Within the block, set the environment variables of a process of this job."""
+        """Set the environment variables for job `number` within the block. The rank may differ between jobs."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {
@@ -225,7 +222,7 @@ class _Sweep:
 
 
 def _worst(reports: list[_Report | None]) -> _Report:
-    """Return the report of a process that cannot continue, else of a process that failed, else of any process."""
+    """Return the report of a process that cannot train another job, or else of a failed process, or else any report."""
     received = [report for report in reports if report is not None]
     return min(received, key=lambda report: (report.usable, report.error is None), default=_Report())
 
@@ -249,7 +246,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Free the memory of the last job, and the caches of torch.compile."""
+    """Free the memory of the previous job, and the caches of torch.compile."""
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is None:

@@ -1,4 +1,4 @@
-"""The training loop of all built-in workloads under PyTorch, which uses only public features of gpudiag."""
+"""Train any built-in workload under PyTorch. The training loop uses only public features of gpudiag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
 from gpudiag.training.strategies.registry import load_strategy
 
-#: DataLoader workers per training process on GPUs. On CPUs there are none, because workers would take its cores.
+#: Number of DataLoader workers per training process on GPUs. On CPUs there are none, because training needs all cores.
 _GPU_LOADER_WORKERS = 2
 
 
@@ -41,7 +41,7 @@ def train(job: Job) -> None:
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # A process that drives several devices takes one batch for all of them.
+    # A process that drives several devices takes one batch for all its devices.
     batch_size *= job.devices
     strategy.open()
     try:
@@ -71,7 +71,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time only the fetching of batches in host memory. The batches are pinned as for training."""
+    """Time only the fetching of batches, without training. The batches are pinned as for training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass
@@ -87,7 +87,7 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """Train on the loader's lists of batches, one list per step."""
+    """Train the workload under a strategy. For each step `loader` yields a list of batches of `batch_size` samples."""
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format
@@ -106,20 +106,20 @@ def _train(
         "compile": str(job.compile).lower(),
         **options,
     }
-    share = job.exchange.accumulate
+    batches_per_step = job.exchange.accumulate
     devices = [torch.device(device.type, number) for number in range(job.devices)] if job.devices > 1 else device
-    samples = batch_size // job.devices * share  # samples per device and step
+    samples = batch_size // job.devices * batches_per_step  # samples per device and step
     with gpudiag.profile(workload=job.title, model=bare, batch_size=samples, device=devices, options=options) as prof:
         for batches in prof.steps(loader):
             for number, (inputs, target) in enumerate(batches, 1):
-                with strategy.accumulating() if number < share else nullcontext():
+                with strategy.accumulating() if number < batches_per_step else nullcontext():
                     with gpudiag.range("forward"), arithmetic.forward():
                         # Copies from pinned memory overlap with the host's next calls.
                         x = workload.prepare(inputs.to(device, non_blocking=True))
                         if channels_last:
                             x = x.contiguous(memory_format=layout)
                         loss = workload.loss(model(x), target.to(device, non_blocking=True))
-                        loss = loss / share if share > 1 else loss
+                        loss = loss / batches_per_step if batches_per_step > 1 else loss
                     with gpudiag.range("backward"):
                         arithmetic.backward(loss)
             strategy.exchange(model)

@@ -1,7 +1,7 @@
 """Train changed jobs in turns with the unchanged job, in each process of `gpudiag profile --try`.
 
-The unchanged job stays in memory. Changed jobs are set up one after the other, so there are two models at a time.
-Blocks of steps alternate in the order unchanged, changed, changed, unchanged, so drift affects both alike.
+The unchanged job stays in memory. Changed jobs are set up one after the other, so there are at most two models. Blocks
+of steps alternate in the order unchanged, changed, changed, unchanged, so that drift affects both jobs equally.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gpudiag.training.session.progress import ProgressSender
 #: Approximate duration of a block in ms, and its minimum number of steps.
 _BLOCK_MS = 400.0
 _LEAST_STEPS = 3
-#: Number of untimed steps after a switch, in which the host runs ahead again.
+#: Number of untimed steps after switching between two jobs. In these steps the host runs ahead again.
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends if the step times of two blocks in a row differ by less than this share; minimum and maximum blocks.
+#: Warm-up ends when two consecutive blocks differ by less than this share; minimum and maximum number of its blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
-#: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer ones.
+#: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer settings.
 _SETTINGS = (
     "cudnn.allow_tf32",
     "cudnn.benchmark",
@@ -51,7 +51,7 @@ _SETTINGS = (
 
 
 def run_tries(plan: TriesPlan, started: Launched) -> None:
-    """Measure all changes together with the other processes. Rank 0 writes the results after each change."""
+    """Measure all changed jobs together with the other processes. Rank 0 writes the results after each change."""
     place = current_position()
     set_launched(msgspec.structs.replace(started, recorded=False))
     changes: list[ChangeTurns] = []
@@ -72,7 +72,7 @@ def run_tries(plan: TriesPlan, started: Launched) -> None:
 
 
 class _ChangeTrials:
-    """The trials of all changes in one process."""
+    """Measure all changed jobs in one process."""
 
     def __init__(self, job: Job, messages: ProcessMessages) -> None:
         self.unchanged = _turns_of(job)
@@ -82,10 +82,10 @@ class _ChangeTrials:
         self._warm = False
 
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
-        """Train a changed job in turns with the unchanged job.
+        """Train changed job `number` of `jobs` in turns with the unchanged job. Return step times or why none exist.
 
         Raises:
-            WorkerFailedError: the unchanged job failed, or a change failed on some ranks only.
+            WorkerFailedError: the unchanged job failed, or the changed job failed on some ranks only.
         """
         if job.change is None:
             raise ValueError("a job without a change")
@@ -114,7 +114,7 @@ class _ChangeTrials:
             free_memory()
 
     def _warm_up(self, turns: JobTurns) -> float:
-        """Train until two blocks agree. Return the step time in ms of the slowest rank."""
+        """Train until the step times of two blocks agree. Return the step time of the slowest rank, in ms."""
         before = self._slowest(turns.block(_FIRST_STEPS, run_in=0))
         for look in range(1, _MOST_LOOKS):
             now = self._slowest(turns.block(_steps(before), run_in=0))
@@ -124,14 +124,17 @@ class _ChangeTrials:
         return before
 
     def _alternate(
-        self, turns: JobTurns, step_ms: float, begun: int, of: int
+        self, turns: JobTurns, step_ms: float, first_pair: int, pairs: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean step time in ms, on the slowest rank, of each block: (unchanged job, changed job)."""
+        """Time blocks of both jobs in turns. Report progress from pair `first_pair` of all `pairs` of blocks on.
+
+        Return two tuples (unchanged job, changed job) with the mean step time of each block on the slowest rank, in ms.
+        """
         base: list[float] = []
         changed: list[float] = []
         steps = _steps(step_ms)
         for pair in range(PAIRS):
-            self.progress.tell("timed", begun + pair, of)
+            self.progress.tell("timed", first_pair + pair, pairs)
             for job, means in ((self.unchanged, base), (turns, changed))[:: -1 if pair % 2 else 1]:
                 means.append(self._slowest(job.block(steps, run_in=_RUN_IN_STEPS)))
         return tuple(base), tuple(changed)
@@ -140,7 +143,7 @@ class _ChangeTrials:
         return max(map(float, self._gather(str(statistics.fmean(times)))))
 
     def _together(self, trial: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Return (result, None) of a trial, or (None, problem) if the trial failed on all ranks."""
+        """Return (result, None), or (None, problem) if the trial failed on all ranks; raise if it failed on some."""
         try:
             return trial(), None
         except WorkerFailedError:
@@ -154,7 +157,10 @@ class _ChangeTrials:
             return None, problems[0].removeprefix(_FAILED)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks. Raises WorkerFailedError if a rank is silent, or if only others failed."""
+        """Return the texts of all ranks. A text that begins with `_FAILED` reports a failure.
+
+        Raise WorkerFailedError if a rank did not answer, or if another rank reports a failure and this rank does not.
+        """
         self._gathered += 1
         messages, failed = self._messages, text.startswith(_FAILED)
         messages.send(f"{self._gathered}/{messages.rank}", text)
@@ -169,7 +175,7 @@ class _ChangeTrials:
         return texts
 
 
-#: Prefixes of messages between ranks.
+#: Prefixes of messages between ranks: the trial failed; the change does not fit the job.
 _FAILED, _UNFIT = "failed: ", "unfit: "
 
 
@@ -198,7 +204,7 @@ def _saved_settings() -> Callable[[], None]:
     before: list[tuple[Callable[[Any], object], Any]] = []
     for path in _SETTINGS:
         folder, _, name = path.rpartition(".")
-        # Older settings cannot be read if the job uses newer ones, which PyTorch before 2.9 lacks.
+        # PyTorch before 2.9 lacks the newer settings. Older settings cannot be read if the job uses newer settings.
         with suppress(RuntimeError, AttributeError):
             owner = attrgetter(folder)(backends)
             before.append((partial(setattr, owner, name), getattr(owner, name)))
@@ -214,7 +220,7 @@ def _saved_settings() -> Callable[[], None]:
 
 @contextmanager
 def _one_process_group() -> Iterator[None]:
-    """Let all jobs share one default process group. The first job joins the group. No job leaves it."""
+    """Let all jobs share one default process group. The first job joins the group, and no job leaves the group."""
     from torch import distributed
 
     dist: Any = distributed

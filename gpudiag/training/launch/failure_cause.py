@@ -16,7 +16,7 @@ from gpudiag.training.session.progress import Phase
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
-#: Number of bytes at the end of the log that are read; they contain the summary.
+#: Number of bytes that are read at the end of torchrun's log. They contain the summary.
 _TAIL_BYTES = 200_000
 
 
@@ -26,7 +26,7 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 
 
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
-    """Return the most likely cause as an error.
+    """Return an error that names the most likely cause.
 
     A process that a signal ended cannot report its end, and the other ranks then report broken connections. Therefore a
     signal has precedence over the first reported failure. If there is neither a signal nor a reported failure, the
@@ -41,9 +41,9 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
-    """Return the error of the first rank that torchrun lists as ended by a signal; None if it reported a failure."""
+    """Return an error for the first rank that a signal ended; None without such a rank, or if it reported a failure."""
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
-    # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
+    # After a process has failed, torchrun ends the other processes with SIGTERM, and lists these processes too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
     if not culprits and not listener.failures:
         culprits = killed
@@ -69,13 +69,13 @@ def _reported_failure(plan: Plan, listener: Listener) -> GpudiagError | None:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line that is not a rule (`=====`)."""
+    """Return the last line that is neither empty nor a rule (`=====`)."""
     lines = [line.strip() for line in output.splitlines() if line.strip(" =-")]
     return lines[-1][:300] if lines else "no output"
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return the error of a launch without progress: it names the stopped ranks, or else the ranks furthest behind."""
+    """Return an error for a launch without progress that names the stopped ranks, or else the ranks that are behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:
@@ -100,7 +100,7 @@ def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped until it gets SIGCONT: in state T, or t under a debugger."""
+    """Return whether a process is stopped, in state T (by SIGSTOP) or t (by a debugger)."""
     try:
         # The name in parentheses may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
@@ -114,7 +114,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, such as SIGKILL; its number if it has none."""
+    """Return a signal's name, such as SIGKILL, or "signal N" for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -122,6 +122,7 @@ def signal_name(number: int) -> str:
 
 
 def _tail(path: Path) -> str:
+    """Return the last `_TAIL_BYTES` of a file as text; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

@@ -1,11 +1,11 @@
-"""Run a command, and end all its descendants and remove its private directory however the run ends.
+"""Run a command to its end, and then end all its descendants and remove its private directory in any case.
 
     python guard.py PRIVATE_DIRECTORY COMMAND...
 
-gpudiag starts this program, which starts torchrun. The program adopts every orphan of the run (PR_SET_CHILD_SUBREAPER),
-so that all processes of the run stay its descendants, although torchrun starts each worker in its own session. The
-program cleans up in three cases: the command has ended, the program got a signal to stop, or gpudiag has died
-(PR_SET_PDEATHSIG). The exit code is the command's.
+gpudiag starts this program, which starts torchrun. The program adopts every orphan of the run (PR_SET_CHILD_SUBREAPER).
+So all processes of the run remain descendants of the program, although torchrun starts each worker in its own session.
+The program cleans up when the command has ended, when a signal asks the program to stop, or when gpudiag has died
+(PR_SET_PDEATHSIG). The program exits with the command's exit code.
 
 The program is run as a file, and imports only the standard library.
 """
@@ -26,15 +26,15 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.02
-#: Time that processes have to exit after SIGTERM.
+#: Seconds in which processes may exit after SIGTERM.
 _GRACE_S = 3.0
 
-#: Signals received that ask this program to stop.
+#: Received signals that ask this program to stop.
 _signals: list[int] = []
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end, and clean up after it."""
+    """Run the command to its end, clean up, and return its exit code; return 1 if a signal stopped this program."""
     private, command = Path(arguments[0]), arguments[1:]
     parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(pid: int) -> int | None:
-    """Wait for the command, and reap orphans. Return the command's wait status; None if a stop signal comes first."""
+    """Wait for the command, and reap orphans. Return the command's wait status; None if a signal asks to stop."""
     while not _signals:
         reaped, status = _reap()
         if reaped == pid:
@@ -66,7 +66,7 @@ def _wait(pid: int) -> int | None:
 
 
 def _reap() -> tuple[int, int]:
-    """Reap one ended child, and return its process id and wait status; the process id is 0 if none has ended."""
+    """Reap one ended child; return its process id and wait status. The process id is 0 if no child has ended."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -74,7 +74,7 @@ def _reap() -> tuple[int, int]:
 
 
 def _end_all(*, ask: bool) -> None:
-    """End every descendant: with SIGTERM first if `ask`, and then with SIGKILL."""
+    """End every descendant with SIGKILL. If `ask` is set, first send SIGTERM and wait up to `_GRACE_S`."""
     if ask:
         until = time.monotonic() + _GRACE_S
         _signal_all(signal.SIGTERM)
@@ -99,7 +99,7 @@ def _signal_all(number: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Return all living descendants of this process, from /proc; zombies are not alive."""
+    """Return the process ids of all descendants of this process except zombies, from /proc."""
     children: dict[int, list[int]] = {}
     zombies: set[int] = set()
     for entry in Path("/proc").iterdir():

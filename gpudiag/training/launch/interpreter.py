@@ -1,4 +1,4 @@
-"""Ask an interpreter for its version and packages, without importing a framework in any process."""
+"""Ask a Python interpreter for its version and packages, without importing a framework in any process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.training.frameworks.registry import framework_named
 
-#: Program that the interpreter runs. `%s` is replaced by the framework's code, which sets further keys of `answer`.
-#: The program removes the current directory from the import path, so that modules there do not hide Python's own.
-#: (`python -P` does the same, but only from Python 3.11 on.)
+#: Program that the interpreter runs. `%s` is replaced by the framework's `question`, which sets further keys of
+#: `answer`. The program removes the current directory from the import path, so that modules there do not hide Python's
+#: own modules. `python -P` does the same, but only from Python 3.11 on.
 _QUESTION = """
 import sys
 del sys.path[0]
@@ -29,7 +29,7 @@ answer = {"version": platform.python_version(), "framework": None, "cuda": None,
 print(json.dumps(answer))
 """
 
-#: Time limit of the program.
+#: Time limit of the program in seconds.
 _TIMEOUT_S = 60
 
 
@@ -40,7 +40,7 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
         version: version of Python.
         framework: version of the requested framework.
         cuda: version of CUDA that the framework was built for; None if it was built without CUDA.
-        has_gpudiag: gpudiag is installed for this interpreter.
+        has_gpudiag: True if gpudiag is installed for this interpreter.
     """
 
     path: str
@@ -60,7 +60,7 @@ class _Answer(msgspec.Struct):
 
 
 def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
-    """Return the versions of Python, the framework and CUDA of the interpreter at this path.
+    """Return a description of the interpreter at `path`: its versions of Python, the framework and CUDA.
 
     Raises:
         UsageError: the interpreter cannot be run, or is not Python.

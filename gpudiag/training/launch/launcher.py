@@ -1,4 +1,4 @@
-"""Start one launch, watch it to its end, and leave a run record however it ended."""
+"""Start the training processes of one launch, watch them to their end, and write a run record in any case."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress
 
 _GUARD = Path(__file__).with_name("guard.py")
 
-#: Longest wait for messages before the launcher checks whether the guard has ended.
+#: Longest wait for messages in seconds. After each wait the launcher checks whether the guard has ended.
 _RECEIVE_S = 0.05
-#: Time for torchrun to end a run after one of its processes has failed; torchrun's default is 30 s.
+#: Seconds in which torchrun may end a run after one of its processes has failed; torchrun's default is 30 s.
 _AFTER_FAILURE_S = 10.0
-#: Time for the guard to end all processes.
+#: Seconds in which the guard may end all processes.
 _STOP_S = 10.0
 
 _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: bool = True) -> RunRecord:
-    """Run the plan to its end.
+    """Run the plan to its end, and return the run's record.
 
     The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file always
-    contains the ranks' measurements.
+    contains the measurements that the ranks have made.
 
     Args:
-        plan: the launch.
-        observer: called in this thread with each message of each process.
-        has_gpudiag: gpudiag is installed for the plan's interpreter.
+        plan: description of the launch.
+        observer: called in this thread with each progress message of each process.
+        has_gpudiag: True if gpudiag is installed for the plan's interpreter.
 
     Raises:
-        WorkerFailedError: a process died, failed, or showed no progress for the job's `timeout_s`.
+        WorkerFailedError: a process died or failed, or no process made progress for the job's `timeout_s`.
         UsageError, HardwareMissingError: a process reported that the job needs something that is missing.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP was received; all processes have ended.
     """
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.has_rank_0:  # nodes may share the directory, so only the node of rank 0 clears it
+    if plan.has_rank_0:  # nodes may share the run directory, so only the node of rank 0 clears it
         record.clear_run(plan.run_dir, 0)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
@@ -95,7 +95,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         raise
     finally:
         run = _final_record(plan, created, status, error)
-        # If the disk is full, the cause of the failure is more important than the record.
+        # After a failure, ignore an error in writing the record, because the cause of the failure is more important.
         with contextlib.suppress(OSError) if status != "complete" else contextlib.nullcontext():
             if has_rank_0:
                 record.write_run(plan.run_dir, run)
@@ -107,9 +107,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of the training processes.
 
-    The environment has the variables in `inherited`, the launch's defaults for variables that are not set there, and
-    the variables that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag
-    is added to PYTHONPATH.
+    The environment has the variables in `inherited`, defaults for variables that are not set there, and the variables
+    that the launch needs. If gpudiag is not installed for the interpreter, a directory that contains only gpudiag is
+    added to PYTHONPATH.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}
@@ -127,7 +127,7 @@ def environment(
 
 
 def _write_request(plan: Plan, private: Path) -> Path:
-    """Write the request for the training processes to a file, because a sweep's request is too long for an argument."""
+    """Write the request for the training processes to a file, because a request can be too long for an argument."""
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
     return path
@@ -136,7 +136,7 @@ def _write_request(plan: Plan, private: Path) -> Path:
 def _watch(
     plan: Plan, guard: subprocess.Popen[bytes], listener: Listener, observer: Callable[[Progress], None], log: Path
 ) -> None:
-    """Pass messages to the observer until the guard ends. Raise the cause of a failure or of a lack of progress."""
+    """Pass messages to the observer until the guard ends. If the run fails or makes no progress, raise the cause."""
     failed_s: float | None = None
     while True:
         ended = guard.poll() is not None
@@ -155,7 +155,7 @@ def _watch(
 
 
 def _stop(guard: subprocess.Popen[bytes]) -> None:
-    """End all processes of the run. Interrupts are delayed meanwhile, for a few seconds at most."""
+    """End all processes of the run. Delay interrupts meanwhile, for a few seconds at most."""
     if guard.poll() is not None:
         return
     with _signals_delayed():
@@ -188,7 +188,7 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read. If this process is killed, the guard removes the directory."""
+    """Make a temporary directory that only this user can read. If this process is killed, the guard removes it."""
     # The path is short, because the address of a Unix socket has at most 108 bytes.
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
@@ -212,7 +212,7 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_delayed() -> Iterator[None]:
-    """Delay signals that interrupt until the end of the block."""
+    """Delay SIGINT, SIGTERM and SIGHUP until the end of the block."""
     received: list[int] = []
     with _handling((signal.SIGINT, *_INTERRUPTS), lambda number, _frame: received.append(number)):
         yield

@@ -11,15 +11,15 @@ import msgspec
 
 from gpudiag.training.session.progress import Progress
 
-#: Size of the receive buffer; every message is smaller.
+#: Size of the receive buffer in bytes. Every message is smaller.
 _MAX_BYTES = 65536
 
 
 class Listener:
-    """A datagram socket for progress messages.
+    """Receive progress messages on a datagram socket.
 
     Attributes:
-        latest: the last message of each rank.
+        latest: the last message of each rank, by rank.
         failures: messages of failed ranks, in order of arrival.
     """
 
@@ -38,7 +38,7 @@ class Listener:
         self._socket.close()
 
     def receive(self, timeout_s: float) -> list[Progress]:
-        """Return the messages that have arrived; wait at most `timeout_s` for the first."""
+        """Return the messages that have arrived. Wait at most `timeout_s` for the first message."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return []
         messages: list[Progress] = []
@@ -57,5 +57,5 @@ class Listener:
                 self.failures.append(message)
 
     def silent_s(self) -> float:
-        """Return the seconds since any rank last sent a message that differed from its previous one."""
+        """Return the seconds since any rank last sent a message that differed from the rank's previous message."""
         return time.monotonic() - self._news_s

@@ -1,1 +1,1 @@
-"""Sessions in a user's training loop: `gpudiag.profile` and the callbacks of trainers."""
+"""Measure a user's training loop with `gpudiag.profile` or with the callbacks for trainers."""

@@ -1,4 +1,4 @@
-"""Store the run for which gpudiag started this process. Sessions take their run directory and options from it."""
+"""Store the run for which gpudiag started this process. Sessions read their run directory and options from here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """The run to which this process belongs.
 
     Attributes:
-        run_dir: directory that every session of this process writes to; a session's own `run_dir` is ignored.
+        run_dir: directory that every session of this process writes to. The argument `run_dir` of a session is ignored.
         job: the training, and the user's options for the run.
         target: required precision of the step time, which determines the number of unprofiled steps.
-        warmup_s: maximum seconds of automatic warm-up; None for the session's own limit.
+        warmup_s: maximum seconds of automatic warm-up; None for the session's usual limit.
         recorded: False to profile no steps.
     """
 
@@ -31,11 +31,11 @@ _current: Launched | None = None
 
 
 def set_launched(launched: Launched | None) -> None:
-    """Set the run. The program that gpudiag starts calls this function before training."""
+    """Set the run to which this process belongs; None for no run."""
     global _current  # noqa: PLW0603  # a process belongs to one run
     _current = launched
 
 
 def launched() -> Launched | None:
-    """Return the run that this process was started for; None in a program that the user started."""
+    """Return the run for which gpudiag started this process; None in a program that the user started."""
     return _current

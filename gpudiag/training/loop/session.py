@@ -43,21 +43,20 @@ class Session:
 
     A session skips steps until step times have converged, and then times steps without the profiler. Finally it records
     a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
-    open the block with the same arguments. The processes enter each phase at the same step, on which they agree through
-    the job's key-value store; gpudiag adds no collective. Afterwards `run_dir` contains `run.json`,
-    `traces/rank<r>.pt.trace.json.gz` and the kernel-only traces in `traces/light/`, and `gpudiag analyze run_dir`
-    reports where the time goes. If the loop ends early or the block raises, the measurements are kept. Exceptions are
-    passed on.
+    open the block with the same arguments. All processes enter each phase at the same step, on which they agree through
+    the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full traces
+    `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir` reports
+    where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
 
     Args:
         run_dir: the run directory; files of an earlier run are replaced. In a function that `gpudiag profile
             module:function` runs, `run_dir` may be omitted and is ignored, because the command chooses the directory.
         steps: number of unprofiled steps; by default as many as take about three seconds, at least 10 and at most 100.
         warmup: number of steps to skip; by default until step times have converged.
-        active: number of steps in each trace, at least 3. The analysis drops the first and the last of them.
-        stop: end the loop after the recorded steps; by default only under `gpudiag profile`. Otherwise the loop goes on
-            with the remaining batches.
-        model: the model. Parameters, gradient sizes and the floating-point operations of a step are recorded.
+        active: number of steps in each trace, at least 3. The analysis ignores the first and the last of these steps.
+        stop: True to end the loop after the recorded steps, False to continue with the remaining batches. By default
+            the loop ends only under `gpudiag profile`.
+        model: the model. Its parameters, gradient sizes and floating-point operations per step are recorded.
         batch_size: number of samples per process and step, for the record.
         workload: name of the training in the record; by default the script's name.
         strategy: how gradients are communicated, for the record.
@@ -103,7 +102,7 @@ class Session:
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
-        #: The turns of this loop, if several loops of this process take turns. Then the session only times steps.
+        #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device = device
@@ -122,9 +121,9 @@ class Session:
         self._measurement = RankMeasurement(self.run_dir, description, settings)
         #: Whether the phases have advanced to the current step, and the number of the current step.
         self._prepared, self._number = False, 0
-        #: The steps of a loop that calls `step`.
+        #: In a loop that calls `step`, the generator of its steps.
         self._driven: Generator[None] | None = None
-        #: While open, marks the loaders of a loop that calls `step`.
+        #: In a loop that calls `step`, the context in which fetches from DataLoaders are marked.
         self._marked = ExitStack()
         if model is not None:
             self.describe(model)
@@ -149,7 +148,7 @@ class Session:
 
     @property
     def first(self) -> bool:
-        """Whether this process is rank 0, which writes the run's record."""
+        """True if this process is rank 0, which writes the run's record."""
         return self._measurement.position.rank == 0
 
     def describe(self, model: Any, *, gradient_sizes: Sequence[int] | None = None) -> None:
@@ -157,20 +156,20 @@ class Session:
 
         Args:
             model: a `torch.nn.Module`, wrapped or not, or a Keras model.
-            gradient_sizes: bytes of each message of gradients, in order of communication. By default each parameter's
-                gradient is one message, last parameter first, which is about the order of backward.
+            gradient_sizes: bytes of each message of gradients, in the order of communication. By default each
+                parameter's gradient is one message, and the last parameter comes first, as in backward.
         """
         self._measurement.run.model = self._runtime().describe(model, gradient_sizes or ())
 
     def step(self) -> bool:
-        """End a step and begin the next, in a loop that does not iterate over `steps`.
+        """End a step and begin the next step, in a loop that does not iterate over `steps`.
 
             for batch in loader:
                 train(batch)
                 prof.step()
 
         The first call begins the first step. The time in DataLoaders of torch.utils.data and in ranges named `input`
-        counts as waiting for input. In a loop without both, this time is unknown.
+        counts as waiting for input. In a loop that has neither, the time of waiting for input is unknown.
 
         Returns:
             False when everything is measured and the loop should end (`stop`), else True.
@@ -186,15 +185,15 @@ class Session:
         return not ended
 
     def pause(self) -> None:
-        """Exclude the current step, and the time until the next call of `step` (validation, a checkpoint)."""
+        """Exclude the current step and the time until the next call of `step`, for example for validation."""
         if self._driven is not None:
             driven, self._driven = self._driven, None
             driven.close()
 
     def steps(self, loader: Iterable[T]) -> Generator[T]:
-        """Iterate over the loader. Each iteration is one step, in which fetching the batch counts as input.
+        """Iterate over the loader. Each iteration is one step. Fetching the batch counts as input in this step.
 
-        The method may be called again for the next epoch. The time between two epochs belongs to no step.
+        Call the method again for each epoch. The time between two epochs belongs to no step.
         """
         if self._turns is not None:
             runtime = self._runtime()
@@ -219,7 +218,7 @@ class Session:
                     return
                 self._prepared = True
             if fetched == length:
-                return  # otherwise the call that finds the end of the loader would count as a step
+                return  # another `next`, which finds the end of the loader, would count as a step
             with Range(STEP, number=self._number):
                 self._measurement.mark_lines()
                 begin_ns = time.perf_counter_ns()
@@ -250,11 +249,12 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework, which is looked up on each call, because the program may import a framework later."""
+        """Return the framework's runtime. Determine the framework anew, because the program may import it later."""
         return load_runtime(self._framework)
 
 
 def _launched_description(job: Job, batch_size: int | None) -> RunDescription:
+    """Return the description of a run that gpudiag started."""
     return RunDescription(
         command=job.command or tuple(sys.argv),
         workload=job.workload,

@@ -1,6 +1,6 @@
 """Implement `gpudiag.trace_handler`: save the traces of `torch.profiler` in a run directory, and report the verdict.
 
-Until the first trace is ready, only modules of the standard library are imported.
+This module imports other modules of gpudiag only when the first trace is ready.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Maximum number of seconds for the analysis, after all ranks are there or the wait is over.
+#: Maximum number of seconds for the analysis, after the wait for the traces of all ranks.
 _ANALYSIS_S = 120.0
 
 #: Number of recordings that this process has saved, by run directory.
 _recordings: dict[str, int] = {}
-#: Processes that report verdicts, and the monotonic times in seconds at which they are ended.
+#: Processes that print verdicts, each with the time in seconds of `time.monotonic` at which it is ended.
 _reporters: list[tuple[subprocess.Popen[bytes], float]] = []
 
 
@@ -37,12 +37,12 @@ class TraceHandler:
     second recording of a process goes to `run_dir/recording-2`, and so on.
 
     A rank waits for no other rank. After rank 0 has saved its trace, a process of low priority waits for the traces of
-    the other ranks, analyses them, and prints the verdict on standard error. If ranks are missing, it names them, and
-    the verdict is of the others. When the training ends earlier, it waits for this process. A trace that cannot be
-    saved is reported on standard error, and the training goes on.
+    the other ranks, analyses all traces, and prints the verdict on standard error. If traces are missing, the process
+    names their ranks and analyses the other traces. When the training ends, it waits for that process. If a trace
+    cannot be saved, a message appears on standard error, and the training continues.
 
     Args:
-        run_dir: the run directory; files of an earlier run are replaced. On several nodes, a shared directory.
+        run_dir: the run directory, which all nodes must share. Files of an earlier run are replaced.
         wait_s: maximum number of seconds to wait for the traces of other ranks.
     """
 
@@ -58,6 +58,7 @@ class TraceHandler:
             _say(f"the trace could not be saved in {self._run_dir}: {type(error).__name__}: {error}")
 
     def _save(self, profiler: Any) -> None:
+        """Save the trace in the directory of this recording; on rank 0, start the report of the verdict."""
         from gpudiag.training.session import record
         from gpudiag.training.session.position import current_position
 
@@ -74,7 +75,7 @@ class TraceHandler:
 
 
 def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
-    """Start the process that waits for the traces and prints the verdict."""
+    """Start a process of low priority that waits for the traces and prints the verdict."""
     from gpudiag.training.own_program import lower_priority, own_program
 
     command = own_program("gpudiag.app.trace_verdict", str(run_dir), str(ranks), str(wait_s), str(_started_s()))
@@ -86,7 +87,7 @@ def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
 
 
 def _finish() -> None:
-    """Wait for the verdicts at the end of the training, until their times are over."""
+    """At the end of the training, wait for the processes that print verdicts, each until its time limit."""
     for process, until_s in _reporters:
         try:
             process.wait(max(0.0, until_s - time.monotonic()))
@@ -96,7 +97,7 @@ def _finish() -> None:
 
 
 def _started_s() -> float:
-    """Return the time since the epoch in seconds at which this process started."""
+    """Return the time at which this process started, in seconds of `time.time`."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s

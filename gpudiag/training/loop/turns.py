@@ -1,4 +1,4 @@
-"""Let several training loops of one process take turns. Each loop has its own thread, and waits in its session."""
+"""Let several training loops of one process take turns. Each loop has a thread, which waits in the loop's session."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _local = threading.local()
 
 
 class TurnsOver(BaseException):
-    """Ends the user's function after the last turn of its loop, without running the code after the loop."""
+    """End the user's function after the last turn of its loop, without running the code after the loop."""
 
 
 class JobTurns:
-    """The turns of one job. `block` trains some steps of the job, while all other loops of the process wait.
+    """The turns of one job. In a turn (`block`) the job trains some steps, while all other loops of the process wait.
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: saves the process's current settings, which differ between jobs; returns a function that restores them.
+        save: function that saves settings, which differ between jobs, and returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
@@ -31,13 +31,13 @@ class JobTurns:
         self._save = save
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._left = self._timed = 0
+        self._left = self._timed = 0  # steps left in this turn, and number of timed steps at its end
         self._ended = False
         self._times: list[float] = []
         self._error: Exception | None = None
 
     def block(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms. Raise errors of the job."""
+        """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
         if self._thread.ident is None:
@@ -77,6 +77,7 @@ class JobTurns:
             self._left -= 1
 
     def _wait(self) -> None:
+        """End this turn, wait for the next, and exchange settings; raise TurnsOver if the loop must end."""
         restore = self._save()
         self._done.release()
         self._go.acquire()
@@ -85,7 +86,7 @@ class JobTurns:
             raise TurnsOver
 
     def _run(self) -> None:
-        """Train in the job's thread. Keep an error for `block`."""
+        """Train in the job's thread. Store an error, which `block` raises."""
         _local.turns = self
         self._go.acquire()
         try:

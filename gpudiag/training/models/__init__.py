@@ -1,1 +1,1 @@
-"""The workloads. `registry` lists them without importing a framework. `pytorch/` and `tensorflow/` build the models."""
+"""Define the workloads. `registry` lists workloads without importing a framework; the other folders build them."""

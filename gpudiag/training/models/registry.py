@@ -23,12 +23,12 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a workload for the command line.
 
     Attributes:
-        model: `module.class` in `pytorch/`; in `tensorflow/` the class has the prefix `Keras`. If the workload only
-            predicts, the name includes the module's packages.
+        model: `module.class` of the workload in the folder `pytorch`. In the folder `tensorflow` the class has the
+            prefix `Keras`. If the workload only predicts, `model` is the full name with all packages.
         depth: number of layers if the model exists in several depths; otherwise 0.
-        batches: default samples per step and GPU, and per step and CPU process. On a CPU such a step takes about 1 s.
-        images: the input is images or volumes, so a memory format can be chosen.
-        attention: the model has fused attention layers.
+        batches: default number of samples per step on a GPU and in a CPU process. On a CPU a step takes about 1 s.
+        images: True if the input is images or volumes, for which a memory format can be chosen.
+        attention: True if the model has fused attention layers.
         trains: False if the workload only predicts; then its module has `predict(job)`.
     """
 
@@ -48,16 +48,16 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def module(self) -> str:
-        """Return the full name of the PyTorch model's module."""
+        """Full name of the module of the PyTorch workload."""
         name = self.model.rpartition(".")[0]
         return f"{_MODELS}.pytorch.{name}" if self.trains else name
 
     def make(self, *, on_gpu: bool) -> Any:
-        """Make the PyTorch workload; imports PyTorch."""
+        """Import PyTorch and make the PyTorch workload."""
         return self._make(self.module, self.model.rpartition(".")[2], on_gpu=on_gpu)
 
     def make_keras(self, *, on_gpu: bool) -> Any:
-        """Make the Keras workload; imports TensorFlow."""
+        """Import TensorFlow and make the Keras workload."""
         module, _, name = self.model.rpartition(".")
         return self._make(f"{_MODELS}.tensorflow.{module}", f"Keras{name}", on_gpu=on_gpu)
 
@@ -194,7 +194,7 @@ def workload_entry(name: str) -> WorkloadEntry:
     """Return the workload of this name.
 
     Raises:
-        UsageError: the workload does not exist; the hint lists the known ones.
+        UsageError: no workload has this name; the hint lists all names.
     """
     if name not in WORKLOADS:
         raise UsageError(
@@ -204,10 +204,10 @@ def workload_entry(name: str) -> WorkloadEntry:
 
 
 def training_entry(name: str, command: str) -> WorkloadEntry:
-    """Return a workload that trains, for a command about gradient communication.
+    """Return the workload of this name, for a command about gradient communication (named `command` in the hint).
 
     Raises:
-        UsageError: there is no workload of this name, or it only predicts.
+        UsageError: no workload has this name, or the workload only predicts.
     """
     entry = workload_entry(name)
     if not entry.trains:
@@ -218,7 +218,7 @@ def training_entry(name: str, command: str) -> WorkloadEntry:
 
 
 def load_workload(name: str, *, on_gpu: bool) -> Workload:
-    """Make the PyTorch workload, sized for a GPU or for a CPU process; imports PyTorch."""
+    """Import PyTorch and make the PyTorch workload, sized for a GPU or for a CPU process."""
     return cast("Workload", workload_entry(name).make(on_gpu=on_gpu))
 
 
@@ -231,7 +231,7 @@ def check_keras_workload(name: str) -> None:
 
 
 def load_keras_workload(name: str, *, on_gpu: bool) -> KerasWorkload:
-    """Make the Keras workload, sized for GPUs or for CPU devices; imports TensorFlow."""
+    """Import TensorFlow and make the Keras workload, sized for GPUs or for CPU devices."""
     check_keras_workload(name)
     return cast("KerasWorkload", workload_entry(name).make_keras(on_gpu=on_gpu))
 

@@ -1,1 +1,1 @@
-"""Measure steps inside a training process. No framework is imported before a session needs it."""
+"""Measure steps inside a training process. Import a framework only when a session needs it."""

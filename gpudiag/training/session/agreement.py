@@ -1,8 +1,8 @@
 """Agree with the job's other ranks on the step at which each phase begins, without a collective.
 
 At certain steps every rank posts its step times to the job's key-value store, and waits for rank 0's decision on the
-next phase. The store belongs to the process group or to torchrun, or it is a directory. A rank whose loop has ended
-posts its end once, so that no rank waits for it.
+next phase. The store is that of the process group or of torchrun, or a directory. A rank whose loop has ended posts
+this fact, so that no other rank waits for its step times.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import quote
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session.position import ClusterPosition
 
-#: Variable with the directory of a `DirectoryStore`, which the launcher sets.
+#: Environment variable that the launcher sets to the directory of a `DirectoryStore`.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: In a user's command, a rank waits for the others at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
+#: A rank of a user's command waits for the others at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
-#: Key that a rank sets when it splits from the others.
+#: Key that a rank posts when ranks shall decide alone (see `SplittableAgreement`).
 _SPLIT_KEY = "apart"
 
 
@@ -34,10 +34,10 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         more_warmup: number of warm-up steps until the next decision; 0 if warm-up is over.
-        converged: step times have converged.
+        converged: True if step times have converged.
         unprofiled_steps: number of unprofiled steps that follow.
-        line_steps: number of steps after the unprofiled ones in which the user's lines are timed.
-        ended: the loop of some rank has ended, so no further step can be measured.
+        line_steps: number of steps after the unprofiled steps in which the lines of the user's source are timed.
+        ended: True if the loop of any rank has ended, so that no further step can be measured.
         run_id: distinguishes the run from other runs in the same directory.
     """
 
@@ -49,14 +49,14 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
 
 
-#: Called on rank 0 with the step times of every rank, in order of rank.
+#: Function that makes the decision on rank 0 from the step times of all ranks in ms, in the order of ranks.
 Judge = Callable[[list[list[float]]], PhaseDecision]
 
 
 class Agreement:
-    """Agree on the decisions of one session through the ranks' store. A job of one process needs no store.
+    """Agree on the decisions of one session through the job's key-value store, which is None for a single process.
 
-    Only rank 0 uses the argument `run_id`. The other ranks receive the id with the first decision.
+    Only rank 0 uses the argument `run_id`. The other ranks receive the run id with the first decision.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
@@ -67,14 +67,14 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted theirs.
+        """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted.
 
         Args:
             step_ms: this rank's step times in milliseconds.
             judge: makes the decision on rank 0.
 
         Raises:
-            TimeoutError: a rank did not post in time.
+            TimeoutError: a rank did not post its step times in time.
         """
         if self._store is None:
             return judge([step_ms])
@@ -93,7 +93,7 @@ class Agreement:
         return decision
 
     def _collect(self, number: int) -> list[list[float]] | None:
-        """Return the step times of every rank; None if the loop of a rank has ended."""
+        """Wait for the step times of all ranks and return them; None if the loop of any rank has ended."""
         posted: list[list[float]] = []
         ended = False
         for rank in range(self._position.world_size):
@@ -108,7 +108,7 @@ class Agreement:
         """Post the end of this rank's loop. The method never waits."""
         if self._store is None:
             return
-        # If the process that hosts the store has exited, no rank waits for this post.
+        # A failure means that the process that hosts the store has exited. In this case no rank waits for this post.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:
@@ -117,21 +117,21 @@ class Agreement:
                 self._store.set(_decision_key(self._decision), ended)
 
     def wait_for_all(self, *, timeout_s: float) -> bool:
-        """Wait until every rank's loop is over; return False after the timeout. Rank 0 calls this at the end."""
+        """Wait until the loops of all ranks have ended; return False after the timeout. For rank 0."""
         if self._store is None:
             return True
         try:
             for rank in range(self._position.world_size):
                 self._wait(_left_key(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001 # a rank is late, or the store is gone; the caller writes what it has
+        except Exception:  # noqa: BLE001 # a rank is late, or the process that hosts the store has exited
             return False
         return True
 
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
-        """Wait until one of the keys is set, and return the first key that is set.
+        """Wait until one of the keys is set, and return this key. Raise TimeoutError after the timeout.
 
-        The method polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds
-        the interpreter lock, so that wait could not be interrupted.
+        The method polls, because the store's own `wait` waits for all keys, not for one of several. The store's `wait`
+        also holds the interpreter lock, so that Ctrl-C could not interrupt the wait.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -146,28 +146,27 @@ class Agreement:
 
 
 class SplittableAgreement(Agreement):
-    """Agreement in a user's command, in which the wait for other ranks is short.
+    """Agreement between the ranks of a user's command, in which the wait for other ranks is short.
 
     Ranks that synchronize in every step are at most one step apart. Such ranks wait for a decision no longer than they
     would otherwise wait in their next collective. Ranks that do not synchronize drift apart. A rank that has waited too
-    long splits from the others: it posts the split, and from then on every rank decides alone. So a job has at most one
-    long wait.
+    long posts a split: from then on every rank decides alone. So a job has at most one long wait.
 
     Attributes:
-        split: this rank decides alone.
+        split: True if this rank decides alone.
     """
 
     split = False
     _until_s = 0.0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return the decision of all ranks; after a split, return this rank's decision. Raise no exceptions."""
+        """Return rank 0's decision; after a split, return this rank's own decision. Raise no TimeoutError."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
             try:
                 decision = super().decide(step_ms, judge)
-            except Exception:  # noqa: BLE001  # a rank is late, the ranks have split, or the store is gone
+            except Exception:  # noqa: BLE001  # a rank is late, the ranks have split, or the store is lost
                 decision = PhaseDecision(ended=True)
             if not decision.ended:
                 return decision
@@ -177,7 +176,7 @@ class SplittableAgreement(Agreement):
         return judge([step_ms] * copies)
 
     def decide_alone(self) -> None:
-        """Decide alone from now on, and post the split. The method never waits."""
+        """Let this rank decide alone from now on, and post the split. The method never waits."""
         self.split = True
         if self._store is not None:
             with contextlib.suppress(Exception):
@@ -197,7 +196,7 @@ class DirectoryStore:
     Each key is a file that is written atomically.
 
     Args:
-        directory: private to the user, initially empty; created if it does not exist.
+        directory: a directory that only the user can access, and that is empty or does not exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -212,11 +211,11 @@ class DirectoryStore:
         Path(name).replace(self._path(key))
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key. Raises FileNotFoundError if it is not set."""
+        """Return the value of a key; raise FileNotFoundError if the key is not set."""
         return self._path(key).read_bytes()
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all of the keys are set."""
+        """Return whether all keys are set."""
         return all(self._path(key).is_file() for key in keys)
 
     def _path(self, key: str) -> Path:

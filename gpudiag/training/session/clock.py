@@ -1,13 +1,13 @@
 """Measure step times including device work, and the host's activity in the same steps.
 
-Each step lasts from its start to the start of the next step. The training thread records three instants per step:
-before and after the fetch of the batch, and when the step's work is queued. A GPU records an event on its own clock at
+Each step lasts from its start to the start of the next step. The training thread records three times per step: before
+the fetch of the batch, after the fetch, and when the step's work is queued. A GPU records an event on its own clock at
 each step's end. Before and after a series of steps, the host records an anchor event on the idle device and waits for
-it. The two anchors convert all other events to the host's clock, so that the host need not wait within a step.
+it. With the two anchors, all other events are converted to the host's clock, so the host need not wait within a step.
 
 Worked example. Anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's clock is
-slow by 0.1 %. The host had queued a step's work at 400 us, and the device finished it at 450 us of its own clock, which
-is 450.45 us of the host. The host's lead is 50.45 us.
+slow by 0.1 %. The host queued a step's last work at 400 us. The device finished the step at 450 us of the device's
+clock, which is 450.45 us of the host's clock. So the host's lead is 50.45 us.
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
@@ -32,16 +32,16 @@ _NS_PER_MS = 1e6
 #: Number of recent steps over which the reported fetch time is averaged.
 _RECENT_STEPS = 20
 
-#: Linux's directory of this process's threads.
+#: Directory in which Linux describes the threads of this process.
 _TASKS = Path("/proc/self/task")
 #: Prefix of the names that PyTorch gives to autograd's device threads.
 _AUTOGRAD = "pt_autograd_"
-#: Key of the count of preemptions in a thread's `status`.
+#: Name of the counter of preemptions in a thread's `status`.
 _SWITCHES = "nonvoluntary_ctxt_switches:"
 
 
 class HostStep(NamedTuple):
-    """Instants of one step on the training thread, in ns of `time.perf_counter_ns`."""
+    """Times of one step on the training thread, in ns of `time.perf_counter_ns`: begin, batch fetched, work queued."""
 
     begin: int
     fetched: int
@@ -49,32 +49,32 @@ class HostStep(NamedTuple):
 
     @property
     def input_ms(self) -> float:
-        """Time to fetch the batch."""
+        """Time to fetch the batch, in ms."""
         return (self.fetched - self.begin) / _NS_PER_MS
 
     @property
     def host_ms(self) -> float:
-        """Time to queue the step's work."""
+        """Time to queue the step's work, in ms."""
         return (self.queued - self.fetched) / _NS_PER_MS
 
 
 class Anchor(NamedTuple):
-    """An instant on both clocks: a mark of the device, and the host's time in ns of `time.perf_counter_ns`."""
+    """One point in time on both clocks: a mark of the device, and host time in ns of `time.perf_counter_ns`."""
 
     mark: Any
     host_ns: int
 
 
 class UnprofiledSeries:
-    """Times of consecutive steps in ms. Lists have one element per step, and are None if the times are unknown.
+    """Times of consecutive steps in ms. Each list has one element per step, or is None if the times are unknown.
 
     Attributes:
         step_ms: step times.
         input_ms: times to fetch the batch.
         host_ms: times to queue the step's work.
-        lead_ms: times by which the host was ahead: from queueing a step's last work to the device's end of the step.
+        lead_ms: times by which the host ran ahead: from queueing a step's last work until the device ends the step.
         idle_host_ms: times to queue the work of the steps directly before the series. The first of these steps began on
-            an idle device, so no launch waited for a full launch queue.
+            an idle device, so in these steps no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:
@@ -92,13 +92,13 @@ class UnprofiledSeries:
         ends_ns: Sequence[float] | None,
         from_idle: Sequence[HostStep] = (),
     ) -> UnprofiledSeries:
-        """Combine step times with the host's instants.
+        """Combine step times with host times.
 
         Args:
             step_ms: the step times.
-            host: the host's instants in each step; None if they were not reported.
+            host: the host times of each step; None for a step whose host times were not reported.
             ends_ns: time at which the device finished each step, in ns of the host's clock; None if unknown.
-            from_idle: the host's instants in the preceding steps, the first of which began on an idle device.
+            from_idle: the host times of the preceding steps, the first of which began on an idle device.
         """
         series = cls()
         series.step_ms = step_ms
@@ -118,7 +118,7 @@ class UnprofiledSeries:
         return series
 
     def extend(self, other: UnprofiledSeries) -> None:
-        """Append the steps of another series. A quantity that is unknown in either series becomes unknown."""
+        """Append the steps of another series. A list that is None in either series becomes None."""
         self.step_ms += other.step_ms
         self.input_ms = _concatenated(self.input_ms, other.input_ms)
         self.host_ms = _concatenated(self.host_ms, other.host_ms)
@@ -128,9 +128,9 @@ class UnprofiledSeries:
     def record(
         self, *, sees_input: bool = True, loader: LoaderPace | None = None, scheduling: Scheduling | None = None
     ) -> UnprofiledSteps | None:
-        """Return the series for the run's record; None if it is empty or the host times are unknown.
+        """Return the series for the rank's record; None if the series is empty or its host times are unknown.
 
-        Without `sees_input`, the times to fetch batches are omitted.
+        If `sees_input` is False, the times to fetch batches are omitted.
         """
         if not self.step_ms or self.host_ms is None:
             return None
@@ -145,14 +145,14 @@ class UnprofiledSeries:
 
 
 class StepClock:
-    """Mark the instants between steps, and compute all step times at the end.
+    """Mark the ends of steps, and compute all step times after a series of steps.
 
     Args:
-        instant: records a mark on the device's clock, and returns it.
-        between_ms: returns the milliseconds between two marks.
-        synchronize: waits until every mark is complete.
-        anchor: records a mark, waits for it, and returns it with its host time; None if all marks are host times.
-        happened: returns whether the device has reached a mark.
+        instant: function that records a mark on the device's clock and returns the mark.
+        between_ms: function that returns the milliseconds between two marks.
+        synchronize: function that waits until the device has reached all marks.
+        anchor: function that records a mark, waits for it, and returns an `Anchor`; None if marks are host times.
+        happened: function that returns whether the device has reached a mark.
     """
 
     def __init__(
@@ -176,21 +176,21 @@ class StepClock:
         self._marks: list[Any] = []
         #: Indices of marks that end no step.
         self._gaps: set[int] = set()
-        #: The host's instants in the step that each mark ends; None if they were not reported.
+        #: Host times of the step that each mark ends; None if they were not reported.
         self._host: list[HostStep | None] = []
         #: The anchor before the series.
         self._begin: Anchor | None = None
-        #: The host's instants in the steps between the anchor and the first mark of the series.
+        #: Host times of the steps between the anchor and the first mark of the series.
         self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
-        """Report the training thread's instants (in ns) of the step that the next mark ends."""
+        """Report the training thread's times (see `HostStep`, in ns) of the step that the next mark ends."""
         self._latest = HostStep(begin_ns, fetched_ns, queued_ns)
         if self._begin is not None and not self._marks:
             self._from_idle.append(self._latest)
 
     def fetching_ms(self) -> float | None:
-        """Return the mean time to fetch a batch in recent steps; None if no instants were reported."""
+        """Return the mean time to fetch a batch in recent steps, in ms; None if no host times were reported."""
         known = [step.input_ms for step in self._host[-_RECENT_STEPS:] if step is not None]
         return statistics.fmean(known) if known else None
 
@@ -199,7 +199,7 @@ class StepClock:
         self._begin = self._anchor() if self._anchor is not None else None
 
     def mark(self) -> None:
-        """End a step and begin the next."""
+        """End a step and begin the next step."""
         self._marks.append(self._instant())
         self._host.append(self._latest)
         self._latest = None
@@ -214,10 +214,10 @@ class StepClock:
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """End a series after its last step was marked. Subclasses that must synchronize first override this."""
+        """End a series after its last step was marked. Subclasses that must synchronize at this point override this."""
 
     def so_far(self) -> list[float]:
-        """Return the times in ms of the completed steps, without waiting and without clearing them."""
+        """Return the times of the completed steps in ms, without waiting for the device and without clearing them."""
         ended = len(self._marks)
         while ended and not self._happened(self._marks[ended - 1]):
             ended -= 1
@@ -225,11 +225,11 @@ class StepClock:
         return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, ended) if i not in self._gaps]
 
     def read(self) -> list[float]:
-        """Return the times in ms of the steps since the last reading, and clear them; see `series`."""
+        """Return the times in ms of the steps since the last call, and clear them; see `series`."""
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """Wait for the device, return step and host times of the steps since the last reading, and clear them."""
+        """Wait for the device. Return the step times and host times since the last call, and clear them."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
         steps = [i for i in range(1, len(marks)) if i not in gaps]
@@ -243,14 +243,14 @@ class StepClock:
 
 
 def host_clock() -> StepClock:
-    """Return a clock for training on the CPU, where a step's work is complete when the step's code has run."""
+    """Return a clock for training on the CPU, where a step's work ends when the step's code has run."""
     return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
 
 
 def on_host_clock(
     marks: Sequence[Any], begin: Anchor, end: Anchor, between_ms: Callable[[Any, Any], float]
 ) -> list[float]:
-    """Convert a device's marks to ns of the host's clock by linear interpolation between two anchors."""
+    """Return the times of marks in ns of the host's clock, by linear interpolation between two anchors."""
     apart_ms = between_ms(begin.mark, end.mark)
     if apart_ms <= 0:
         return [float(begin.host_ns)] * len(marks)
@@ -259,7 +259,7 @@ def on_host_clock(
 
 
 def summarize(step_ms: Sequence[float]) -> StepTimes | None:
-    """Return step times with mean, standard error, median and `jitter_ms` (see `StepTimes`); None without steps."""
+    """Return step times with mean, standard error, median and jitter (see `StepTimes`); None without steps."""
     if not step_ms:
         return None
     median = statistics.median(step_ms)
@@ -273,7 +273,7 @@ def summarize(step_ms: Sequence[float]) -> StepTimes | None:
 
 
 class _ThreadCounters(NamedTuple):
-    """Linux's scheduling counters of one thread since its start."""
+    """Linux's scheduling counters of one thread since its start: CPU time, wait for a core, and preemptions."""
 
     cpu_ns: int
     wait_ns: int
@@ -283,11 +283,11 @@ class _ThreadCounters(NamedTuple):
 class SchedulingWatch:
     """Read Linux's scheduling counters of the training threads before and after series of steps.
 
-    The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The differences
-    are scaled to one unprofiled step, because excluded steps also lie between the two readings.
+    The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The increases
+    of the counters are scaled to one unprofiled step, because excluded steps also lie between the two readings.
 
     Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms.
-    In each step the threads wait 50 / 1000 * 20 = 1 ms.
+    So per step the threads wait 50 / 1000 * 20 = 1 ms.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class SchedulingWatch:
         self._cpu_ns = self._wait_ns = self._switches = 0
 
     def find_threads(self) -> None:
-        """Find the threads whose counters are read. Call this before `begin`. With 60 threads the call takes 1 ms."""
+        """Find the training threads. Call this before `begin`. In a process of 60 threads the call takes 1 ms."""
         self._threads = [threading.get_native_id(), *_autograd_threads()]
 
     def begin(self) -> None:
@@ -306,7 +306,7 @@ class SchedulingWatch:
         self._begun_ns = time.perf_counter_ns()
 
     def end(self) -> None:
-        """Read the counters after a series of steps; a second series adds to the first."""
+        """Read the counters after a series of steps. Add the increases to those of earlier series."""
         if not self._before:
             return
         wall_ns = time.perf_counter_ns() - self._begun_ns
@@ -319,7 +319,7 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the counters' increases, scaled to a step of `step_ms`; None if the kernel does not count CPU time."""
+        """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters."""
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
         steps = step_ms * _NS_PER_MS / self._wall_ns
@@ -331,7 +331,7 @@ class SchedulingWatch:
 
 
 def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
-    """Return the counters of each thread that still exists, if the kernel has them."""
+    """Return the counters of each thread that still exists; empty if the kernel has no such counters."""
     counters = {}
     for thread in threads:
         with contextlib.suppress(OSError, ValueError, StopIteration, IndexError):

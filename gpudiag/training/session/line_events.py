@@ -1,11 +1,12 @@
 """Receive events of the user's lines, calls and returns, within a bound on the overhead.
 
 On Python 3.12 and later `sys.monitoring` reports lines, calls and returns of selected functions. On Python 3.11
-`sys.settrace` reports these events, and makes pure Python up to 2.7 times as slow. Discovery steps find the user's
-functions. Then lines are disabled until the overhead is within its bound, those with the least time per event first.
+`sys.settrace` reports these events, and makes pure Python up to 2.7 times as slow. The first steps, called discovery
+steps, find the user's functions. Then events of lines are disabled until the overhead is within its bound. Lines with
+the least time per event are disabled first.
 
 Worked example. A step of 20 ms may spend 0.4 ms on events. A user's function runs `for x in values:` and `total += x`
-1,000 times each, and all other lines together run 80 times. Both lines of the loop are disabled. The events of the
+1,000 times each, and all other lines together run 80 times. Then both lines of the loop are disabled. The events of the
 discovery steps still show how the function's time divides among its lines.
 """
 
@@ -24,32 +25,32 @@ from typing import Any
 from gpudiag.training.session.ranges import INPUT_BOUNDS
 from gpudiag.training.session.user_code import is_own
 
-#: Values that are not line numbers: a call, a return or exception, a step's end, the start of gpudiag's code.
+#: Values that are not line numbers: a call, a return or exception, the end of a step, and the start of gpudiag's code.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
-#: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
+#: The value `CALLS - n` means that n unrecorded functions were called since the previous entry.
 CALLS = -1000
-#: Values of entries that record a call of PyTorch from the current line, by kind of work.
+#: Values of entries that record a call of PyTorch from the current line, by the kind of work of the call.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 #: Values of entries that record the start and the end of a range named `input`.
 INPUT_BEGIN, INPUT_END = -15, -16
 
-#: Cost in ns of each of the first events of a step, cost of each later event (the processor's caches are filled then),
-#: and number of first events.
+#: Cost in ns of each of the first events of a step; cost in ns of each later event, which finds its data in the
+#: processor's caches; and number of first events.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
+#: The overhead per step may be 2 % of the step. In short steps it may be up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of the training thread in one step, and of each other thread in one section. Functions that contain
-#: the training loop may cause twice as many, because otherwise other events would be attributed to wrong lines.
+#: Maximum number of events of the training thread in one step, and of each other thread in one section. Functions that
+#: contain the training loop may cause twice as many, because without them other events would get wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
-#: Repetitions of `calibrate`'s measurement, and calls in each repetition.
+#: Number of repetitions of `calibrate`'s measurement, and number of calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
 
-#: Time in ns, function or None, and line number or kind of entry.
+#: Time in ns of `perf_counter_ns`; function or None; and line number or one of the values above.
 Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return entry values by function: PyTorch functions that do a kind of work, and the bounds of input ranges."""
+    """Return the entry values of special functions: PyTorch functions of `WORK`, and the ends of ranges `input`."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -63,7 +64,7 @@ def _works() -> dict[CodeType, int]:
         target: Any = torch
         for name in path.split("."):
             target = getattr(target, name, None)
-        while target is not None:  # in some steps gpudiag wraps the fetch of a batch
+        while target is not None:  # gpudiag may have wrapped the function that fetches a batch
             code = getattr(target, "__code__", None)
             if code is not None:
                 kinds[code] = WORK[kind]
@@ -77,12 +78,12 @@ def _works() -> dict[CodeType, int]:
 
 
 def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
-    """Return the values keyed by `id` of the code object, because hashing a code object takes longer."""
+    """Return the values keyed by the `id` of code objects, because hashing a code object takes longer."""
     return {id(code): kind for code, kind in works.items()}
 
 
 def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
-    """Return the event source of this interpreter, or the reason why there is none."""
+    """Return (event source for this interpreter, ""), or (None, reason why no events can be received)."""
     if sys.gettrace() is not None:
         return None, "a debugger or another tracer is attached to the program"
     monitoring: Any = getattr(sys, "monitoring", None)
@@ -97,16 +98,16 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the (code, line) events to disable, so that the remaining events stay within the bound on the overhead.
+    """Return the events to disable, as (code, line), so that the others stay within the bound on the overhead.
 
-    Events with the least time per event are disabled first. Events outside the loop's functions are disabled before
-    events inside them. Line 0 stands for the calls and returns of a function; disabling line 0 disables all lines of
-    the function. The calls and returns of the loop's functions are kept.
+    Events with the least time per event are disabled first. Events of functions in `loop` are disabled last. Line 0
+    stands for the calls and returns of a function: disabling line 0 disables all lines of the function. The calls and
+    returns of functions in `loop` are never disabled.
 
     Args:
         entries: the entries of one step.
         loop: the functions that contain the training loop.
-        by_line: disable single lines; otherwise only whole functions.
+        by_line: True to disable single lines, False to disable only whole functions.
     """
     if len(entries) < 2:
         return set()
@@ -115,7 +116,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]
-    # Hashing a code object takes microseconds, so that nothing is counted by code object in most steps.
+    # Return early if possible, because counting hashes code objects, and a hash takes microseconds.
     if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
         return set()
     counts: Counter[tuple[CodeType, int]] = Counter()
@@ -144,7 +145,8 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
 class MonitoredEvents:
     """Receive events of `sys.monitoring` for selected code objects, on all threads.
 
-    `_loop` holds the functions that contain the training loop, and `_own` the user's functions called within the loop.
+    `_loop` contains the functions that contain the training loop. `_own` contains the user's functions that the loop
+    calls. The keys of both dictionaries are the `id`s of the code objects.
     """
 
     def __init__(self, tool: int) -> None:
@@ -152,13 +154,12 @@ class MonitoredEvents:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._thread = threading.get_ident()
         self._works = _works()
-        # Keyed by `id`, because hashing a code object takes up to a microsecond.
         self._work_of = _by_id(self._works)
         self._loop: dict[int, CodeType] = {}
         self._own: dict[int, CodeType] = {}
         self._disabled: set[tuple[int, int]] = set()
         self._exceeded = False
-        #: Number of entries of a step in which nothing had to be disabled, so that fewer entries need no check.
+        #: Number of entries of a step in which nothing had to be disabled. A step with fewer entries is not checked.
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
@@ -168,9 +169,9 @@ class MonitoredEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Append events of the training thread to `entries`, and events of other threads to `others`.
+        """From now on append events of the training thread to `entries`, and of other threads to `others`.
 
-        `frames` contain the training loop. With `discover`, functions of the user are added when they are called.
+        The training loop is in the code of `frames`. With `discover`, record user functions from their first call on.
         """
         self._entries, self._others, self._limit = entries, others, _MAX_STEP_EVENTS
         events = self._api.events
@@ -202,7 +203,7 @@ class MonitoredEvents:
         self._api.free_tool_id(self._tool)
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Begin a step. After the discovery steps, disable frequent events. `entries` are the last step's entries."""
+        """Begin a step. Unless `discovering`, disable frequent events. `entries` are those of the previous step."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering or (not self._exceeded and len(entries) <= self._few):
             return
@@ -210,7 +211,7 @@ class MonitoredEvents:
         disabled = events_to_disable(entries, set(self._loop.values()))
         self._few = 0 if disabled else len(entries)
         self._disabled |= {(id(code), line) for code, line in disabled}
-        if self._exceeded:  # the last step had too many events, so `_line` disabled further lines: enable them again
+        if self._exceeded:  # `_line` has disabled further lines in the previous step: enable these lines again
             self._exceeded = False
             self._api.restart_events()
         for code in {code for code, line in disabled if line == 0}:
@@ -227,7 +228,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread. Return False if this is another thread with too many events."""
+        """Append an event of the current thread. Return False if this thread does not train and has too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:
@@ -238,7 +239,7 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        """Record that a line begins; disable the line's events if there are too many."""
+        """Record that a line begins, or disable the events of this line."""
         if (id(code), number) in self._disabled:
             return self._api.DISABLE
         beyond = len(self._entries) - self._limit
@@ -248,7 +249,7 @@ class MonitoredEvents:
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        """Record a call of a user's function or of a function in `_works`; begin to watch a user's function."""
+        """Record a call of a user's function or of a function in `_works`. Record a user's function from then on."""
         key = id(code)
         if key in self._own or key in self._loop:
             self._note(code, CALL)
@@ -268,13 +269,13 @@ class MonitoredEvents:
         self._note(code, LEAVE)
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
-        # PY_UNWIND events cannot be enabled for single functions.
+        # PY_UNWIND events arrive for all functions, because they cannot be enabled for single functions.
         if id(code) in self._own or id(code) in self._loop:
             self._note(code, LEAVE)
 
 
 def _call_ns() -> float:
-    """Return the mean time in ns of a short call. `basename` calls one function itself, so each round has two calls."""
+    """Return the mean time of a short call in ns. Each round has two calls, because `basename` calls a function."""
     begin_ns = time.perf_counter_ns()
     for _ in range(_CALIBRATION_CALLS):
         posixpath.basename("a/b")
@@ -285,7 +286,7 @@ class TracedEvents:
     """Receive events of `sys.settrace` on the training thread, for Python 3.11.
 
     Attributes:
-        call_ns: overhead in ns that tracing adds to a call of a function that is not recorded; 0 before `calibrate`.
+        call_ns: overhead of tracing per call of an unrecorded function, in ns; 0 before `calibrate`.
     """
 
     def __init__(self) -> None:
@@ -295,7 +296,7 @@ class TracedEvents:
         self._loop: list[FrameType] = []
         #: Functions on the loop's stack, by `id`. A library may call some of these functions again in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, by `id`. `_closed` holds those that `limit` has disabled.
+        #: Functions that are not recorded, by `id`. `_closed` has only the functions that `limit` disabled.
         self._foreign: dict[int, CodeType] = {}
         self._closed: dict[int, CodeType] = {}
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
@@ -307,8 +308,8 @@ class TracedEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Receive events. The arguments are those of `MonitoredEvents.start`."""
-        del others, discover  # only one thread is traced, and the user's functions are found at each call
+        """Receive events. See `MonitoredEvents.start` for the arguments."""
+        del others, discover  # only one thread is traced, and every call is checked for a function of the user
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
         self._foreign = self._closed.copy()
@@ -318,7 +319,7 @@ class TracedEvents:
         sys.settrace(self._called)
 
     def calibrate(self) -> None:
-        """Measure `call_ns`, which takes half a millisecond."""
+        """Measure `call_ns`. The measurement takes half a millisecond."""
         entries: list[Entry] = [(0, None, STEP)]
         plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
         self.start([], entries, {}, discover=False)
@@ -337,10 +338,10 @@ class TracedEvents:
         self._loop = []
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Do the same as `MonitoredEvents.limit` for whole functions: `sys.settrace` cannot disable single lines."""
+        """Begin a step as `MonitoredEvents.limit` does. Disable whole functions: single lines cannot be disabled."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         for frame in self._loop:
-            frame.f_trace_lines = True  # in a step with too many events, `_trace` sets False
+            frame.f_trace_lines = True  # if the previous step had too many events, `_trace` has set False
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}
@@ -353,7 +354,7 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        """Record a call, or count it if its function is not recorded; return the tracer of the call's lines."""
+        """Record a call and return the tracer of its lines, or count the call and return None."""
         code = frame.f_code
         if id(code) in self._foreign:
             self._calls += 1

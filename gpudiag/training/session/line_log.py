@@ -1,7 +1,7 @@
-"""Record when the training thread enters each line of the user's program, in sections of consecutive steps.
+"""Record the time at which the training thread enters each line of the user's program, in sections of several steps.
 
 The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The log file
-contains the events only. The analysis later attributes time to lines.
+contains only events. The analysis attributes time to lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpudiag.training.session.line_events import (
 from gpudiag.training.session.user_code import is_own, loop_frames, shown_name
 
 LINES_SCHEMA = "gpudiag/lines/1"
-#: Kind of a section. `alone`: steps without the profiler. `light`, `full`: the recorded steps of this kind of trace.
+#: Kind of a section. `alone`: steps without the profiler. `light`, `full`: recorded steps of a trace of this kind.
 Section = Literal["alone", "light", "full"]
 
 #: Number of steps in which the user's functions are found and their events counted.
@@ -40,8 +40,8 @@ DISCOVERY_STEPS = 2
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
-#: A file counts as changed if it was modified more than this number of seconds after the program began. Clocks differ
-#: less.
+#: A file counts as changed if it was modified more than this number of seconds after the program began. The clocks of
+#: file systems and hosts differ by less.
 _CHANGED_S = 2.0
 #: Maximum length of the reason for a recompilation, in characters.
 _MAX_REASON = 300
@@ -51,8 +51,8 @@ class LineLog:
     """Record the line events of this process. All methods must be called on the training thread.
 
     Attributes:
-        unavailable: reason why nothing is recorded; else "".
-        sections: for each section its kind, the events of the training thread, and the events of each other thread.
+        unavailable: reason why nothing is recorded; "" if lines are recorded.
+        sections: (kind, events of the training thread, events by identifier of each other thread) of each section.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class LineLog:
     def begin(self, section: Section, *, in_loop: bool = True) -> None:
         """Begin a section at a step's end. Only the first section discovers functions.
 
-        `in_loop` is False in a DataLoader's worker, whose stack does not contain the training loop.
+        `in_loop` is False in a DataLoader worker, whose stack does not contain the training loop.
         """
         if self.unavailable:
             return
@@ -98,7 +98,7 @@ class LineLog:
         self.step()
 
     def step(self) -> None:
-        """Note that a step ends and the next one begins."""
+        """Note that a step ends and the next step begins. End the section if the log has too many events."""
         if self._source is None or self.unavailable or not self.sections:
             return
         entries = self.sections[-1][1]
@@ -116,18 +116,18 @@ class LineLog:
         entries.append((time.perf_counter_ns(), None, STEP))
 
     def pause(self) -> None:
-        """Note that gpudiag's own code runs from now on, until `mark`."""
+        """Note that gpudiag's own code runs from now until `mark`."""
         if self.sections and self._recording:
             self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
 
     def mark(self) -> None:
-        """Move the latest step boundary to now, because the profiler's range of the next step begins now."""
+        """Move the latest end of a step to now, because the profiler's range of the next step begins now."""
         entries = self.sections[-1][1] if self.sections else []
         if entries and entries[-1][2] == STEP:
             entries[-1] = (time.perf_counter_ns(), None, STEP)
 
     def end(self) -> None:
-        """End the section, if it has not ended."""
+        """End the section. Further calls do nothing."""
         self._stop("")
 
     def _stop(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class LineLog:
                 self._source.stop()
 
     def encode(self) -> dict[str, Any]:
-        """Return the content of the file, which `gpudiag.model.source_lines.log` describes."""
+        """Return the content of the log file. `gpudiag.model.source_lines.log` describes the format."""
         numbers: dict[CodeType | None, int] = {None: -1}
         for code, _ in self._stack:
             numbers.setdefault(code, len(numbers) - 1)
@@ -184,15 +184,15 @@ class LineLog:
 
 
 class _Compilations:
-    """Count `torch.compile` compilations by function. PyTorch keeps only the last 64, so read after each step."""
+    """Count compilations of `torch.compile` by function. Call `read` in each step: PyTorch keeps the last 64 only."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()
         self._rows: dict[tuple[str, int, str], dict[str, Any]] = {}
 
     def read(self, *, count: bool = True) -> None:
-        """Read the compilations since the last call; without `count`, ignore them."""
-        # Importing the module here would load the compiler into jobs that do not compile.
+        """Count the compilations since the last call; if `count` is False, ignore them."""
+        # Do not import the module, because this would load the compiler into jobs that do not compile.
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         read = getattr(dynamo, "get_compilation_metrics", None)
         with contextlib.suppress(Exception):  # the interface is private and may change
@@ -217,17 +217,17 @@ class _Compilations:
         row["reason"] = reason[:_MAX_REASON] or row["reason"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each function."""
+        """Return a row for each function: file, line, name, number of compilations, their time in ms, and a reason."""
         return list(self._rows.values())
 
 
 def worker_log_name() -> str:
-    """Return a name for this worker's log that is unique among the workers of all machines and containers."""
+    """Return a file name for this worker's log that no worker of another machine or container has."""
     return f"worker{os.getpid()}-{os.urandom(4).hex()}.json.gz"
 
 
 def write_lines(path: Path, content: dict[str, Any]) -> None:
-    """Write a log, so that a reader sees either no file or the whole log. Raises OSError."""
+    """Write a log so that a reader sees either no file or the whole log; raise OSError if that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     with gzip.open(new, "wt", encoding="utf-8", compresslevel=3) as file:
@@ -236,7 +236,7 @@ def write_lines(path: Path, content: dict[str, Any]) -> None:
 
 
 def _start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since the machine booted; 0 if unknown."""
+    """Return the time at which a process started, in clock ticks since the machine booted; 0 if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])
@@ -252,9 +252,9 @@ def _directory() -> str:
 
 
 def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[str, list[int]]:
-    """Return the entries as columns, and add functions that have no number yet to `numbers`.
+    """Return the entries as columns `ns`, `code` and `value`. Number new functions, and add them to `numbers`.
 
-    The first time is in ns of `perf_counter_ns`. Each further time is the difference in ns to the previous time.
+    The first time is in ns of `perf_counter_ns`. Each further time is the difference to the previous time in ns.
     """
     times_ns, codes, values, last_ns = [], [], [], 0
     for at_ns, code, value in entries:
@@ -270,10 +270,10 @@ def _texts(
     sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
     stack: list[tuple[CodeType, int]],
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the texts of the lines that occur and of their neighbours, and the reasons why files have no text.
+    """Return the texts of recorded lines and of the lines next to them, and the reasons why files have no text.
 
     The texts are keyed by file and line number, the reasons by file. If a file was changed after the program had begun,
-    its text is omitted, because the program runs the earlier lines.
+    its text is omitted, because the program runs the old lines.
     """
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)
@@ -305,7 +305,7 @@ def _still_has(file: str, codes: list[CodeType]) -> bool:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
-    for code in known:  # nested functions are appended meanwhile
+    for code in known:  # the loop also visits the nested functions that it appends
         known.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return all(any(code == other for other in known) for code in codes)
 
@@ -320,7 +320,7 @@ def _begun_s() -> float:
 
 
 def _changed_s(file: str) -> float:
-    """Return when a file was modified last, in seconds of `time.time`; 0 if it cannot be read."""
+    """Return the time of a file's last modification, in seconds of `time.time`; 0 if the file cannot be read."""
     try:
         return Path(file).stat().st_mtime
     except (OSError, ValueError):

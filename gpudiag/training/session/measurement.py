@@ -1,4 +1,4 @@
-"""Measure one rank through all phases, and keep its record on disk up to date. Rank 0 also writes the run's record."""
+"""Measure one rank in all phases, and keep its record on disk up to date. Rank 0 also writes the run's record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: Initial error in `run.json`, until the outcome is known.
+#: Error in `run.json` until the outcome is known.
 _UNFINISHED = "the run did not finish"
 
 #: Seconds that rank 0 waits at the end for the other ranks' records.
@@ -46,7 +46,7 @@ _WAIT_AFTER_FAILURE_S = 1.0
 
 @dataclass(kw_only=True)
 class RunDescription:
-    """Description of the training in the run's record, without the measurements."""
+    """The part of the run's record that describes the training. The fields are those of `RunRecord`."""
 
     command: tuple[str, ...]
     workload: str = field(default_factory=script_name)
@@ -59,15 +59,15 @@ class RunDescription:
 
 
 class RankMeasurement:
-    """Measure the ranks of this process: one per device.
+    """Measure the ranks of this process, one rank per device.
 
-    Call `open`, `begin` before the first step, `advance` after each step, and `close`.
+    Call `open`, then `begin` before the first step, `advance` before each step, and finally `close`.
 
     Attributes:
-        run: description of the training for the record.
-        phases: the phases of the session; None before the first step.
-        error: reason why the measurement failed, if it did.
-        over: all phases have ended or failed.
+        run: description of the training for the run's record.
+        phases: the phases of the measurement; None before `begin`.
+        error: reason why the measurement failed; None if it did not fail.
+        over: True if all phases have ended or failed.
         clock, agreement: the clock and the agreement of `phases`; set by `begin`.
     """
 
@@ -95,7 +95,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes the run's files, so every rank must call `open` before the first step.
+        With `clear_run`, rank 0 also removes files that belong to no rank. The default `run_id` is random.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -119,14 +119,14 @@ class RankMeasurement:
         loaders: LoaderWatch | None = None,
         agreement: Callable[..., Agreement],
     ) -> Phases:
-        """Prepare the phases directly before the first step, when the process group and the device exist.
+        """Create and return the phases, directly before the first step, when process group and device exist.
 
         Args:
-            runtime: the framework of the training.
+            runtime: the runtime of the framework.
             device: the device of the training; None for the framework's current device.
-            model: the model, if it is known.
-            loaders: times the workers that produce batches.
-            agreement: creates the agreement between ranks from the position, the store and `run_id`.
+            model: the model, or None if it is not known.
+            loaders: times the worker processes that make batches; None if there are none.
+            agreement: creates the agreement between ranks from the position, the key-value store and `run_id`.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -162,7 +162,7 @@ class RankMeasurement:
     def advance(self, *, raises: bool = False) -> bool:
         """Advance to the next step; return False when the phases are over.
 
-        By default a failure ends only the measurement. With `raises`, the exception is raised into the training.
+        By default an exception ends only the measurement. With `raises`, an exception is raised into the training.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
         if self._lines is not None:
@@ -181,14 +181,14 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Note in the line events that the current step has just begun."""
+        """Note in the log of source lines that the current step has just begun."""
         if self._lines is not None:
             self._lines.mark()
 
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
-        """Save the measurements; `error` is the exception that ended the training, if any.
+        """Save the measurements. `error` is the exception that ended the training, or None.
 
-        With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if any rank failed.
+        With `wait_for_others`, rank 0 waits for the other ranks' records, and marks the run as failed if a rank failed.
         """
         self._end_lines()
         status: RunStatus = "complete"
@@ -215,7 +215,7 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def _end_lines(self) -> None:
-        """Stop receiving line events, which slow the program. The phases may have ended while lines were timed."""
+        """Stop recording lines, which slows the program. The phases may have ended while lines were timed."""
         if self._lines is not None:
             self._lines.end()
 
@@ -229,14 +229,14 @@ class RankMeasurement:
             self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write this rank's record, so that a killed run keeps its measurements. Rank 0 also writes the run record."""
+        """Write the records of this process's ranks, and on rank 0 of the run, so that a killed run keeps them."""
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:
             self._write_run(status, self.error if status != "failed" or self.error else _UNFINISHED)
 
     def _rank_record(self, number: int, label: str, name: str) -> RankRecord:
-        """Return the record of device `number` of this process; its devices share the steps and the trace."""
+        """Return the record of device `number` of this process. All its devices have the same steps and trace."""
         position, phases = self.position, self.phases
         rank = RankRecord(
             rank=position.first_rank + number,
@@ -302,11 +302,11 @@ class RankMeasurement:
 
 
 def runs_ahead(timed: UnprofiledSteps | None) -> bool:
-    """Return whether the host mostly finishes a step's work long before the device, and so can also record shapes.
+    """Return whether the host usually finishes a step so long before the device that it can also record shapes.
 
-    Recording shapes costs host time. Measured (H100): at most 2 % of a recorded step where the device is the limit, and
-    41 % of a step of ResNet-50 where the host is the limit. If the device works on for half the host's time after the
-    host has finished, that much more host time does no harm.
+    Recording shapes takes host time: on an H100 at most 2 % of a recorded step if the device was the limit, and
+    41 % of a step of ResNet-50 if the host was the limit. Suppose that the device still works for half the host's time
+    after the host has finished a step. Then 50 % more host time does not make the step longer.
     """
     if timed is None or not timed.lead_ms or not timed.host_ms:
         return False

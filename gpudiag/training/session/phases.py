@@ -1,6 +1,6 @@
 """Run the phases of a session as a coroutine: warm-up, unprofiled steps, a kernel-only trace, a full trace.
 
-At each `yield` the training loop runs one step. The code after the `yield` runs before the next step.
+At each `yield` the training loop runs one step. The code after a `yield` runs before the next step.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: Index of the warm-up step whose floating-point operations are counted. In step 0 libraries still initialize.
+#: Number of the warm-up step whose floating-point operations are counted. In step 0 libraries still initialize.
 _COUNTED_STEP = 1
-#: Number of steps between a synchronization and unprofiled steps, so that the host runs ahead of the GPU again.
+#: Number of steps between a synchronization and the unprofiled steps. In these steps the host runs ahead again.
 _RUN_IN_STEPS = 2
 #: Maximum duration of a warm-up block (see `step_counts`), as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
-#: Number of unprofiled steps if the step time is unknown, because no warm-up step was timed.
+#: Number of unprofiled steps if no warm-up step was timed, so that the step time is unknown.
 _DEFAULT_STEPS = 20
 
 _NO_DEVICE_ACTIVITY = (
@@ -50,17 +50,17 @@ _NO_DEVICE_ACTIVITY = (
 
 
 class Phases:
-    """Measure one rank. The attributes always hold the current results, even if the loop ends early.
+    """Measure one rank. The attributes always contain the current results, even if the loop ends early.
 
-    `changed` saves each new result. `counter`, if given, counts the operations of one warm-up step, which is not timed.
+    `changed` is called for each new result. `counter` counts the operations of one warm-up step, which is not timed.
 
     Attributes:
         recorded: step times of recorded steps, by kind of trace.
         saved: kinds of the traces that were saved.
         notes: warnings about incomplete recordings, by short code.
-        sees_input: False if the batch is fetched within the step's own work.
-        problem: reason why the phases ended early, if they did.
-        around: context manager to open around the current step's work: `counter` in the step that it counts.
+        sees_input: False if the time to fetch a batch is unknown, because the step's own code fetches it.
+        problem: reason why the phases ended early; None if they did not.
+        around: context manager for the current step's work; it is `counter` in the step whose operations are counted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Phases:
         self._lines = lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
-        #: Duration in ms of a block of warm-up steps; short if there is little time for unprofiled steps.
+        #: Duration of a block of warm-up steps in ms, reduced if there is little time for unprofiled steps.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
@@ -110,18 +110,18 @@ class Phases:
         self._line_steps = 0
         self._phase: Literal["warm-up", "unprofiled", "lines", "profiled", "over"] = "warm-up"
         self._window: Window | None = None
-        #: On rank 0: each rank's step times during warm-up, without the first step.
+        #: On rank 0, each rank's step times in ms during warm-up, without the first step.
         self._warmup_ms: list[list[float]] = []
         self._series = UnprofiledSeries()
         self._scheduling = SchedulingWatch()
 
     @property
     def unprofiled_over(self) -> bool:
-        """Return whether all unprofiled steps are over."""
+        """True if all unprofiled steps are over."""
         return self._phase in {"lines", "profiled", "over"}
 
     def run(self) -> Iterator[None]:
-        """Run all phases and count the steps. Raises TimeoutError if a rank did not post its step times in time."""
+        """Run all phases and count the steps. Raise TimeoutError if a rank did not post its step times in time."""
         for _ in self._run_phases():
             yield
             self._ran += 1
@@ -143,7 +143,7 @@ class Phases:
         self._phase = "over"
 
     def close(self) -> None:
-        """Keep the results of the unfinished phase when the loop has ended early, and set `problem`."""
+        """If the loop has ended early, keep the results of the unfinished phase and set `problem`."""
         if self._phase == "over" or self.problem is not None:
             return
         if self._phase == "warm-up":
@@ -168,13 +168,13 @@ class Phases:
         self.problem = f"the loop ended {ended}; {self._suggestion()}"
 
     def discard_window(self) -> None:
-        """Discard the recording that is running, if any."""
+        """Discard the current recording, if there is one."""
         window = self._take_window()
         if window is not None:
             window.discard()
 
     def _suggestion(self) -> str:
-        """Say how many more steps the loop needs, and how to measure a loop of its length."""
+        """Say how many more steps the loop needs, and which arguments suit a loop of its length."""
         settings = self._settings
         warming = self._phase == "warm-up"
         warmup_steps = self._warmup_ran
@@ -191,7 +191,7 @@ class Phases:
         )
 
     def _warm_up(self) -> Generator[None, None, PhaseDecision]:
-        """Run warm-up steps, and return rank 0's decision that ends them."""
+        """Run warm-up steps, and return the decision of rank 0 that ends the warm-up."""
         self._began_s = time.perf_counter()
         self._clock.restart()
         warmup = self._settings.warmup
@@ -216,10 +216,10 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide on rank 0 whether warm-up is over: step times have converged on every rank, or a limit is reached."""
+        """Decide whether warm-up is over: step times have converged on all ranks, or a limit is reached. For rank 0."""
         settings = self._settings
         if not self._warmup_ms:
-            # The first steps load libraries and compile; this time does not count toward the limit.
+            # The limit does not include the first steps, which load libraries and compile.
             self._first_check_s = time.perf_counter()
             self._warmup_ms = [list(step_ms[1:]) for step_ms in posted]
         else:
@@ -231,13 +231,13 @@ class Phases:
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
-        step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the duration of a step
+        step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the step time
         block = step_counts.block_length(step_ms, self._block_ms)
         converged = all(step_counts.has_converged(series, block) for series in usable)
         if settings.warmup is None and not converged and not self._at_limit():
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
-            converged = True  # too few steps to decide; if there is a trend, the unprofiled steps show it
+            converged = True  # there are too few steps to decide; a trend would appear in the unprofiled steps
         steps = self._choose_steps(step_ms)
         line_steps = step_counts.line_steps(step_ms, steps)
         return PhaseDecision(converged=converged, unprofiled_steps=steps, line_steps=line_steps)
@@ -255,7 +255,7 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
-        """Time `steps` unprofiled steps, and further blocks of steps until the timing target is met."""
+        """Time `steps` steps, and more until the timing target is met. If steps get faster, warm-up was too short."""
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps
@@ -287,7 +287,7 @@ class Phases:
         self._changed()
 
     def _time_lines(self) -> Iterator[None]:
-        """Run steps in which the events of the user's lines are recorded."""
+        """Run steps in which the lines of the user's source are timed."""
         if self._lines is None:
             return
         self._phase = "lines"
@@ -308,12 +308,12 @@ class Phases:
         return self._clock.fetching_ms() if self.sees_input else None
 
     def _judge_unprofiled(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide on rank 0 the number of additional unprofiled steps."""
+        """Decide on the number of additional unprofiled steps. For rank 0."""
         assert self._settings.target is not None  # noqa: S101  # called only if a target is set
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only trace fails, its steps still run, so that ranks stay in one phase."""
+        """Record one trace. If the kernel-only trace fails, run its steps anyway, so that ranks stay in one phase."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
@@ -381,7 +381,7 @@ class Phases:
             self._note("missing-device-activity", _NO_DEVICE_ACTIVITY)
 
     def _note(self, code: str, sentence: str) -> None:
-        """Report a defect of the recordings immediately, once per code; the run continues."""
+        """Report a defect of the recordings immediately, but only once per code. The run continues."""
         if code not in self.notes:
             self.notes[code] = sentence
             logger.warning("gpudiag: %s", sentence)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-#: Variables in which launchers number processes: torchrun, Open MPI, MPICH, Slurm.
+#: Variables with a process's number, set by the launchers torchrun, Open MPI, MPICH and Slurm.
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -18,7 +18,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 class ClusterPosition:
     """Position of one process in the job, as defined by `torchrun`, the default process group or TensorFlow's cluster.
 
-    `rank` and `world_size` count processes. Each process drives `devices` devices, each of which is a rank in records.
+    `rank` and `world_size` count processes. A process drives `devices` devices. In records each device is a rank.
     """
 
     rank: int
@@ -31,7 +31,7 @@ class ClusterPosition:
 
     @property
     def first_rank(self) -> int:
-        """The rank of this process's first device."""
+        """Rank of this process's first device in records."""
         return self.rank * self.devices
 
     @property
@@ -41,7 +41,7 @@ class ClusterPosition:
 
 
 def current_position() -> ClusterPosition:
-    """Return the position in the default process group; without a group, the one in torchrun's environment variables.
+    """Return the position in the default process group, or without a group from torchrun's environment variables.
 
     If both are missing, the job has one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and
     GROUP_WORLD_SIZE (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
@@ -75,13 +75,13 @@ def independent_position() -> ClusterPosition:
 
 
 def environment_number(variable: str, default: int) -> int:
-    """Return an environment variable as a number; the default if it is not a number."""
+    """Return the value of an environment variable as a number; return `default` if it is not a number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else default
 
 
 def script_name() -> str:
-    """Return the running program's name, as the user gave it."""
+    """Return the file name of the running script; "python" without a script."""
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 

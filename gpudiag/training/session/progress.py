@@ -1,7 +1,7 @@
 """Send progress messages from a running training process to the program that started it.
 
 Each message is one datagram on a private Unix socket. A datagram arrives whole or not at all, and an absent or slow
-listener does not delay the training. Each message contains its rank's complete state, so a lost one does no harm.
+listener does not delay the training. Each message contains the rank's complete state, so a lost message does no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTERVAL_S = 0.2
 #: Maximum length of a note or an error, because a datagram has a maximum size.
 _MAX_CHARACTERS = 2000
 
-#: Phases in their order.
+#: Phases of a rank, in order.
 Phase = Literal["starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed"]
 
 
@@ -33,9 +33,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: number of completed steps of the phase.
         of: number of all steps of the phase; None if unknown.
-        error, hint, exit_code: as in `gpudiag.errors`; set in phase `failed` only.
-        note: a warning for the user, while the run continues.
-        fetching_ms: mean time to fetch recent batches, if known.
+        error, hint, exit_code: see `gpudiag.errors`; set only in phase `failed`.
+        note: a warning for the user about a run that continues; None without a warning.
+        fetching_ms: mean time to fetch recent batches, in ms; None if unknown.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressSender:
-    """Send this rank's progress to the socket in `GPUDIAG_PROGRESS_SOCKET`; if it is not set, do nothing."""
+    """Send this rank's progress to the socket in `GPUDIAG_PROGRESS_SOCKET`. If the variable is not set, do nothing."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -68,7 +68,7 @@ class ProgressSender:
         *,
         fetching_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Report progress, at most five times a second within a phase; call `fetching_ms` only if a message is sent."""
+        """Report progress, at most five times a second in a phase. Call `fetching_ms` only if a message is sent."""
         if not self._address:
             return
         now = time.monotonic()
@@ -101,14 +101,14 @@ class ProgressSender:
     def _send(self, message: Progress) -> None:
         if not self._address:
             return
-        # Opening the socket for each message takes a few microseconds, and leaves no file open in between.
+        # Opening the socket for each message takes a few microseconds, and keeps no file open.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)
 
 
 def send_note(rank: int, sentence: str) -> None:
-    """Report a warning from a rank whose session has not begun."""
+    """Report a warning of a rank whose session has not begun."""
     sender = ProgressSender(rank)
     sender.note(f"rank {rank}: {sentence}")
     sender.tell("starting")

@@ -1,10 +1,10 @@
 """Report named ranges to all active profilers, with almost no overhead if none is active.
 
-A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). A range is also reported to the profilers of
-PyTorch and TensorFlow, if imported, as `gpudiag.<name>`. `torch.profiler.record_function` takes 5.8 us even if no
-profiler runs. Checking whether a profiler runs takes 0.04 us, so a range first checks this. Without a profiler a range
-takes 0.5 us in total (0.7 us if the object is also created). For comparison, adding two numbers in PyTorch takes 1.1
-us. These times were measured on one CPU with PyTorch 2.13.
+A range is reported to NVTX, in the domain `gpudiag`, for Nsight Systems and ncu. If PyTorch or TensorFlow is imported,
+the range is also reported to its profiler as `gpudiag.<name>`. `torch.profiler.record_function` takes 5.8 us even if no
+profiler runs. Therefore a range first checks whether a profiler runs, which takes 0.04 us. Without a profiler a range
+takes 0.5 us, and creating the `Range` 0.2 us more. For comparison, adding two numbers in PyTorch takes 1.1 us. These
+times were measured on one CPU with PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ INPUT = "input"
 
 #: The NVTX domain; None before the first range.
 _domain: Any = None
-#: NVTX attributes by name of the range.
+#: NVTX attributes of ranges, by name.
 _attributes: dict[str, Any] = {}
-#: Attribute `stack`: the open ranges of this thread, outermost first.
+#: The attribute `stack` contains the open ranges of this thread, the outermost first.
 _open = threading.local()
 
 
 class _InputTime(threading.local):
-    """Measure the time in ns of this thread in ranges named `input`. If ranges are nested, the outermost counts."""
+    """Measure the time of this thread in ranges named `input`, in ns. Of nested ranges only the outermost counts."""
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
@@ -57,12 +57,12 @@ class _InputTime(threading.local):
 
 
 _input = _InputTime()
-#: Code of the functions that every range named `input` calls at its start and at its end.
+#: Code objects of the functions that every range named `input` calls at its start and at its end.
 INPUT_BOUNDS: tuple[CodeType, CodeType] = (_InputTime.begin.__code__, _InputTime.end.__code__)
 
 
 def take_input_ns() -> int | None:
-    """Return the time in ns of this thread's ranges named `input` since the last call; None if no range has ended."""
+    """Return the time of this thread in ranges `input` since the last call, in ns; None if no such range has ended."""
     taken, _input.taken_ns = _input.taken_ns, None
     return taken
 
@@ -94,13 +94,13 @@ class Range:
     """Name a section of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
     The section appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain
-    `gpudiag`. In the body of a `tf.function` a range is the name scope of the ops created there. The analysis
-    interprets the names `input` (waiting for data), `forward`, `backward`, `exchange` (communication) and `optimizer`.
-    Ranges can be nested, and entered on any thread. A range can be entered again, even while it is open.
+    `gpudiag`. In the body of a `tf.function` the range becomes the name scope of the ops that are created within. The
+    analysis interprets the names `input` (waiting for data), `forward`, `backward`, `exchange` (communication) and
+    `optimizer`. Ranges can be nested. A range can be entered on any thread, and again while it is open.
 
     Args:
-        name: name of the section. Use few distinct names, because each name is kept for the life of the process.
-        number: appended to the name as `#<number>` in PyTorch traces, and set as the payload of the NVTX range.
+        name: name of the section. Use few distinct names, because the process keeps every name in memory.
+        number: number that is appended to the name as `#<number>` in PyTorch traces, and is the NVTX range's payload.
 
     Raises:
         TypeError: the decorated function is a generator or coroutine, whose body runs after the call has returned.
@@ -167,11 +167,11 @@ class Range:
 
 
 def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> AbstractContextManager[object] | None:
-    """Return the range's TensorFlow context manager, not entered yet; None if TensorFlow is still being imported.
+    """Return a TensorFlow context manager for a range, not entered yet; None while TensorFlow is being imported.
 
-    In eager code the context manager is a trace annotation. In the body of a `tf.function`, Python builds a graph once,
-    so an annotation would not cover later steps. In graphs the context manager is a name scope, so that the ops have
-    the scope's name in the trace of every later step.
+    In eager code the context manager is a trace annotation. The body of a `tf.function` runs only once, to build a
+    graph, so an annotation would not cover later steps. There the context manager is a name scope. So the ops of the
+    graph have the scope's name in the traces of all steps.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:
@@ -182,7 +182,7 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
         mark = tensorflow.name_scope(label)
         return mark
     numbers: dict[str, int] = {}
-    if number is not None:  # the profiler's tools group events by `step_num`
+    if number is not None:  # the tools of TensorFlow's profiler group events by `step_num`
         numbers = {"step_num": number, "_r": 1} if name == STEP else {"number": number}
     mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # does nothing if no profiler runs
     return mark

@@ -1,4 +1,4 @@
-"""Write and read the files of a run directory: records of the ranks and of the run, and compressed traces."""
+"""Write and read files of a run directory: the records of the ranks and of the run, and compressed traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LINES_REQUEST = "request"
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
-#: zlib level of a saved trace: within 10 % of the best level's size, in a fraction of the time.
+#: zlib level of a saved trace. The best level saves at most 10 % of the size, and takes several times as long.
 _GZIP_LEVEL = 3
 _CHUNK_BYTES = 1 << 20
 #: Maximum length of a pattern for `contains`.
@@ -48,7 +48,7 @@ def rank_file(run_dir: Path, rank: int) -> Path:
 
 
 def lines_file(run_dir: Path, rank: int) -> Path:
-    """Return the path of the log of source lines of a process; `rank` is the rank of its first device."""
+    """Return the path of a process's log of source lines. `rank` is the rank of the process's first device."""
     return run_dir / LINES_DIR / f"rank{rank}.json.gz"
 
 
@@ -58,7 +58,7 @@ def trace_name(rank: int) -> str:
 
 
 def tensorflow_trace_name(rank: int) -> str:
-    """Return the path of the full trace of a TensorFlow process; `rank` is the rank of its first device."""
+    """Return the path of a TensorFlow process's full trace. `rank` is the rank of the process's first device."""
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
@@ -78,7 +78,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove an earlier run's files that belong to no rank, and its files of ranks `world_size` and above."""
+    """Remove files of an earlier run that belong to no rank, or to a rank that is not below `world_size`."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     clear_worker_lines(run_dir)
@@ -98,7 +98,7 @@ def clear_run(run_dir: Path, world_size: int) -> None:
 
 
 def clear_worker_lines(run_dir: Path) -> None:
-    """Remove the source-line logs that DataLoader workers wrote in an earlier run, and the request for them."""
+    """Remove the logs of source lines by DataLoader workers of an earlier run, and the file that requests such logs."""
     folder = run_dir / LINES_DIR
     for path in (folder / _LINES_REQUEST, *folder.glob("worker*.json.gz"), *folder.glob(".*.json.gz.new")):
         path.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
 
 
 def read_ranks(run_dir: Path, world_size: int | None = None, run_id: str | None = None) -> tuple[RankRecord, ...]:
-    """Return the readable records of ranks below `world_size` (of all ranks if None), by rank.
+    """Return the readable records of the ranks below `world_size` (None: of all ranks), sorted by rank.
 
     With `run_id`, return only records of this run and records without a run id.
     """
@@ -136,13 +136,13 @@ def write_run(run_dir: Path, record: RunRecord) -> None:
 
 
 def final_run(run_dir: Path, default: RunRecord, **changes: Any) -> RunRecord:
-    """Return the record that rank 0 wrote, or `default` if there is none, with `changes` applied."""
+    """Return the run's record that rank 0 wrote (without it, `default`), with the fields in `changes` replaced."""
     run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or default
     return msgspec.structs.replace(run, **changes)
 
 
 def print_next_command(run_dir: Path) -> None:
-    """Print the measured step time and the next command on standard error; nothing if no step was timed."""
+    """Print the measured step time and the next command on standard error. If no step was timed, print nothing."""
     run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA)
     if run is None or sys.stderr is None:
         return
@@ -164,7 +164,7 @@ def print_next_command(run_dir: Path) -> None:
 
 
 def compress(plain: Path, target: Path) -> None:
-    """Compress the file `plain` to `target`. Raises OSError."""
+    """Compress the file `plain` to `target`; raise OSError if a file cannot be read or written."""
     with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as written:
         shutil.copyfileobj(source, written, _CHUNK_BYTES)
 
@@ -172,15 +172,15 @@ def compress(plain: Path, target: Path) -> None:
 def export_compressed(
     export: Callable[[str], object], target: Path, *, examine: Callable[[Path], object] | None = None
 ) -> None:
-    """Write a trace to a plain file, and compress that to `target`, which appears when it is complete.
+    """Write a trace to a temporary file, and compress it to `target`, which appears only when it is complete.
 
     Args:
-        export: writes the trace to a path.
-        target: `*.json.gz`; missing directories are made.
-        examine: called with the plain file before it is removed.
+        export: function that writes the trace to a path.
+        target: path `*.json.gz`. Missing directories are made.
+        examine: called with the temporary file before it is removed.
 
     Raises:
-        OSError: a file cannot be written. No file is left.
+        OSError: a file cannot be written. All files of the trace are removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     compressed = target.with_name(f".{target.name}.part")
@@ -192,14 +192,14 @@ def export_compressed(
         compress(plain, compressed)
         compressed.replace(target)
     finally:
-        # If the disk was full, the profiler leaves a temporary file.
+        # If the disk is full, the profiler leaves a file `*.tmp`.
         for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
 
 def contains(path: Path, pattern: bytes) -> bool:
-    """Return whether a pattern of at most 64 bytes occurs in the file, which is read in chunks."""
+    """Return whether a pattern that matches at most 64 bytes occurs in the file. The file is read in chunks."""
     expression = re.compile(pattern)
     last = b""
     with path.open("rb") as file:

@@ -14,11 +14,11 @@ from gpudiag.training.session.step_counts import TraceKind
 
 
 class Window(Protocol):
-    """A few recorded steps, after `PROFILER_WARMUP_STEPS` discarded steps.
+    """A recording of a few steps, after `PROFILER_WARMUP_STEPS` discarded steps.
 
     Attributes:
-        saved: the trace has been written.
-        device_activity: the trace contains device activity; None before it is saved, and for training on the CPU.
+        saved: True if the trace has been written.
+        device_activity: whether the trace contains device activity; None before it is saved, and on the CPU.
         unmarked: reason why no modules are marked in the trace; "" if modules are marked or no marks were requested.
     """
 
@@ -27,10 +27,10 @@ class Window(Protocol):
     unmarked: str
 
     def start(self) -> None:
-        """Begin the discarded steps. Raises RuntimeError if another profiler runs."""
+        """Begin the discarded steps; raise RuntimeError if another profiler runs."""
 
     def step(self) -> None:
-        """End a step. After the last step the trace is saved, which can take seconds."""
+        """End a step. The end of the last step saves the trace, which can take seconds."""
 
     def stop(self) -> None:
         """End the recording. If the loop ended early, save the steps recorded so far."""
@@ -40,13 +40,13 @@ class Window(Protocol):
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of a step without changing it. The counter must be open during the step."""
+    """Count the floating-point operations of the step that runs while the context manager is open."""
 
     result: StepFlops | None
 
 
 class LoaderWatch(Protocol):
-    """Time the worker processes that produce batches."""
+    """Time the worker processes that make batches."""
 
     def begin(self) -> None:
         """Discard the times of earlier batches."""
@@ -61,20 +61,20 @@ class LoaderWatch(Protocol):
 class Runtime(Protocol):
     """The methods of a framework that a session needs.
 
-    Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. If a process
-    trains on several devices, each device is a separate rank.
+    A device is a `torch.device`, or the name of a TensorFlow logical device. If a process trains on several devices,
+    each device is a separate rank in records.
     """
 
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices that this process trains on: `wanted` if given, else the devices in use or the default."""
+        """Return the devices that this process trains on: `wanted`, or if it is None, those in use or the default."""
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Return this process's position in the cluster, as far as it is known."""
 
     def on_gpu(self, device: Any) -> bool:
-        """Return whether this device runs asynchronously to the host."""
+        """Return whether this device is a GPU, which runs asynchronously to the host."""
 
     def label(self, device: Any) -> str:
         """Return the framework's name of the device."""
@@ -83,7 +83,7 @@ class Runtime(Protocol):
         """Return the model name of the GPU, or of this process's CPU."""
 
     def software(self) -> dict[str, str]:
-        """Return the versions of the training software."""
+        """Return the versions of the training software, by name."""
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
         """Return a clock for steps on these devices."""
@@ -98,18 +98,18 @@ class Runtime(Protocol):
         """Within the block, mark each fetch of a batch from the framework's loaders as a range named `input`."""
 
     def loader_watch(self, lines_dir: str = "") -> LoaderWatch | None:
-        """Return a watch of the loader workers that start from now on; None if the framework has no such workers.
+        """Begin to time loader workers that start after this call; return None if the framework has no such workers.
 
-        If `lines_dir` is given, the workers can also time lines, and write their logs there.
+        If `lines_dir` is given, the workers can also time source lines, and write their logs into this directory.
         """
 
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
     ) -> Window:
-        """Create a profiled window of `active` steps that writes its trace to `path`, with `shapes` of operators."""
+        """Create a recording of `active` steps with a trace at `path`. With `shapes`, record shapes of inputs."""
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> StepFlopCounter | None:
-        """Create a counter for one step of this model; None if its operations cannot be counted."""
+        """Create a counter for one step of this model; return None if the operations cannot be counted."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe a model's parameters and gradients; by default one gradient per parameter, in reverse order."""
+        """Describe parameters and gradients. `gradient_sizes` (bytes) are empty if each gradient is one message."""

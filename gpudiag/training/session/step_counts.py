@@ -1,12 +1,12 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
-The step times have converged when two conditions hold for the last two blocks of steps. First, their medians agree
-within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks.
+Step times have converged when two conditions hold for the last two blocks of steps. First, the medians of the blocks
+agree within a tolerance or within the scatter of the steps. Second, there is no trend over both blocks.
 
-Worked example. Steps (ms): 900 | 36 35 34 34 | 30 29 31 30. The first step is ignored, because it includes compilation,
-autotuning and allocation. The blocks' medians, 34.5 and 30, differ by 15 %, of which the scatter explains only 4 %, so
-the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Both medians are 30 and
-there is no trend, so the step times have converged.
+Worked example. Steps take 900 | 36 35 34 34 | 30 29 31 30 ms. The first step is ignored, because it includes
+compilation, autotuning and allocation. The medians of the blocks, 34.5 and 30, differ by 15 %. The scatter explains
+only 4 %, so the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Both medians
+are 30 and there is no trend, so the step times have converged.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from typing import Literal, get_args
 from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of, student_t
 
-#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` trace also has operators.
+#: A `light` (kernel-only) trace has device activity, runtime calls and annotations. A `full` trace also has operators.
 TraceKind = Literal["light", "full"]
-#: Trace kinds in the order of recording: the kind with the lower overhead first.
+#: Kinds of traces in the order of recording. The kind with the lower overhead comes first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
-#: Steps that a profiler discards first, because the first recording of a process includes the start of CUPTI.
+#: Number of steps that a profiler discards first. The first recording of a process includes the start of CUPTI.
 PROFILER_WARMUP_STEPS = 2
-#: Steps recorded by default. The analysis drops the first and the last step, so four remain.
+#: Default number of recorded steps. The analysis ignores the first and the last step, so four remain.
 ACTIVE_STEPS = 6
-#: Minimum number of recorded steps; with fewer, none remains for the analysis.
+#: Minimum number of recorded steps. With fewer recorded steps, no step would remain for the analysis.
 MIN_ACTIVE_STEPS = 3
 
-#: Steps before the first convergence check. The first step is never used.
+#: Number of steps before the first convergence check. The first step is never used.
 FIRST_CHECK_STEPS = 3
 #: Tolerated relative difference between the medians of two blocks, even if the scatter is smaller.
 TOLERANCE = 0.03
-#: Approximate duration of a block, and its minimum and maximum number of steps.
+#: Approximate duration of a block in ms, and its minimum and maximum number of steps.
 BLOCK_MS = 500.0
 _BLOCK_STEPS = (3, 50)
-#: Approximate duration of the unprofiled steps, and their minimum and maximum number.
+#: Approximate duration of the unprofiled steps in ms, and their minimum and maximum number.
 _UNPROFILED_MS = 3000.0
 _UNPROFILED_STEPS = (10, 100)
-#: Approximate duration of the steps that time the user's lines, and their minimum and maximum number.
+#: Approximate duration in ms of the steps that time source lines, and their minimum and maximum number.
 _LINES_MS = 1000.0
 _LINE_STEPS = (6, 30)
-#: Minimum number of steps that time lines if there are few unprofiled steps.
+#: Minimum number of steps that time source lines if there are few unprofiled steps.
 _FEWEST_LINE_STEPS = 3
 #: Minimum numbers of warm-up steps and of unprofiled steps, unless the user sets them.
 MIN_WARMUP_STEPS = FIRST_CHECK_STEPS + 2 * _BLOCK_STEPS[0]
@@ -54,7 +54,7 @@ MIN_UNPROFILED_STEPS = _UNPROFILED_STEPS[0]
 
 #: Maximum number of values in a trend test, because every pair of values is compared.
 _TREND_VALUES = 100
-#: Maximum block of unprofiled steps, which limits the effect of a wrong estimate of the step time.
+#: Maximum number of unprofiled steps before the next decision, to limit the effect of a wrongly estimated step time.
 _MAX_BLOCK_STEPS = 2000
 
 
@@ -63,7 +63,7 @@ class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         steps: maximum number of warm-up steps.
-        seconds: maximum time since the first check. The time before, to load libraries and compile, is not limited.
+        seconds: maximum time after the first check. Before this check libraries are loaded and compiled without limit.
     """
 
     steps: int = 2000
@@ -83,13 +83,13 @@ class TimingTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
-    """Return the number of steps of a block of about `block_ms`: at least 3 and at most 50."""
+    """Return the number of steps of a block that takes about `block_ms`: at least 3 and at most 50."""
     fewest, most = _BLOCK_STEPS
     return most if step_ms * most <= block_ms else max(fewest, math.ceil(block_ms / step_ms))
 
 
 def has_converged(step_ms: Sequence[float], block: int) -> bool:
-    """Return whether the last two blocks of `block` steps agree without a trend; False for fewer than two blocks."""
+    """Return whether the last two blocks of `block` steps have converged; False if there are fewer steps."""
     if len(step_ms) < 2 * block:
         return False
     recent = step_ms[-2 * block :]
@@ -106,11 +106,11 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
 
 
 def has_trend(step_ms: Sequence[float]) -> bool:
-    """Return whether a trend is significant and exceeds the tolerance over the whole series.
+    """Return whether the series has a significant trend that exceeds `TOLERANCE` from its first to its last step.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). The test uses ranks,
-    and the slope is a median, so one slow step is not a trend.
+    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). One slow step
+    changes neither much.
     """
     n = len(step_ms)
     if n < 4:
@@ -128,7 +128,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
 
 
 def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
-    """Reduce a series to at most 100 values: the medians of pieces of equal length."""
+    """Return a series of at most 100 values, which are medians of pieces of equal length."""
     if len(step_ms) <= _TREND_VALUES:
         return step_ms
     edges = [piece * len(step_ms) // _TREND_VALUES for piece in range(_TREND_VALUES + 1)]
@@ -136,7 +136,7 @@ def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
 
 
 def steps_to_next_check(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
-    """Return the number of steps before the next convergence check: enough for two blocks in all, at least one."""
+    """Return the number of steps before the next convergence check: at least one block, and two blocks in total."""
     block = block_length(statistics.median(step_ms[-4:]), block_ms)
     return max(2 * block - len(step_ms), block)
 
@@ -148,7 +148,7 @@ def default_unprofiled_steps(step_ms: float) -> int:
 
 
 def line_steps(step_ms: float, unprofiled_steps: int) -> int:
-    """Return the number of steps that time lines: about one second, but at most a third of the unprofiled steps."""
+    """Return the number of steps that time source lines: about one second, at most a third of the unprofiled steps."""
     fewest, most = _LINE_STEPS
     wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
     return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
@@ -158,8 +158,8 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
     """Return the numbers of warm-up steps and of unprofiled steps for a short loop.
 
     Args:
-        steps: number of steps of the loop, without recorded steps.
-        lines: True if source lines are timed too, in the steps that remain.
+        steps: number of steps of the loop that are not recorded.
+        lines: True if source lines are timed in further steps.
     """
     if not lines:
         warmup = max(1, steps // 3)
@@ -170,7 +170,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
 
 
 def fewest_steps(*, lines: bool) -> int:
-    """Return the minimum number of steps of a loop that can be measured, without recorded steps."""
+    """Return the minimum number of steps that a measurement needs in addition to recorded steps."""
     return 2 + _FEWEST_LINE_STEPS * lines
 
 
@@ -185,7 +185,7 @@ def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
     """Return the number of additional unprofiled steps; 0 if the target is met or the time is over.
 
     Args:
-        ranks: the step times in ms of each rank.
+        ranks: the step times of each rank in ms.
         target: the required precision.
     """
     slowest = max(ranks, key=lambda times: statistics.fmean(times) if times else 0.0)
@@ -196,8 +196,8 @@ def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
     accuracy = max(mean_of(times).relative_half_width for times in ranks if len(times) > 1)
     if accuracy <= target.accuracy or left_ms < 2 * step_ms:
         return 0
-    # The width of the interval is inversely proportional to the square root of the number of steps. Half the missing
-    # steps are run before the next check, but at least a block, because each check costs a synchronization.
+    # The confidence interval shrinks with the square root of the number of steps. Before the next check run half of the
+    # missing steps, but at least a block, because each check costs a synchronization.
     missing = len(slowest) * ((accuracy / target.accuracy) ** 2 - 1)
     affordable = min(_MAX_BLOCK_STEPS, math.floor(left_ms / step_ms))
     return max(2, min(affordable, max(math.ceil(BLOCK_MS / step_ms), math.ceil(missing / 2))))
@@ -213,9 +213,10 @@ def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, li
 
     Args:
         ran: number of steps of the loop.
-        missing: number of missing steps; a lower bound if `at_least` is set.
+        missing: number of missing steps.
+        at_least: True if `missing` is a lower bound.
         run_in: number of steps between the warm-up and the unprofiled steps.
-        lines: some steps time the lines of the source.
+        lines: True if some steps time source lines.
 
     Worked example. A loop has 19 steps on a CPU. Two recordings of 2 + 3 steps leave 9. Of these, 2 warm up, 4 are
     unprofiled and 3 time lines: `warmup=2, steps=4, active=3`.
@@ -235,16 +236,16 @@ class PhaseSettings:
     """Lengths of the phases.
 
     Attributes:
-        steps: number of unprofiled steps; None to choose it by their duration.
-        warmup: number of warm-up steps; None to detect convergence.
-        active: number of recorded steps.
+        steps: number of unprofiled steps; None to choose the number by the step time.
+        warmup: number of warm-up steps; None to warm up until step times have converged.
+        active: number of recorded steps per trace.
         limits: limits of automatic warm-up.
-        target: required precision of the step time; if given, it determines the number of unprofiled steps.
+        target: required precision of the step time, which determines the number of unprofiled steps; or None.
         recorded: False to profile no steps.
-        suggest: suggests arguments for a loop that is too short, like `suggest_arguments`.
-        lines: time the lines of the user's source.
-        save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
-            steps survive a signal that ends the process. A save takes a few ms, and all saves cost 0.1 % of the time.
+        suggest: function that suggests arguments for a loop that is too short, as `suggest_arguments` does.
+        lines: True to time source lines of the user.
+        save_after_s: seconds until the unprofiled steps are first saved. The interval doubles after each save. Saved
+            steps survive a signal that ends the process. A save takes a few ms, and all saves take 0.1 % of the time.
     """
 
     steps: int | None = None

@@ -12,7 +12,7 @@ from types import FrameType
 
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
-#: gpudiag's own directory as imported, and with links resolved, because some interpreters import it through a link.
+#: gpudiag's directory as imported, and with links resolved, because the package may be imported through a link.
 _PACKAGE = (str(Path(__file__).parents[2]), str(Path(__file__).resolve().parents[2]))
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
@@ -22,7 +22,7 @@ _NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or outside the folders of Python, packages and gpudiag."""
+    """Return whether a file is the user's: a notebook cell, or not in a folder of Python, its packages or gpudiag."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:
@@ -30,12 +30,12 @@ def is_own(file: str) -> bool:
     path = Path(file)
     if any(part in _INSTALLED for part in path.parts):
         return False
-    # A path is relative if the program was started as `python train.py`.
+    # If the program was started as `python train.py`, the path is relative.
     return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (*_PACKAGE, *_standard_library())))
 
 
 def shown_name(file: str) -> str:
-    """Return `Cell In[3]` for the file of notebook cell 3, whose name has no number. Return other names unchanged."""
+    """Return "Cell In[3]" for the file name of notebook cell 3. Return other file names unchanged."""
     if not any(cell in file for cell in _CELLS):
         return file
     with contextlib.suppress(Exception):  # IPython's compiler may differ between versions
@@ -64,7 +64,7 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def loop_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user and of libraries that drive the loop, outermost first."""
+    """Return the frames of the user's code, and of libraries that may run the training loop, the outermost first."""
     frames: list[FrameType] = []
     while frame is not None:
         if is_own(frame.f_code.co_filename) or drives_loops(frame.f_code.co_filename):

@@ -1,1 +1,1 @@
-"""The ways in which devices communicate gradients. `registry` lists the strategies without importing a framework."""
+"""Define how devices communicate gradients. `registry` lists these strategies without importing a framework."""

@@ -1,4 +1,4 @@
-"""An optimizer that updates parameters on other devices or processes, as parameter servers do."""
+"""Define an optimizer for parameter servers, which update parameters on several devices or processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch import nn
 class CentralOptimizer(torch.optim.Optimizer):
     """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    Learning-rate schedulers can change the settings, which are copied to the inner optimizer before each step.
+    An inner optimizer makes the update. Before each step it gets the settings (`param_groups`), which learning-rate
+    schedulers may have changed.
 
     Args:
         parameters: the model's parameters.
-        make: makes an optimizer of given parameters.
-        owned: the master parameters that this process updates, which may differ from the model's tensors; can be empty.
-        before: called before each update, to fill the masters' gradients.
-        after: called after each update, to copy all parameters into the model.
-        kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors, and never frees them.
+        make: function that makes an optimizer of given parameters.
+        owned: the parameters that this process updates, possibly none. They may be copies of the model's parameters.
+        before: called before each update, to fill the gradients of `owned`.
+        after: called after each update, to copy all updated parameters into the model.
+        kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors instead of freeing them.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         *,
         kept: Sequence[torch.Tensor] = (),
     ) -> None:
-        # If this process owns no parameter, an optimizer of an empty parameter provides the default settings.
+        # An optimizer needs a parameter. Use an empty parameter if this process owns none.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
         self._before = before
         self._after = after
@@ -42,7 +43,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update on all processes. A closure is refused, because a closure would run backward again."""
+        """Update the parameters. Refuse a closure, because a closure would run backward again."""
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
@@ -53,7 +54,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients in `kept`; if `kept` is empty, do what every optimizer does."""
+        """Zero the gradients in `kept`; if `kept` is empty, zero or free all gradients as usual."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:
@@ -61,7 +62,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Return the owner of each variable. Variables are assigned by decreasing size to the owner with the least load."""
+    """Return the owner (0 to `count` - 1) of each variable. The largest ones are assigned first, to the least load."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -1,4 +1,4 @@
-"""Predict the step time of each candidate from facts and a model, and choose the candidates to measure."""
+"""Predict each candidate's step time from the machine's facts and a model's gradients; choose candidates to measure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpudiag.training.strategies.registry import strategies, strategy_entry
 
 #: Maximum relative error that is assumed for a predicted step time.
 MAY_ERR = 0.2
-#: Maximum number of finalists besides the preferred candidate.
+#: Maximum number of finalists (candidates to measure) besides the preferred candidate.
 MOST_FINALISTS = 6
 
 
 def preference(candidate: Candidate) -> tuple[bool, int, int]:
-    """Return a sort key: lossless before lossy, then by preference rank, then few options before many."""
+    """Return a sort key: lossless candidates first, then by preference rank, then candidates with few options first."""
     rank = strategy_entry(candidate.strategy, candidate.framework).preference_rank
     return candidate.lossy, rank, len(candidate.options)
 
@@ -36,12 +36,12 @@ def predict(
 
     Args:
         facts: measured properties of the machine.
-        model: the gradients of the training. Without `compute`, all communication counts as exposed.
-        candidates: candidates to predict. A strategy of unknown cost is treated as unable to run.
+        model: the gradients of the training. If `model.compute` is None, all communication counts as exposed.
+        candidates: candidates to predict. A candidate of unknown cost is treated as one that cannot run.
         devices: number of devices that train.
         p2p: False if peer access is switched off.
         curves: measured all-reduces by transport, which take precedence over the facts.
-        cannot: reasons why candidates cannot run, by their labels.
+        cannot: reasons why candidates cannot run, by the candidates' labels.
     """
     now = Situation(facts, model, devices, p2p=p2p, curves=curves)
     predictions = [_predict(now, candidate, (cannot or {}).get(candidate.label)) for candidate in candidates]
@@ -53,7 +53,7 @@ def predict(
 
 
 def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
-    """Predict the cost of one candidate, which may be unable to run for the reason `cannot`."""
+    """Predict the cost of one candidate. `cannot` is the reason why the candidate cannot run, or None."""
     strategy = strategies(candidate.framework).get(candidate.strategy)
     now.paths.assumed.clear()
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
@@ -63,7 +63,7 @@ def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Predic
     compute = now.model.compute
     exposed = cost.exposed_ms
     if compute is not None and now.on_gpu and strategy.launched_ahead:
-        # A device can communicate while it waits for its host. The host's own work for communication stays exposed.
+        # A device can communicate while it waits for its host, but the host's work for communication remains exposed.
         exposed = max(cost.host_ms, exposed - compute.waiting_ms)
     return Prediction(
         candidate=candidate,
@@ -77,9 +77,10 @@ def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Predic
 
 
 def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidate]:
-    """Choose the candidates to measure: the preferred one, the best by prediction, and all within the prediction error.
+    """Choose the candidates to measure: the preferred candidate first, then the best by prediction.
 
-    The preferred candidate is always measured, because a less preferred one is recommended only if it is faster.
+    All candidates within the prediction error `MAY_ERR` of the best are chosen, up to `MOST_FINALISTS`. The preferred
+    candidate is always measured, because another candidate is recommended only if it is faster.
 
     Args:
         predictions: predictions sorted by cost, as `predict` returns them.
@@ -102,5 +103,5 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
 
 
 def usual_strategies() -> tuple[str, ...]:
-    """Return the default strategies on GPUs and on CPUs, with which the recommendation is compared."""
+    """Return the names of the default strategies on GPUs and CPUs, with which a recommendation is compared."""
     return tuple(name for name, strategy in strategies().items() if strategy.default_on is not None)

@@ -1,4 +1,4 @@
-"""The interface of PyTorch strategies. Only its methods for training processes import PyTorch."""
+"""Define the interface of PyTorch strategies. Only methods that training processes call import PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpudiag.model.benchmarks.prediction import Candidate
 
-    #: Starts an all-reduce, and returns a handle with `wait()`. The number distinguishes concurrent all-reduces.
+    #: Function that starts an all-reduce and returns an object with `wait()`. The number identifies concurrent calls.
     StartAllReduce = Callable[[torch.Tensor, int], Any]
 
 #: Maximum number of parameter names in a message. Further names are only counted.
@@ -28,7 +28,7 @@ _SHOWN_NAMES = 3
 
 
 class PytorchStrategy(Strategy):
-    """A way in which the processes of a PyTorch job communicate; this base class does not communicate.
+    """Base class of the strategies under PyTorch. The base class itself does not communicate.
 
     The training loop calls the methods in this order, and marks the ranges `forward` and `backward` itself:
 
@@ -42,7 +42,7 @@ class PytorchStrategy(Strategy):
         optimizer.step()                                   each step; a central optimizer may fetch parameters here
         strategy.close()                                   once, also after errors, when the model has been deleted
 
-    A strategy communicates gradients and parameters in `gpudiag.range("exchange")`.
+    A strategy marks the communication of gradients and parameters with `gpudiag.range("exchange")`.
 
     Args:
         device: the first device of this process.
@@ -65,10 +65,10 @@ class PytorchStrategy(Strategy):
 
     @classmethod
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
-        """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
+        """Return a function that starts an all-reduce over this strategy's `transport`, and a function to release it.
 
-        Benchmarks use both functions without training. The default process group has this strategy's `backend`. All
-        processes must call this method at the same time.
+        Benchmarks use both functions without training. The second one is None if there is nothing to release. The
+        default process group must have this strategy's `backend`. All processes must call this method together.
         """
         import torch.distributed as dist
 
@@ -76,7 +76,7 @@ class PytorchStrategy(Strategy):
         return lambda tensor, _: dist.all_reduce(tensor, group=group, async_op=True), None
 
     def open(self) -> None:
-        """Join the process group. RuntimeError or DistError is raised if the processes cannot connect."""
+        """Join the process group; raise RuntimeError or DistError if the processes cannot connect."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -85,33 +85,33 @@ class PytorchStrategy(Strategy):
         dist.init_process_group(backend, device_id=self.device if backend == "nccl" else None)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model to train instead of `model`. Raises UsageError if this strategy cannot train it."""
+        """Return the model to train in place of `model`; raise UsageError if this strategy cannot train `model`."""
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make the optimizer of the wrapped model. `make` makes the workload's optimizer of given parameters."""
+        """Make the optimizer of the wrapped model. `make` returns the workload's optimizer for given parameters."""
         return make(model.parameters())
 
     def accumulating(self) -> AbstractContextManager[object]:
-        """Return a context for forward and backward of a batch whose gradients are only accumulated."""
+        """Return a context for forward and backward of a batch whose gradients are accumulated, not communicated."""
         return nullcontext()
 
     def exchange(self, model: nn.Module) -> None:
         """Communicate gradients after backward, unless the wrapped model has done so.
 
         Raises:
-            UsageError: after the first step, if a trained parameter got no gradient.
+            UsageError: a trained parameter got no gradient in the first step.
         """
 
     def release(self) -> None:
-        """Release everything except the process group. `close` calls this method, which may be called again."""
+        """Release all resources except the process group. `close` also calls this method. Further calls do nothing."""
 
     def close(self) -> None:
-        """Release everything and leave the process group. The caller must have deleted the wrapped model.
+        """Release all resources and destroy the process group. The caller must have deleted the wrapped model.
 
-        If DDP's reducer outlives its process group, it joins the group's threads while it holds the interpreter's lock.
-        A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13). The
-        deadlock occurred in 9 of 81 jobs on two busy cores, and in none of 321 jobs whose models were deleted first.
+        If DDP's reducer outlives its process group, it waits for the group's threads while it holds the interpreter
+        lock. A thread of gloo that still releases an all-reduce needs this lock, so both wait forever (PyTorch 2.13).
+        This deadlock occurred in 9 of 81 jobs on two busy cores, but in none of 321 jobs that deleted the model first.
         Garbage is collected because `torch.compile` keeps a model in a reference cycle.
         """
         import torch.distributed as dist
@@ -159,7 +159,7 @@ class PytorchStrategy(Strategy):
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every rank's value, by rank, on every rank of the group."""
+    """Return the values of all ranks of the group, in the order of ranks. All ranks must call this function."""
     import torch.distributed as dist
 
     values: list[Any] = [None] * dist.get_world_size(group)

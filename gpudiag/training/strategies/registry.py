@@ -1,6 +1,6 @@
-"""Find strategies by name: all classes with a `name` in `pytorch/`, `tensorflow/` and `tensorflow1`, and entry points.
+"""Find strategies by name: classes with a `name` in `pytorch`, `tensorflow` and `tensorflow1`, and entry points.
 
-Another package adds a strategy with an entry point in the group `gpudiag.strategies`:
+Another package can add a strategy with an entry point in the group `gpudiag.strategies`:
 
     [project.entry-points."gpudiag.strategies"]
     ring = "their_package.ring:Ring"
@@ -31,7 +31,7 @@ ENTRY_POINTS = "gpudiag.strategies"
 
 @cache
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
-    """Return the strategies of a framework by name, in display order; none for an unknown framework.
+    """Return the strategies of a framework by name, in display order; empty for an unknown framework.
 
     Raises:
         UsageError: two strategies have the same name, or an entry point cannot be loaded.
@@ -48,7 +48,7 @@ def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
 
 
 def _all_strategies() -> Iterator[type[Strategy]]:
-    """Yield gpudiag's strategies and those of entry points. Raises UsageError if one cannot be loaded."""
+    """Yield gpudiag's strategies and those of entry points; raise UsageError if a strategy cannot be loaded."""
     yield from _strategies_in(tensorflow1)
     for framework in ("pytorch", "tensorflow"):
         package = importlib.import_module(f"gpudiag.training.strategies.{framework}")
@@ -65,7 +65,7 @@ def _all_strategies() -> Iterator[type[Strategy]]:
 
 
 def _strategies_in(module: ModuleType) -> Iterator[type[Strategy]]:
-    """Yield the strategies that this module defines, without base classes, which have no name."""
+    """Yield the strategies that `module` defines. Base classes are skipped, because they have no `name`."""
     for value in vars(module).values():
         defined_here = isinstance(value, type) and value.__module__ == module.__name__
         if defined_here and issubclass(value, Strategy) and "name" in vars(value):
@@ -76,7 +76,7 @@ def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strate
     """Return the strategy of this name.
 
     Raises:
-        UsageError: there is no strategy of this name; the hint lists all names.
+        UsageError: no strategy has this name; the hint lists all names.
     """
     known = strategies(framework)
     if name not in known:
@@ -86,7 +86,7 @@ def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strate
 
 
 def default_strategy(framework: str, *, on_gpu: bool) -> str:
-    """Return the name of the default strategy on GPUs or on CPUs."""
+    """Return the name of a framework's default strategy on GPUs or on CPUs."""
     device = "cuda" if on_gpu else "cpu"
     return next(name for name, strategy in strategies(framework).items() if strategy.default_on == device)
 
@@ -94,7 +94,7 @@ def default_strategy(framework: str, *, on_gpu: bool) -> str:
 def check_communication(
     strategy: type[Strategy], options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None
 ) -> None:
-    """Raise UsageError for options that do not apply to a strategy, and call `Strategy.check`."""
+    """Raise UsageError if an option does not apply to the strategy, or if `Strategy.check` refuses the options."""
     for name in options.given():
         if name not in strategy.takes:
             others = ", ".join(other.name for other in strategies(strategy.framework).values() if name in other.takes)
@@ -112,17 +112,17 @@ def load_strategy(
 
 
 def pytorch_strategy(name: str) -> type[PytorchStrategy]:
-    """Return the PyTorch strategy of this name. Raises UsageError if there is none."""
+    """Return the PyTorch strategy of this name; raise UsageError if there is none."""
     return cast("type[PytorchStrategy]", strategy_entry(name))
 
 
 def tensorflow_strategy(name: str) -> type[TensorflowStrategy]:
-    """Return the TensorFlow strategy of this name. Raises UsageError if there is none."""
+    """Return the TensorFlow strategy of this name; raise UsageError if there is none."""
     return cast("type[TensorflowStrategy]", strategy_entry(name, "tensorflow"))
 
 
 def transports_of(candidates: Iterable[Candidate], *, on_gpu: bool, p2p: bool) -> dict[str, Candidate]:
-    """Return the candidates' transports, each with the first candidate that uses it."""
+    """Return the first candidate that uses each transport, by the transport's name."""
     first_users: dict[str, Candidate] = {}
     for candidate in candidates:
         transport = strategy_entry(candidate.strategy).transport(candidate, on_gpu=on_gpu, p2p=p2p)

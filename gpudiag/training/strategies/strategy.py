@@ -1,4 +1,4 @@
-"""The base class of strategies, with their descriptions for programs that do not train."""
+"""Define the base class of strategies, with descriptions for programs that do not train."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpudiag.model.job import INDEPENDENT, CommunicationOptions
 from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.situation import Situation
 
-#: Default `list_order` and `preference_rank`, behind all of gpudiag's strategies.
+#: Default of `list_order` and `preference_rank`, larger than the values of gpudiag's strategies.
 _LAST = 1000
 
 
 class Strategy:
-    """A way in which the devices of a job communicate gradients or parameters.
+    """Base class of the ways in which the devices of a job communicate gradients or parameters.
 
     Commands that do not train read these attributes. Therefore a strategy's module imports its framework only when it
     trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
@@ -25,20 +25,20 @@ class Strategy:
         name: name on the command line.
         summary: one line for help and documentation.
         framework: name of the framework that trains.
-        list_order: position in lists, smallest first.
+        list_order: sort key in lists; small values come first.
         preference_rank: of equally fast strategies, the one with the smallest (best-known) rank is recommended.
-        default_on: kind of device on which the strategy is the default.
-        needs_gpu: the strategy cannot run in CPU processes.
-        one_process: one process drives all devices of a node; otherwise each device has its own process.
-        one_node: the processes share memory, so they must be on one node.
+        default_on: kind of device on which the strategy is the default; None if it is never the default.
+        needs_gpu: True if the strategy cannot run in CPU processes.
+        one_process: True if one process drives all devices of a node; False if each device has its own process.
+        one_node: True if the processes share memory, so that they must be on one node.
         least_devices: minimum number of devices. With fewer devices the strategy equals `independent` and is refused.
-        locks_memory: the processes lock host memory, which the system may forbid.
-        scales_losses: the strategy can train with fp16 under gradient scaling, which must see the reduced gradients.
+        locks_memory: True if the processes lock host memory, which the system may forbid.
+        scales_losses: True if the strategy can train with fp16. Gradient scaling must see the reduced gradients.
         takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
-        rounding_pays: the strategy is also a candidate with gradients rounded for transport.
-        through_host: gradients are copied to host memory and back. Then copies count as communication, else as input.
-        launched_ahead: communication is queued on the devices, and costs nothing while a device waits for its host.
+        rounding_pays: True if the strategy is also a candidate with gradients that are rounded for transport.
+        through_host: True if gradients are copied through host memory. Then copies count as communication, not input.
+        launched_ahead: True if communication is queued on devices, and costs no time while a device waits for its host.
     """
 
     name: ClassVar[str]
@@ -69,10 +69,10 @@ class Strategy:
         """Refuse a job that this strategy cannot train.
 
         Args:
-            options: options for communication, all of which are in `takes`.
+            options: options for communication. Only options in `takes` are set.
             devices: number of devices on each node.
             nodes: number of nodes in the job.
-            precision: precision on the command line; None if not given.
+            precision: the precision that the user requested; None without a request.
 
         Raises:
             UsageError: the options conflict.
@@ -109,7 +109,7 @@ class Strategy:
             return "it needs GPUs, and there is none to use"
         if devices < cls.least_devices:
             return "one device does not communicate"
-        # The driver pins more memory than a limit of a few MB allows, but none with a limit of 0.
+        # The driver ignores a limit of a few MB, but pins no memory if the limit is 0.
         if cls.locks_memory and on_gpu and facts.host.memlock_bytes == 0:
             return "memory cannot be locked (limit 0 KiB); raise `ulimit -l`"
         if candidate.lossy and not on_gpu:
@@ -118,7 +118,7 @@ class Strategy:
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str | None:
-        """Return the name of the measured all-reduce that this strategy uses (`Collective.strategy`); None if unknown.
+        """Return the name of this strategy's all-reduce in measurements (`Collective.strategy`); None if there is none.
 
         Args:
             candidate: the strategy with its options.
@@ -134,6 +134,6 @@ class Strategy:
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return lines of code with which a user's training loop uses this strategy."""
+        """Return lines of code that a user adds to a training loop to use this strategy."""
         file = f"{cls.__module__.replace('.', '/')}.py"
         return (f"# see {file}; `gpudiag profile --strategy {cls.name}` runs it",)

@@ -1,14 +1,14 @@
-"""Predict TensorFlow 1's strategies in published benchmarks for `recommend --predict-only`. gpudiag never runs them.
+"""Predict the step times of TensorFlow 1's strategies, for comparison with published benchmarks.
 
-Links are modelled as for PyTorch's strategies; only the software differs. Each tensor is sent separately, except by
-Horovod:
+Only `recommend --predict-only` uses these strategies. gpudiag never runs them. Links are modelled as for PyTorch's
+strategies. Each tensor is sent separately, except by Horovod. The strategies differ as follows:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
 - NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
-- Without NCCL, gradients of replicas are summed on the host and copied back. Each replica updates all its variables.
+- Without NCCL, gradients are summed on the host, and the sums are copied back. Each replica updates all its variables.
 - Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
-- Keras wrappers that slice a batch and concatenate outputs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
+- Wrappers of Keras that divide a batch between GPUs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FRAMEWORK = "tensorflow-1"
 #: Time in ms to launch the update of one variable, or the all-reduce of one gradient. A node of TensorFlow 1's executor
 #: and its kernel took 10 to 30 µs on hosts of 2017. docs/predictions.md shows the effect of other values.
 _LAUNCH_MS = 0.020
-#: MB of Horovod's buffers (HOROVOD_FUSION_THRESHOLD), and ms between two checks for ready gradients
-#: (HOROVOD_CYCLE_TIME). On average a gradient waits half of this time.
+#: Size of Horovod's buffers in MB (HOROVOD_FUSION_THRESHOLD), and time between two checks for ready gradients in ms
+#: (HOROVOD_CYCLE_TIME). On average a gradient waits for half of this time.
 _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
@@ -42,7 +42,7 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not predicted. Rounded gradients are refused, because no benchmark used them."""
+        """Return why a candidate is not predicted; None if it is. No benchmark used rounded gradients."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod
@@ -59,7 +59,7 @@ class _Alone(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return no cost."""
+        """Return a cost of 0."""
         return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no communication: a lower bound for every other strategy")
 
 
@@ -70,16 +70,16 @@ class _Nccl(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of an all-reduce and an update per variable, with no overlap."""
+        """Return the cost of an all-reduce and an update per variable. Nothing overlaps."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
-        exchange = sum(curve.time_ms(size, now.devices) for size in now.model.sizes)
-        launched = _LAUNCH_MS * len(now.model.sizes)
+        all_reduces_ms = sum(curve.time_ms(size, now.devices) for size in now.model.sizes)
+        launch_ms = _LAUNCH_MS * len(now.model.sizes)
         return Cost(
-            exposed_ms=exchange + launched,
-            exchange_ms=exchange,
-            reason=f"{len(now.model.sizes)} all-reduces take {exchange:.1f} ms after backward",
+            exposed_ms=all_reduces_ms + launch_ms,
+            exchange_ms=all_reduces_ms,
+            reason=f"{len(now.model.sizes)} all-reduces take {all_reduces_ms:.1f} ms after backward",
         )
 
 
@@ -90,20 +90,20 @@ class _Horovod(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces of 64 MB during backward, and of copies to and from the fused buffers."""
+        """Return the cost of all-reduces of 64 MB during backward, and of copies into and out of the buffers."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
-        pieces = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
-        end = exchange = 0.0
-        for size, ready in pieces:
-            takes = curve.time_ms(size, now.devices)
-            end, exchange = max(end, ready + _CYCLE_MS / 2) + takes, exchange + takes
-        bucket_copy = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
+        buckets = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
+        end_ms = all_reduces_ms = 0.0
+        for size, ready in buckets:
+            duration_ms = curve.time_ms(size, now.devices)
+            end_ms, all_reduces_ms = max(end_ms, ready + _CYCLE_MS / 2) + duration_ms, all_reduces_ms + duration_ms
+        bucket_copy_ms = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
         return Cost(
-            exposed_ms=max(0.0, end - now.compute.backward_ms) + bucket_copy,
-            exchange_ms=exchange,
-            reason=f"{len(pieces)} fused all-reduces take {exchange:.1f} ms, beside backward",
+            exposed_ms=max(0.0, end_ms - now.compute.backward_ms) + bucket_copy_ms,
+            exchange_ms=all_reduces_ms,
+            reason=f"{len(buckets)} fused all-reduces take {all_reduces_ms:.1f} ms, beside backward",
         )
 
 
@@ -111,9 +111,9 @@ class _Central(_Tensorflow1):
     """Let every GPU fetch variables from their home before forward, and send gradients there.
 
     Attributes:
-        home: memory that holds the variables: `host`, `gpus` (spread by size), or `gpu` (all on the first GPU).
-        overlapped: gradients are sent during backward.
-        replica_update: each replica updates all its variables on its GPU.
+        home: memory that contains the variables: `host`, `gpus` (distributed by size), or `gpu` (all on the first GPU).
+        overlapped: True if gradients are sent during backward.
+        replica_update: True if each replica updates all its variables on its GPU.
     """
 
     home: ClassVar[str] = "host"
@@ -122,7 +122,7 @@ class _Central(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of sending parameters and gradients, and of the update at their home."""
+        """Return the cost of fetching parameters, of sending gradients, and of the update."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
@@ -132,28 +132,28 @@ class _Central(_Tensorflow1):
             owners = transfers.owners_by_size(sizes, count)
         else:
             owners = [HOST if cls.home == "host" else 0] * len(sizes)
-        fetched = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
+        fetch_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
-        sent = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
-        sending = transfers.exposed_after(sent, now.compute.backward_ms if cls.overlapped else 0.0)
+        deliveries = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
+        exposed_send_ms = transfers.exposed_after(deliveries, now.compute.backward_ms if cls.overlapped else 0.0)
         if cls.replica_update:
-            updating = _LAUNCH_MS * len(sizes)
+            update_ms = _LAUNCH_MS * len(sizes)
         elif cls.home == "host":
-            # Read n gradients and write their sum; read the sum and the variable, and write the variable. If gradients
-            # are sent during backward, this work is hidden.
-            passes = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
-            updating = 0.0 if cls.overlapped else passes
+            # The CPU reads n gradients and writes their sum, then reads the sum and the variable and writes the
+            # variable. If gradients are sent during backward, this work is hidden.
+            host_ms = (count + 4) * now.model.total_bytes / (now.paths.host_memory() * 1e6)
+            update_ms = 0.0 if cls.overlapped else host_ms
         else:
-            updating = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
-        alone = transfers.exposed_after(
+            update_ms = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
+        send_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0
         )
         where = {"host": "the host", "gpus": f"{count} GPUs", "gpu": "GPU 0"}[cls.home]
         return Cost(
-            exposed_ms=fetched + sending + updating,
-            exchange_ms=fetched + alone + updating,
-            reason=f"parameters come from {where} in {fetched:.1f} ms, gradients go there in {alone:.1f} ms, "
-            f"{sending:.1f} of them after backward",
+            exposed_ms=fetch_ms + exposed_send_ms + update_ms,
+            exchange_ms=fetch_ms + send_ms + update_ms,
+            reason=f"parameters come from {where} in {fetch_ms:.1f} ms, gradients go there in {send_ms:.1f} ms, "
+            f"{exposed_send_ms:.1f} of them after backward",
         )
 
 

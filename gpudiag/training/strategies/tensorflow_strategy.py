@@ -1,4 +1,4 @@
-"""The interface of TensorFlow strategies. Only its methods for training processes import TensorFlow."""
+"""Define the interface of TensorFlow strategies. Only methods that training processes call import TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpudiag.training.strategies.strategy import Strategy
 
 
 class TensorflowStrategy(Strategy):
-    """A strategy that uses a `tf.distribute.Strategy`.
+    """Base class of strategies that use a `tf.distribute.Strategy`.
 
     Attributes:
-        feeds_itself: each worker takes its batches from the host; otherwise the training loop passes them.
+        feeds_itself: True if each worker fetches its batches; False if the training loop passes batches to the step.
     """
 
     framework: ClassVar[str] = "tensorflow"
@@ -25,5 +25,5 @@ class TensorflowStrategy(Strategy):
 
     @classmethod
     def workers(cls, devices: tuple[str, ...]) -> int:
-        """Return the number of workers, if the strategy `feeds_itself`."""
+        """Return the number of workers. Call this only if `feeds_itself` is True."""
         return len(devices)

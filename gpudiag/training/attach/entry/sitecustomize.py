@@ -1,8 +1,8 @@
 """Load gpudiag into each Python process of a command under `gpudiag profile --`, after the process imports PyTorch.
 
-This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. At first
-the module imports only modules that the interpreter has already loaded. Then it removes its folder from `sys.path`, and
-runs the user's `sitecustomize`.
+This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. The
+module installs a finder for `torch`, removes its folder from `sys.path`, and runs the user's `sitecustomize`. Until
+`torch` is imported, the module imports only modules that the interpreter has already loaded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pa
 
 
 class _Torch:
-    """Find `torch` with the other finders, and call `_enter` once the module has been executed.
+    """Find `torch` with the other finders, and make its loader call `_enter` after it has executed `torch`.
 
-    This finder stays until an import has succeeded, because an import may fail and be repeated, and because programs
-    also look for `torch` without importing it (`importlib.util.find_spec`).
+    This finder remains installed until an import of `torch` has succeeded. An import may fail and be repeated, and a
+    program may look for `torch` without importing it (`importlib.util.find_spec`).
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of `torch`; None for everything else."""
+        """Return the spec of `torch`; None for every other module."""
         if name != "torch":
             return None
         for finder in list(sys.meta_path):
@@ -61,7 +61,7 @@ def _enter_after(loader: Any, finder: _Torch) -> None:
 
 
 def _enter() -> None:
-    """Import the gpudiag package that contains this file, even if another one is installed, and call its `enter`."""
+    """Call `enter` of the gpudiag package that contains this file, even if another version of it is installed."""
     try:
         import importlib.util
 
@@ -81,7 +81,7 @@ def _enter() -> None:
 
 
 def _report_failure(error: Exception) -> None:
-    """Write a `ProcessReport` without gpudiag's modules, because importing them may have failed (in an old Python)."""
+    """Write a `ProcessReport` without gpudiag's modules, because an old Python cannot import them."""
     version = ".".join(map(str, sys.version_info[:2]))
     report = {
         "pid": os.getpid(), "rank": int(os.environ.get("RANK") or 0), "world_size": 1, "stage": "failed", "calls": 0,
@@ -99,7 +99,7 @@ def _report_failure(error: Exception) -> None:
 
 
 def _reports() -> str:
-    """Return the directory for reports from the JSON of `Settings.encode`; "" if it has none."""
+    """Return the directory for reports, read from the JSON in the environment variable; "" if it names none."""
     return os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
 
 
@@ -125,7 +125,7 @@ def _run_user_sitecustomize() -> None:
             sys.modules[__name__] = ours
 
 
-# The interpreter imports this file as `sitecustomize`. If a program imports this file by another name, do nothing.
+# Run only if the interpreter imports this file as `sitecustomize`, not if a program imports it by another name.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Torch())  # `find_spec` is the only method of a finder that is called

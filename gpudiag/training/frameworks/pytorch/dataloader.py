@@ -1,12 +1,12 @@
-"""PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
+"""Mark each fetch of a batch from PyTorch's DataLoader, and time the worker processes that make batches.
 
-The training thread's wait for a batch shows how late the batch is, but not how long the batch took to make. If the
-workers of two ranks are equally slow, the workers of one rank are later by chance. This rank waits for input, and the
-other rank waits for this rank in a collective. Meanwhile the other rank's batches become ready, so that rank never
-waits for input. Only times measured in the workers show that both loaders are equally slow.
+The training thread's wait for a batch shows how late the batch is, but not how long a worker took to make it. Suppose
+that the workers of ranks A and B are equally slow, and by chance A's batch comes later. Then A waits for input, and B
+waits for A in a collective. Meanwhile B's batches become ready, so B never waits for input. Only times measured in the
+workers show that both loaders are equally slow.
 
-Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
-batch. Spawned workers share no memory, so their times are unknown.
+Each forked worker adds its times to a table in memory that it shares with the training process. Adding takes 0.7 us per
+batch. Spawned workers share no memory with the training process, so their times are unknown.
 
 Once the file `REQUEST` exists, every worker times the lines of the user's dataset during a few batches.
 """
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # imported late, because every process of a command that imports PyTorch loads this module
     from gpudiag.model.run import LoaderPace
 
-#: Rows of the table. A worker's row is its process id modulo this number; two workers in one row count as one.
+#: Number of rows of the table. A worker's row is its process id modulo this number. Two workers may share a row.
 _ROWS = 4096
 
 _NS_PER_MS = 1e6
 
 #: File in the directory of line logs that asks workers to time lines.
 REQUEST = "request"
-#: Minimum batches, minimum seconds and maximum batches for which a worker times lines.
+#: Limits of a worker's timing of lines: minimum number of batches, minimum seconds, and maximum number of batches.
 _MIN_LINE_BATCHES, _MIN_LINES_S, _MAX_LINE_BATCHES = 4, 0.5, 12
 
 
@@ -51,7 +51,7 @@ class _WorkerTable:
 
 #: The table of the process that starts workers. Forked workers inherit it.
 _table: _WorkerTable | None = None
-#: True if PyTorch's classes have been changed.
+#: True if methods of PyTorch's classes have been replaced.
 _watched = False
 #: Directory of line logs; "" if no lines are timed. Forked workers inherit it.
 _lines_dir = ""
@@ -75,13 +75,13 @@ def watch_workers(lines_dir: str = "") -> None:
 
 
 class WorkerTimes:
-    """Measure this process's workers since `begin`."""
+    """Return the times of this process's workers since the call of `begin`."""
 
     def __init__(self) -> None:
         self._before: list[int] = []
 
     def begin(self) -> None:
-        """Discard the times of earlier batches."""
+        """Begin a new measurement, without the batches made so far."""
         self._before = _cells()
 
     def time_lines(self) -> None:
@@ -108,10 +108,10 @@ class WorkerTimes:
 def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Within the block, mark every `next` of a DataLoader's iterator as a range named `input`.
 
-    The iterator's class is changed and later restored, because iterators may already exist and PyTorch has no hook.
+    The class of the iterators is changed during the block, because PyTorch has no hook and iterators may exist already.
 
     Args:
-        ended: called when a loader has no more batches, in the thread that asked for one.
+        ended: called when a DataLoader has no more batches, in the thread that asked for a batch.
     """
     from torch.utils.data import dataloader
 
@@ -142,6 +142,8 @@ def _cells() -> list[int]:
 
 
 def _sharing(make: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an iterator's `__init__`, so that this process has a table before it starts workers."""
+
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> None:
         global _table  # noqa: PLW0603  # forked workers inherit it
@@ -153,7 +155,7 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap a fetcher's `fetch`, so that a worker records each batch's time, and its lines on request."""
+    """Wrap a fetcher's `fetch`, so that a worker records the time of each batch, and times lines on request."""
     from torch.utils.data import get_worker_info
 
     lines = _WorkerLines()
@@ -175,7 +177,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _WorkerLines:
-    """Record the line events of a worker in one section, in which each batch is a step."""
+    """Time the lines of the user's dataset in a worker, as one section of a line log. Each batch is a step."""
 
     def __init__(self) -> None:
         self._log: Any = None
@@ -183,11 +185,11 @@ class _WorkerLines:
         self._over = False
 
     def wanted(self) -> bool:
-        """Return whether to time lines: the file `REQUEST` exists, and this worker has not timed lines yet."""
+        """Return whether to time lines now: the file `REQUEST` exists, and this worker has not finished timing."""
         return not self._over and bool(_lines_dir) and Path(_lines_dir, REQUEST).exists()
 
     def begin_batch(self) -> None:
-        """Begin to time lines, unless this has begun already."""
+        """Begin to time lines at the first call."""
         if self._log is None:
             from gpudiag.training.session.line_log import LineLog
 
@@ -195,7 +197,7 @@ class _WorkerLines:
             self._log.begin("alone", in_loop=False)
 
     def end_batch(self) -> None:
-        """End a batch; after enough batches, save the log."""
+        """End a batch. After enough batches, end the timing of lines and save the log."""
         if self._log is None or self._over:
             return
         self._log.step()

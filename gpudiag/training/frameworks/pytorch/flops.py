@@ -1,9 +1,14 @@
 """Count the floating-point operations of one step, from tensor shapes and the formulas of `torch.utils.flop_counter`.
 
-PyTorch's `FlopCounterMode` is unsuitable, because it hooks every module of the process, replaces operators by Python
-decompositions if no gradient is needed, counts recomputation by checkpointing as work of the model, has no formula for
-attention on CPUs, and counts the backward of a grouped convolution once per group. The mode in this module runs the
-program's operators unchanged, and sums their FLOPs.
+PyTorch's `FlopCounterMode` is unsuitable for these reasons:
+
+- Every module of the process is hooked.
+- Operators are replaced by Python decompositions if no gradient is needed.
+- Recomputation by checkpointing is counted as work of the model.
+- Attention on CPUs has no formula.
+- The backward of a grouped convolution is counted once per group.
+
+The mode in this module runs the program's operators unchanged, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -26,11 +31,11 @@ from gpudiag.training.frameworks.pytorch.marks import anything_compiled
 _aten: Any = torch.ops.aten
 _C: Any = torch._C  # noqa: SLF001  # there is no public way to find the current backward pass
 _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
-#: Types of plain tensors. Subclasses such as DTensor dispatch again with the plain tensors that they contain.
+#: Types of plain tensors. An operator of a subclass such as DTensor calls operators of the plain tensors within.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-#: Namespaces of PyTorch's own operators. Operators in other namespaces may multiply matrices.
+#: Namespaces of PyTorch's own operators. Any operator in another namespace may multiply matrices.
 _PYTORCH = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "inductor", "debugprims"}
-#: Names of operators that multiply matrices. Such operators are reported if they have no formula.
+#: Pattern of the names of PyTorch's operators that multiply matrices. Such an operator without formula is reported.
 _MULTIPLIES = re.compile(r"mm(_|$)|rnn|attention|conv(?!ert)|mkldnn_linear")
 _PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -42,12 +47,12 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count the floating-point operations of this thread and its backward passes while the context is open.
+    """Count the floating-point operations of the calling thread and of its backward passes within a `with` block.
 
     Nothing is counted if the program uses torch.compile, because the counter might cause a recompilation.
 
     Attributes:
-        result: the count, or the reason why there is none. None until the context closes after a complete step.
+        result: the number of operations, or the reason why it is unknown. None until a `with` block has ended normally.
     """
 
     result: StepFlops | None = None
@@ -81,25 +86,27 @@ class FlopCounter:
 
 
 class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Run each operator unchanged, and add its FLOPs to the sums of its phase (forward, backward or recomputation)."""
+
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because True would import dynamo, which takes seconds. This mode compiles nothing."""
+        """Return False. True would import dynamo, which takes seconds."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that code compiled for the first time in this step is compiled as usual."""
+        """Return True, so that code which is compiled during the count is compiled as usual."""
         return True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.replays = False
         self._forward: Counter[str] = Counter()
-        #: FLOPs with gradients disabled, by backward pass and precision.
+        #: FLOPs within backward passes with gradients disabled, by number of the pass and precision.
         self._backward: dict[int, Counter[str]] = {}
-        #: FLOPs with gradients enabled, by backward pass (and whether a custom autograd function runs) and precision.
+        #: FLOPs within backward passes with gradients enabled, by (number of the pass, within a custom function).
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
@@ -119,7 +126,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Add the FLOPs of one operator call, or note that the operator has no formula."""
-        packet = getattr(func, "overloadpacket", func)  # flex_attention is not an overload
+        packet = getattr(func, "overloadpacket", func)  # flex_attention has no overloads
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):
@@ -132,6 +139,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
+        """Return the sums, by precision, to which an operator that runs now belongs."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
         if task < 0:
             return self._forward
@@ -141,6 +149,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
+        """Return the precision of an operator (`fp32`, `tf32`, ...), from its name and its first tensor."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"
@@ -149,15 +158,15 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return "tf32" if known == "fp32" and first.device.type == "cuda" and self._tf32[kind] else known
 
     def result(self) -> StepFlops:
-        """Return the operations of the whole step, or the reason why they are unknown."""
+        """Return the number of operations of the whole step, or the reason why it is unknown."""
         total = self._forward.copy()
         for work in self._backward.values():
             total += work
         recomputed = 0
         for (task, in_function), work in self._recomputed.items():
-            # If a backward pass is itself differentiated (create_graph), gradients are enabled in all its operations.
-            # In other backward passes gradients are enabled only where a checkpoint recomputes forward. Then the pass
-            # also has operations with gradients disabled, or the recomputation runs in a custom autograd function.
+            # A backward pass that is itself differentiated (create_graph) has gradients enabled in all its operations.
+            # Any other backward pass has gradients enabled only while a checkpoint recomputes forward. Such a pass also
+            # has operations with gradients disabled, or recomputes in a custom autograd function.
             if in_function or task in self._backward:
                 recomputed += work.total()
             else:
@@ -176,7 +185,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
 @cache
 def _is_implicit(func: Any) -> bool:
-    """Return whether an operator has no formula and consists of other operators, which are counted instead."""
+    """Return whether an operator has no formula, but consists of other operators that can be counted instead."""
     packet = getattr(func, "overloadpacket", None)
     if packet is None or packet in _FORMULAS:
         return False
@@ -190,8 +199,8 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    """Return why the operations of a step cannot be counted; None if they can."""
-    # One step has run before, so everything that the program compiles is compiled by now, including the optimizer.
+    """Return why the operations of a step cannot be counted; None if they can be counted."""
+    # At least one step has run, so all code that the program compiles is compiled by now, including the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -203,7 +212,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 
 def _noting_replays(counts: _Counts) -> Any:
-    """Set `counts.replays` when a CUDA graph is replayed from now on. Return a function that restores `replay`."""
+    """Make each replay of a CUDA graph set `counts.replays`. Return a function that undoes this."""
     kind: Any = torch.cuda.CUDAGraph
     replay = kind.replay
 
@@ -216,21 +225,21 @@ def _noting_replays(counts: _Counts) -> Any:
 
 
 def _tf32(backend: str, kind: str) -> bool:
-    """Return whether this kind of operator may round fp32 inputs to tf32."""
+    """Return whether operators of `torch.backends.<backend>.<kind>` may round fp32 inputs to tf32."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # PyTorch that has it deprecates `allow_tf32`
+    precision = getattr(settings, "fp32_precision", None)  # replaces `allow_tf32` in newer versions of PyTorch
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of a convolution's backward: as many as forward for each requested gradient."""
+    """Return the FLOPs of a convolution's backward. Each requested gradient takes as many FLOPs as the forward."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: PyTorch's formulas, with additions and one replacement.
+#: FLOP formulas by operator: PyTorch's own, but another for convolutions' backward, and added ones for CPU attention.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -15,12 +15,12 @@ from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: A secret that all nodes of a job share; it signs the state of their rendezvous, which torchrun unpickles.
+#: Environment variable with the secret of a job's nodes, which signs the rendezvous state that torchrun unpickles.
 SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
 
-#: Reads `torch/version.py`, which contains only assignments, because importing torch takes seconds.
+#: Value of `question`. The source reads the file `torch/version.py`, because importing torch takes seconds.
 _QUESTION = r"""
 torch = has("torch")
 if torch is not None and torch.submodule_search_locations:
@@ -39,7 +39,7 @@ checkpointing pipeline tensor-and-data-parallel uneven-stages long-sequences hot
 
 
 class PyTorch(Framework):
-    """PyTorch with one process per device. gpudiag starts the processes on one node, torchrun on several nodes."""
+    """PyTorch with one process per device. One node is started by `starter.py`, several nodes by torchrun."""
 
     name: ClassVar[str] = "pytorch"
     package: ClassVar[str] = "torch"
@@ -53,7 +53,7 @@ class PyTorch(Framework):
     fault_kinds: ClassVar[frozenset[str]] = frozenset(_FAULT_KINDS.split())
 
     def check(self, options: RunOptions) -> None:
-        """Raise UsageError if there are several nodes and no secret that they share."""
+        """Raise UsageError if the job has several nodes, but the environment has no secret that the nodes share."""
         if options.nodes > 1 and not os.environ.get(SECRET_VARIABLE):
             raise UsageError(
                 f"--nnodes needs {SECRET_VARIABLE}, because anybody can reach the address where nodes meet",
@@ -83,11 +83,11 @@ class PyTorch(Framework):
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
-            # torchrun also reads options from PET_* variables. Other users can see command lines, but not variables.
+            # Pass the id in a variable that torchrun reads, because other users can see command lines.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
-            # On the loopback interface other hosts cannot reach the processes. Without this variable gloo resolves the
-            # host's name to find an interface, which fails on some machines.
+            # Other hosts cannot reach the loopback interface. Without GLOO_SOCKET_IFNAME, gloo resolves the host's
+            # name to find an interface, which fails on some machines.
             values.setdefault("GLOO_SOCKET_IFNAME", "lo")
             values.setdefault("NCCL_SOCKET_IFNAME", "lo")
 

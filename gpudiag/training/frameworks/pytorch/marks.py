@@ -1,9 +1,8 @@
 """Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
 
 Module marks show to which module each operator belongs. `nn.Module.__call__` is replaced while a full trace is
-recorded, and restored afterwards. Global hooks (`register_module_forward_hook`) would make every call of every module
-take its slow path, and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs
-(`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
+recorded, because global hooks (`register_module_forward_hook`) would slow down every call of every module. The ranges
+take 1 to 4 µs (`benchmarks/module_marks.py`), while `record_function` would take 10 µs.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Any
 
 from gpudiag.training.session.ranges import PREFIX
 
-#: Name of the only child in each kind of wrapper: DistributedDataParallel, FullyShardedDataParallel, torch.compile,
-#: activation checkpointing.
+#: Names of the only child of a wrapper. The wrappers are those of DistributedDataParallel, FullyShardedDataParallel,
+#: torch.compile and activation checkpointing.
 _WRAPPED = frozenset({"module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 _COMPILED = "torch.compile has compiled part of the program, which marks might make it compile anew"
 _NO_MARKS = "this PyTorch has no ranges that cost little enough"
 
-#: Collections of generation 0 are not marked: they occur many times a step, and take less time than a range.
+#: Youngest generation whose garbage collections are marked. Collections of generation 0 are shorter than a range.
 _MIN_GENERATION = 1
 
 
@@ -38,9 +37,9 @@ def anything_compiled() -> bool:
 
 
 class MarkedCollections:
-    """Mark each garbage collection of an older generation as a range `gpudiag.gc`, in any thread.
+    """Mark each garbage collection of generation 1 or 2 as a range `gpudiag.gc`, in any thread.
 
-    PyTorch's own mark (`record_python_gc_info`) requires recorded stacks, which make the host several times as slow.
+    PyTorch's own mark (`record_python_gc_info`) needs recorded stacks, which make the host several times slower.
     """
 
     def __init__(self) -> None:
@@ -48,10 +47,10 @@ class MarkedCollections:
         self._range: Any = None
 
     def start(self) -> None:
-        """Mark collections from now on, except those during Python's shutdown.
+        """Mark collections from now until `stop` or until Python shuts down.
 
         First run a full collection, unless the program has disabled collections. Otherwise a rare full collection could
-        fall into the few recorded steps, and seem frequent. In an FSDP job on two H200 GPUs one collection took 85 ms.
+        fall into the few recorded steps, and seem frequent. In an FSDP job on two H200 GPUs a collection took 85 ms.
         """
         from torch.autograd.profiler import record_function
 
@@ -62,14 +61,14 @@ class MarkedCollections:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stop marking. The method may be called more often than `start`."""
+        """Stop marking. Further calls do nothing."""
         atexit.unregister(self.stop)
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
-        """Begin or end the range of a collection. A process runs one collection at a time."""
-        # A collection can begin at any point of the program, for example in a compiler. If a mark fails, it is omitted.
+        """Begin or end the range of a collection. At most one collection runs at a time."""
+        # A collection can begin anywhere in the program, for example within a compiler. If its mark fails, omit it.
         with contextlib.suppress(Exception):
             if phase == "start" and info["generation"] >= _MIN_GENERATION:
                 begun = self._record_function(PREFIX + "gc")
@@ -83,9 +82,9 @@ class MarkedCollections:
 class MarkedModules:
     """Mark each call of a module as a range `gpudiag.module:<root>/<path> (<class>)`.
 
-    `<root>` is the class of the outermost module that contains the called one. `<path>` is the name in `named_modules`,
-    without wrappers. Three kinds of modules are not marked, because their work belongs to the module that calls them:
-    wrappers, replicas of DataParallel, and modules that a marked module calls without containing them.
+    `<root>` is the class of the outermost module that contains the called module. `<path>` is the called module's name
+    in `named_modules`, without wrappers. Three kinds of modules are not marked, because their work belongs to their
+    caller: wrappers, replicas of DataParallel, and modules that a marked module calls without containing them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +94,7 @@ class MarkedModules:
         self._ranges: _ModuleRanges | None = None
 
     def start(self) -> str:
-        """Start marking; return "", or the reason why it is impossible."""
+        """Start marking; return "", or the reason why marking is impossible."""
         import torch
 
         fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # public ranges are slower
@@ -117,7 +116,7 @@ class MarkedModules:
         return ""
 
     def stop(self) -> None:
-        """Stop marking, and end the open ranges. The method may be called more often than `start`."""
+        """Stop marking, and end the open ranges. Further calls do nothing."""
         if self._ranges is None:
             return
         if self._class.__call__ is self._marked:  # otherwise later code has wrapped `marked`, and still calls it
@@ -132,7 +131,7 @@ class _ModuleRanges:
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast = fast
         self._containers = containers
-        #: Labels by id. The modules are stored too, so that a later module cannot get the id of a deleted one.
+        #: (label, module) by the module's id. Storing the module keeps its id from being used for another module.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}
         self._open: set[Any] = set()
@@ -149,7 +148,7 @@ class _ModuleRanges:
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Call the module within a range of this name. The range also ends if the call raises."""
+        """Call the module within a range of this name; return the result. The range ends even if the call raises."""
         mark = self._fast(label)
         mark.__enter__()
         self._open.add(mark)
@@ -161,7 +160,7 @@ class _ModuleRanges:
                 mark.__exit__(None, None, None)
 
     def close(self) -> None:
-        """End all open ranges, because each points into the recording's memory, which is about to be freed."""
+        """End all open ranges, because they point into memory of the recording that is about to be freed."""
         self._over = True
         self._labels.clear()
         self._containers.clear()
@@ -169,12 +168,12 @@ class _ModuleRanges:
             self._open.pop().__exit__(None, None, None)
 
     def _label_new(self, module: Any) -> str:
-        """Return the label of a module that is called for the first time, and label all modules of its root."""
+        """Return the label of a module at its first call, and store the labels of all modules of its root."""
         if self._over or getattr(module, "_is_replica", False) or self._in_marked_call():
             return ""
         root = self._outermost(module)
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
-            return _label(_class_name(root), "", root)  # not stored, because a program may create a loss in each step
+            return _label(_class_name(root), "", root)  # not stored: a program may create a loss module in each step
         tree = list(_tree(root, "", set()))
         kind = next(_class_name(child) for path, child in tree if path is not None)
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
@@ -183,7 +182,7 @@ class _ModuleRanges:
         return self._labels[id(module)][0]
 
     def _outermost(self, module: Any) -> Any:
-        """Return the outermost module that contains this one."""
+        """Return the outermost module that contains this module."""
         seen: set[int] = set()
         while id(module) in self._containers and id(module) not in seen:
             seen.add(id(module))
@@ -200,10 +199,9 @@ class _ModuleRanges:
 
 
 def _containers(kind: type) -> dict[int, Any]:
-    """Return the module that contains each module now, keyed by the id of the contained module.
+    """Return the parent of each module that has a parent, keyed by the id of the child.
 
-    All modules of the process are searched, because the outermost module may never be called, for example if one of its
-    methods is.
+    All modules of the process are searched, because a program may never call the outermost module, but its methods.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():
@@ -219,7 +217,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the name of the module's class; if `fully_shard` has replaced the class, the original name."""
+    """Return the name of the module's class; if `fully_shard` has replaced the class, return the original name."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
@@ -227,13 +225,13 @@ def _class_name(module: Any) -> str:
 
 
 def _wrapped(module: Any) -> Any:
-    """Return the module within a wrapper; None if this is no wrapper."""
+    """Return the module within a wrapper; None if `module` is not a wrapper."""
     children = list(module.named_children())
     return children[0][1] if len(children) == 1 and children[0][0] in _WRAPPED else None
 
 
 def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
-    """Yield (path, module) for each module once. The path of a wrapper is None."""
+    """Yield (path, module) for `module` and each module within, once each. The path of a wrapper is None."""
     if id(module) in seen:
         return
     seen.add(id(module))

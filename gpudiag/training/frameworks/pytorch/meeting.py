@@ -1,7 +1,7 @@
-"""Make the ranks of a process group on one host find each other through files in the launch's private directory.
+"""Make the ranks of a process group on one host find each other through files in the launcher's private directory.
 
 By default ranks connect through a TCP store without authentication, so another user of the host could change its
-contents. Other users cannot access files in a directory of mode 0700.
+contents. Other users cannot access the private directory (mode 0700).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Number of groups that this process has joined, by directory and group size. All members of a group have equal
-#: numbers.
+#: Number of groups that this process has joined, by directory and group size. The number is equal in all members of a
+#: group, so it names the group's file.
 _joined: Counter[tuple[str, int]] = Counter()
 
 
 def meet_through_files() -> None:
-    """Make `init_process_group` with `env://`, its default, use files in the launcher's directory.
+    """Make `init_process_group` with its default `env://` use files in the launcher's directory.
 
-    The function does nothing if the launcher has set no file (several hosts), or if PyTorch has no distributed package.
+    Do nothing if the launcher has set no directory (several hosts), or if PyTorch has no distributed package.
     """
     if not os.environ.get(STORE_VARIABLE):
         return
@@ -33,8 +33,8 @@ def meet_through_files() -> None:
 
     if not distributed.is_available():
         return
-    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
-    # `register_rendezvous_handler` would refuse a scheme that already has a handler.
+    # `torch.distributed.rendezvous` is a function of the same name as the module, so `import_module` is needed.
+    # `register_rendezvous_handler` refuses a scheme that already has a handler.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous._rendezvous_handlers["env"] = _meet  # noqa: SLF001
 

@@ -1,7 +1,7 @@
 """Record a few steps with the PyTorch profiler, and save them as one compressed trace.
 
-The module uses private functions of PyTorch's profiler. If one is missing, the module raises RuntimeError or omits the
-feature. The module was checked with PyTorch 2.11 and 2.13.
+This module uses private functions of PyTorch's profiler. If such a function is missing, the module raises RuntimeError
+or omits the feature. The module was checked with PyTorch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class ProfiledWindow:
 
     Args:
         path: path of the trace, `*.json.gz`. The trace is first written to another file and renamed when complete.
-        active: number of steps to record; None to record all the time from `start` to `stop`, without step marks.
-        cuda: also record device activity, and which stream waits for which event.
+        active: number of steps to record; None to record everything from `start` to `stop`, without step marks.
+        cuda: also record device activity, and the waits of streams for events.
         kernel_only: record no operators and no module marks; on the host record only runtime calls and annotations.
-        shapes: record the shapes of operators' inputs. Shapes can double the overhead on the host: on a CPU, 8 ms
-            instead of 4 ms in a step of 62 ms with 1,800 operators.
+        shapes: record the shapes of operators' inputs. Shapes can double the profiler's overhead on the host: on a CPU,
+            8 ms instead of 4 ms in a step of 62 ms with 1,800 operators.
 
     Raises:
-        RuntimeError: this PyTorch cannot record without operators.
+        RuntimeError: `kernel_only` is set, but this PyTorch cannot record without operators.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ProfiledWindow:
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second one would take the events of the first."""
+    """Return whether a PyTorch profiler records this thread. A second profiler would take events from the first."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
@@ -122,11 +122,11 @@ def _synchronization_events() -> Any:
 
 
 def _end_open_ranges() -> None:
-    """End every open `record_function`, including the program's, because the recording in which it began is over.
+    """End every open `record_function`, including the program's, when a recording ends.
 
-    Each open range points into memory of that recording, which is freed. If such a range ends while a later profiler
-    runs, the range writes to freed memory. With PyTorch 2.13 this causes a segmentation fault, immediately or at exit.
-    Ending a range a second time does nothing.
+    An open range points into memory of the recording in which it began. This memory is freed when the recording ends.
+    If the range ends while a later profiler runs, it writes to the freed memory. With PyTorch 2.13 this causes a
+    segmentation fault, immediately or at exit. Ending a range a second time does nothing.
     """
     import torch
     from torch.autograd.profiler import record_function
@@ -140,10 +140,10 @@ def _end_open_ranges() -> None:
 def _annotations_only() -> Any:
     """Return a class like `torch.profiler.profile` that records `record_function` ranges and no operators.
 
-    The public profiler enables its callbacks for all scopes; this class calls the private function with only one scope.
+    The public profiler enables its callbacks for all scopes. The returned class calls a private function instead.
 
     Raises:
-        RuntimeError: this PyTorch has no selectable scopes.
+        RuntimeError: in this PyTorch, scopes cannot be selected.
     """
     import torch
     from torch.autograd import profiler as autograd_profiler
@@ -168,7 +168,7 @@ def _annotations_only() -> Any:
                 try:
                     enable(recorder.config(), recorder.kineto_activities, {scopes.USER_SCOPE})
                 except Exception:
-                    # Ending a prepared recording that was never enabled kills the process (PyTorch 2.13).
+                    # In PyTorch 2.13, ending a prepared recording that was never enabled kills the process.
                     enable(recorder.config(), recorder.kineto_activities)
                     raise
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from gpudiag.training.frameworks.pytorch.flops import FlopCounter
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Attempts to measure an event's time on the host's clock. The shortest attempt is the most accurate.
+#: Number of attempts to measure an event's time on the host's clock. The shortest attempt is the most accurate.
 _ANCHOR_TRIES = 5
 
-#: Counter that numbers the sessions of this job. All ranks open their sessions in the same order.
+#: Counter of this job's sessions. A session has the same number on all ranks, which open sessions in the same order.
 _sessions = itertools.count()
 
 
 def training_device(wanted: Any = None) -> Any:
-    """Return `wanted` as a `torch.device`; if it is None, the current GPU if this process uses one, else the CPU."""
+    """Return `wanted` as a `torch.device`. For None, return the current GPU if this process uses CUDA, else the CPU."""
     import torch
 
     if wanted is not None:
@@ -57,7 +57,7 @@ def device_name(device: Any) -> str:
 
 
 def software() -> dict[str, str]:
-    """Return versions: python, torch, and on GPUs cuda, cudnn, nccl and the driver."""
+    """Return the versions of python and torch, and with GPUs also of cuda, cudnn, nccl and driver, by these names."""
     import torch
 
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
@@ -82,9 +82,9 @@ def clock_for(device: Any) -> StepClock:
 
 
 def cuda_clock(device: Any) -> StepClock:
-    """Return a clock that records events on the current stream, and reads them after one synchronization at the end.
+    """Return a clock that records an event per step on the current stream, and synchronizes once to read all events.
 
-    Work on another stream belongs to the step in which the current stream waits for that work. DDP and FSDP make the
+    Work on another stream counts in the step in which the current stream waits for that work. DDP and FSDP make the
     current stream wait in every step.
     """
     import torch
@@ -107,7 +107,7 @@ def cuda_clock(device: Any) -> StepClock:
             mark = event()
             mark.synchronize()
             after_ns = time.perf_counter_ns()
-            # On an idle device the event occurs between the two host times, which are a few microseconds apart.
+            # The device is idle, so the event occurs between the two host times, which are a few microseconds apart.
             tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
         _, host_ns, mark = min(tries, key=lambda attempt: attempt[0])
         return Anchor(mark, host_ns)
@@ -119,10 +119,7 @@ def cuda_clock(device: Any) -> StepClock:
 
 
 def new_job() -> None:
-    """Restart the numbering of sessions, because this process is about to join another job with a separate store.
-
-    Otherwise processes that were in different jobs before would use different prefixes in the new store.
-    """
+    """Restart the numbering of sessions. Call this before joining another job, in which all ranks count from 0."""
     global _sessions  # noqa: PLW0603  # a process is in one job at a time
     _sessions = itertools.count()
 
@@ -131,7 +128,7 @@ def job_store(position: ClusterPosition) -> Any:
     """Return the key-value store that the job's processes share, with a prefix for this session; None for one process.
 
     Raises:
-        RuntimeError: there are several processes, but neither a default process group nor torchrun's store.
+        RuntimeError: several processes have neither gpudiag's store, a default process group, nor torchrun's store.
     """
     session = next(_sessions)
     if position.world_size == 1:
@@ -161,7 +158,7 @@ def job_store(position: ClusterPosition) -> Any:
 
 
 class PyTorchRuntime:
-    """The runtime of PyTorch. A process has one device, as under DistributedDataParallel, unless several are given."""
+    """The runtime of PyTorch. A process has one device, unless the caller of `devices` names several."""
 
     framework = "pytorch"
     label = staticmethod(str)
@@ -172,24 +169,24 @@ class PyTorchRuntime:
     marked_loaders = staticmethod(marked_loaders)
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002 # independent of the model
-        """Return the wanted device or devices; without any, the current GPU if this process uses one, else the CPU."""
+        """Return the wanted device or devices. For None, return the current GPU if CUDA is used, else the CPU."""
         wanted = wanted if isinstance(wanted, list | tuple) else (wanted,)
         return tuple(training_device(device) for device in wanted)
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Read the default process group, else torchrun's environment."""
-        return replace(current_position(), devices=max(1, len(devices)))  # before the first step no device is known
+        """Return the position from the default process group, or without one from torchrun's environment."""
+        return replace(current_position(), devices=max(1, len(devices)))  # before the first step `devices` is empty
 
     def on_gpu(self, device: Any) -> bool:
-        """Return whether this is a CUDA device."""
+        """Return whether `device` is a CUDA device."""
         return bool(device.type == "cuda")
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
-        """Use CUDA events on a GPU, the host's clock on a CPU."""
+        """Return a clock that uses CUDA events on a GPU, and the host's clock on a CPU."""
         return clock_for(devices[0])
 
     def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data if PyTorch is imported. Workers write line logs to `lines_dir`."""
+        """Begin to time DataLoader workers, which write line logs to `lines_dir`; return None without PyTorch."""
         if "torch" not in sys.modules:
             return None
         watch_workers(lines_dir)
@@ -198,12 +195,12 @@ class PyTorchRuntime:
     def window(
         self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full", shapes: bool = False
     ) -> ProfiledWindow:
-        """Make a window of torch.profiler."""
+        """Create a recording of `active` steps with torch.profiler."""
         on_gpu = self.on_gpu(devices[0])
         return ProfiledWindow(path, active=active, cuda=on_gpu, kernel_only=kind == "light", shapes=shapes)
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> FlopCounter | None:
-        """Create a counter; None for several devices, because the threads that drive them cannot be observed."""
+        """Create a counter. Return None without a model, or for several devices: their threads cannot be observed."""
         if model is None or len(devices) > 1:
             return None
         try:
@@ -213,7 +210,7 @@ class PyTorchRuntime:
         return FlopCounter(model)
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the parameters of a `torch.nn.Module`, wrapped or not."""
+        """Describe the parameters of a `torch.nn.Module`. Without `gradient_sizes` (bytes), use the tensors' sizes."""
         parameters = list(model.parameters())
         trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
         return ModelRecord(

@@ -2,10 +2,10 @@
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
-PyTorch's stores listen on every interface, whatever address they get, and have no authentication. torchrun unpickles
-the value of a key with a known name, so another host could run code here. This program binds a serving store's socket
-to the address of its `host_name`. The program also signs the pickled value (HMAC) with the secret that the nodes share.
-The file runs as a script, and its interpreter need not have gpudiag.
+PyTorch's stores listen on every network interface, and have no authentication. torchrun unpickles the value of a key
+with a known name, so another host could run code here. This program makes a store listen only on the address of its
+`host_name`. The program also signs the pickled value (HMAC) with the secret that the nodes share. The file runs as a
+script, because its interpreter may not have gpudiag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Maximum number of waiting connections, the same as of PyTorch's listening socket.
+#: Maximum number of connections that wait to be accepted, as in PyTorch.
 _BACKLOG = 2048
 #: Variable with the secret that the nodes share.
 _SECRET = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
@@ -33,14 +33,14 @@ def stores_on_their_hosts() -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
     from torch.distributed.elastic.utils import distributed as elastic
 
-    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
+    # `torch.distributed.rendezvous` is a function of the same name as the module, so `import_module` is needed.
     meeting = importlib.import_module("torch.distributed.rendezvous")
     plain: Any = distributed.TCPStore  # type: ignore[attr-defined]  # not in its `__all__`
     if getattr(plain, "on_its_host", False):
         return
 
     class TCPStore(plain):  # type: ignore[misc]
-        """PyTorch's store, which serves on a socket that gpudiag has bound."""
+        """A TCPStore that listens on one address only, and signs the state that torchrun unpickles."""
 
         on_its_host = True
 
@@ -70,15 +70,15 @@ def _is_state(key: str) -> bool:
 
 
 def signed(key: str, text: str) -> str:
-    """Return base64 text with its signature. Empty text means no state, and gets no signature."""
+    """Return base64 text followed by "." and its signature. Empty text means "no state", and gets no signature."""
     return f"{text}.{_signature(key, text)}" if text else text
 
 
 def opened(key: str, value: bytes) -> bytes:
-    """Return the text without its signature.
+    """Return the text of a signed value, without the signature.
 
     Raises:
-        RuntimeError: the signature is missing or wrong, so the text was written without the secret.
+        RuntimeError: the signature is missing or wrong, so the writer did not know the secret.
     """
     text, _, signature = value.decode("ascii", "replace").partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
@@ -91,11 +91,11 @@ def _signature(key: str, text: str) -> str:
 
 
 def _listening(host: str, port: int) -> tuple[int, int]:
-    """Return (port, descriptor) of a socket that listens on this host's address; the store owns and closes it.
+    """Return (port, file descriptor) of a socket that listens on `host`. The store will close the socket.
 
     Raises:
-        RuntimeError: the address cannot be used, for example because another process listens there. PyTorch's store
-            raises this error too.
+        RuntimeError: the address cannot be used, for example because another process listens on it. PyTorch's store
+            raises RuntimeError in this case too.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> tuple[int, int]:
 
 def main() -> None:
     """Run torchrun with the changed stores."""
-    # Python puts this file's folder on the path. Remove the folder, so that no program imports modules from there.
+    # Python has put this file's folder on `sys.path`. Remove the folder, so that nothing imports modules from it.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
     from torch.distributed.run import main as torchrun
 

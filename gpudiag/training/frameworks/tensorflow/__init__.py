@@ -1,1 +1,1 @@
-"""TensorFlow in a training process. Importing these modules does not import TensorFlow."""
+"""Support TensorFlow in a training process. Importing these modules does not import TensorFlow."""

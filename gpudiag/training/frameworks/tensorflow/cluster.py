@@ -18,7 +18,7 @@ _LOOKUP_MS = 1
 
 
 def position_in_cluster(devices: int) -> ClusterPosition:
-    """Return the position from the launcher's variables, else from `TF_CONFIG`, else that of a single process."""
+    """Return the position from the launcher's variables or `TF_CONFIG`. Without both, the job has one process."""
     if os.environ.get("RANK", "").isdecimal():
         return replace(current_position(), devices=devices)
     rank, addresses = _read_config(os.environ.get("TF_CONFIG", ""))
@@ -35,7 +35,7 @@ def position_in_cluster(devices: int) -> ClusterPosition:
 
 
 def _read_config(text: str) -> tuple[int, list[str]]:
-    """Return this worker's number and all workers' addresses; without a cluster, 0 and one empty address."""
+    """Return this worker's number and all workers' addresses from `TF_CONFIG`; without workers, return 0 and [""]."""
     try:
         config = json.loads(text) if text else {}
         chief = config.get("cluster", {}).get("chief", [])
@@ -60,7 +60,7 @@ class CoordinationStore:
         """Set a key. If the key is already set, keep its value."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision when it left
+        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision before it left
             self._context.set_config_key_value(self._prefix + key, value)
 
     def get(self, key: str) -> str:
@@ -80,13 +80,13 @@ class CoordinationStore:
 
 
 def cluster_store(position: ClusterPosition, session: int) -> Any:
-    """Return the store that the processes of the job share; None for one process.
+    """Return the key-value store that the processes of the job share; None for one process.
 
-    The store is the launcher's directory if gpudiag started the job, else the coordination service. `session` is the
-    session's number, which is the same in each process.
+    If gpudiag started the job, the store is a directory of the launcher, otherwise TensorFlow's coordination service.
+    `session` is the session's number, which is the same in each process.
 
     Raises:
-        RuntimeError: there are several processes, but neither of these stores.
+        RuntimeError: there are several processes, but no coordination service.
     """
     if position.world_size == 1:
         return None

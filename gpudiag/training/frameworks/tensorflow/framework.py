@@ -14,14 +14,14 @@ from gpudiag.model.job import MemoryFormat, RunOptions
 from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
-#: Strategies that start TensorFlow's servers, through which processes or threads communicate.
+#: Strategies whose processes or threads communicate through TensorFlow's servers.
 _SERVING = frozenset({"parameter-server", "multi-worker"})
 _STARTER = Path(__file__).parents[1] / "starter.py"
 #: Source of a library that makes TensorFlow's servers listen on the loopback address only.
 _LOOPBACK = Path(__file__).with_name("loopback.c")
 _COMPILE_S = 60
 
-#: Reads TensorFlow's `build_info.py`, which contains only assignments, because importing TensorFlow takes seconds.
+#: Value of `question`. The source reads the file `build_info.py`, because importing TensorFlow takes seconds.
 _QUESTION = r"""
 tensorflow = has("tensorflow")
 if tensorflow is not None and tensorflow.submodule_search_locations:
@@ -95,13 +95,13 @@ class TensorFlow(Framework):
             values["LD_PRELOAD"] = preload(private, values.get("LD_PRELOAD"))
         if plan.job.device == "cpu":
             values["CUDA_VISIBLE_DEVICES"] = ""  # otherwise TensorFlow warns of a missing driver
-        # Threads within an op, and ops that run at the same time. The default of both is the number of cores.
+        # Limit the threads within an op and the ops that run at the same time. By default both are the number of cores.
         values.setdefault("TF_NUM_INTRAOP_THREADS", str(plan.threads))
         values.setdefault("TF_NUM_INTEROP_THREADS", str(max(2, plan.threads)))
 
 
 def preload(directory: Path, inherited: str | None) -> str:
-    """Compile `loopback.c`, and return the value of LD_PRELOAD that loads it besides `inherited` libraries.
+    """Compile `loopback.c` into `directory`, and return the value of LD_PRELOAD that loads it before `inherited`.
 
     Raises:
         FrameworkMissingError: there is no compiler, or it fails.

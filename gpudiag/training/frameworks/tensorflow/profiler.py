@@ -19,10 +19,10 @@ class TensorflowWindow:
     Args:
         path: path of the trace, `*.xplane.pb.gz`. The trace is first written to another file and renamed when complete.
         active: number of steps to record.
-        on_gpu: record the discarded steps too, and discard their trace, because the first recording starts CUPTI. On
-            CPUs no extra recording is made, because each may crash or hang: at the end of a recording, TensorFlow 2.21
-            may damage its heap (`SplitEventTracker::FindStartAndMerge`) if an event began on one thread and ended on
-            another, as the events of collectives do.
+        on_gpu: True on GPUs. Then the discarded steps are recorded too, because the first recording must start CUPTI.
+            On CPUs the discarded steps are not recorded, because each recording may crash or hang. At the end of a
+            recording, TensorFlow 2.21 may damage its heap (`SplitEventTracker::FindStartAndMerge`) if an event began on
+            one thread and ended on another, as the events of collectives do.
         kernel_only: on the host record the program's marks, but only few ops.
     """
 
@@ -80,13 +80,13 @@ class TensorflowWindow:
             self.path.unlink()
 
     def _begin(self) -> None:
-        """Start TensorFlow's profiler. Raises RuntimeError if another profiler is recording."""
+        """Start TensorFlow's profiler; raise RuntimeError if another profiler is recording."""
         import tensorflow as tf
 
         assert self._directory is not None  # noqa: S101 # set by start
         try:
-            # The default, level 2, records the events that TensorFlow calls informative. Level 3 would slow the host
-            # further. Level 1 records marks and the ops that are expensive on the host: CPU ops and few GPU ops.
+            # The default level 2 records marks and all ops. Level 1 records marks, and only ops that are expensive on
+            # the host: CPU ops and few GPU ops.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
@@ -94,12 +94,12 @@ class TensorflowWindow:
         self._records = True
 
     def _end(self, *, save: bool) -> None:
-        """Stop TensorFlow's profiler, and keep its trace only with `save`."""
+        """Stop TensorFlow's profiler. Keep its trace at `path` if `save` is set."""
         import tensorflow as tf
 
-        assert self._directory is not None  # noqa: S101  # made by start
+        assert self._directory is not None  # noqa: S101  # set by start
         self._records = False
-        # Always save: with save=False TensorFlow 2.21 frees buffers to which threads still write, and may crash.
+        # Let TensorFlow save in any case. With save=False, version 2.21 frees buffers to which threads still write.
         tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
         written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))

@@ -23,17 +23,17 @@ from gpudiag.training.session.position import ClusterPosition, cpu_name, driver_
 if TYPE_CHECKING:
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Counter that numbers the sessions of this process. All processes open their sessions in the same order.
+#: Numbers the sessions of this process. All processes open their sessions in the same order, so the numbers agree.
 _sessions = itertools.count()
 
 
 class SynchronizedClock(StepClock):
     """Measure a series of steps on the host's clock. The devices are idle before and after the series.
 
-    TensorFlow cannot record events on a device. A step's function returns when its kernels are launched, so a mark
-    gives the host's time only. Therefore every series begins and ends with a synchronization. So the total time of the
-    series and the mean step time include all device work. A single step time is the host's: if the host runs ahead, the
-    first steps seem short and the last step long.
+    TensorFlow cannot record events on a device. The function that runs a step returns when the step's kernels are
+    launched, so a mark measures host time only. Every series begins and ends with a synchronization, so its total time
+    and the mean step time include all device work. A single step time does not: if the host runs ahead, the first steps
+    seem short and the last step long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class SynchronizedClock(StepClock):
         self._drained = True
 
     def finish(self) -> None:
-        """End the last step when the devices are idle."""
+        """Wait until the devices are idle, and end the last step then."""
         if self._drained:
             return
         self._drain()
@@ -61,7 +61,7 @@ class SynchronizedClock(StepClock):
         self._drained = True
 
     def series(self) -> UnprofiledSeries:
-        """Wait for the devices, return the times of the steps since the last reading, and clear them."""
+        """Wait for the devices. Return the times of the steps since the last call, and clear them."""
         self.finish()
         return super().series()
 
@@ -69,8 +69,7 @@ class SynchronizedClock(StepClock):
 def synchronize(devices: Sequence[str]) -> None:
     """Wait until these devices of this process, given by their short names, are idle.
 
-    `tf.test.experimental.sync_devices` cannot be used: in a job of several processes it also waits for the devices of
-    the other processes, and fails.
+    In a job of several processes `tf.test.experimental.sync_devices` fails, because it waits for the devices of all.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context  # no public function waits for the queue
@@ -84,11 +83,11 @@ def synchronize(devices: Sequence[str]) -> None:
 def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
     """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
 
-    Return the requested devices; else those on which the model's strategy or the current strategy puts replicas; else
-    the first GPU; else the CPU.
+    These are the requested devices; without a request, the devices on which the model's strategy or the current
+    strategy puts replicas; without such a strategy, the first GPU; without a GPU, the CPU.
 
     Args:
-        wanted: a device name, a sequence of them, or None.
+        wanted: the requested device's name, a sequence of names, or None.
         model: a Keras model, or None.
     """
     import tensorflow as tf
@@ -130,7 +129,7 @@ def hardware_name(device: str, cpu: str) -> str:
 
 class TensorflowRuntime:
     """The runtime of TensorFlow. One process may drive several devices. Each device is a separate rank in the records,
-    and one trace contains all of them."""
+    and one trace contains all devices of the process."""
 
     framework = "tensorflow"
     label = staticmethod(str)
@@ -139,7 +138,7 @@ class TensorflowRuntime:
     marked_loaders = staticmethod(nullcontext)  # tf.data itself marks its work in the trace
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Read the launcher's variables, else `TF_CONFIG`."""
+        """Return the position from the launcher's variables, else from `TF_CONFIG`."""
         return position_in_cluster(max(1, len(devices)))
 
     def on_gpu(self, device: Any) -> bool:
@@ -151,7 +150,7 @@ class TensorflowRuntime:
         return hardware_name(str(device), cpu_name())
 
     def software(self) -> dict[str, str]:
-        """Return versions: python, tensorflow, keras; with GPUs also the driver, CUDA and cuDNN of the build."""
+        """Return the versions of python, tensorflow, keras; with GPUs also driver, and the build's cuda and cudnn."""
         import tensorflow as tf
 
         versions = {"python": platform.python_version(), "tensorflow": str(tf.__version__)}
@@ -169,7 +168,7 @@ class TensorflowRuntime:
         return versions
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
-        """Use the host's clock, with synchronizations before and after a series of steps on GPUs."""
+        """Return the host's clock. On GPUs the clock synchronizes before and after each series of steps."""
         return SynchronizedClock(partial(synchronize, devices)) if self.on_gpu(devices[0]) else host_clock()
 
     def store(self, position: ClusterPosition) -> Any:
@@ -188,11 +187,11 @@ class TensorflowRuntime:
         kind: TraceKind = "full",
         shapes: bool = False,  # noqa: ARG002
     ) -> TensorflowWindow:
-        """Create a profiled window, which records all devices of the process, and never shapes.
+        """Create a recording of all devices of the process. `shapes` has no effect.
 
         Raises:
-            RuntimeError: the window is kernel-only, and several CPU processes train. In this case each recording may
-                crash TensorFlow.
+            RuntimeError: the recording is kernel-only (`light`), and several CPU processes train. Then each recording
+                may crash TensorFlow, so only the full recording is made.
         """
         if kind == "light" and not self.on_gpu(devices[0]) and self.position(devices).world_size > 1:
             raise RuntimeError("TensorFlow may crash when a recording of several CPU processes ends: there is but one")
@@ -202,7 +201,7 @@ class TensorflowRuntime:
         """Return None, because operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not parameters."""
+        """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not counted."""
         import tensorflow as tf
 
         counts = [math.prod(variable.shape) for variable in model.trainable_variables]

@@ -23,7 +23,7 @@ from gpudiag.training.models.pytorch.workload import Workload
 #: Interval in ms at which the server processes are checked while no batch arrives.
 _CHECK_MS = 500
 
-#: Maximum characters in the path of a local socket: sun_path of unix(7), less the bytes for ZeroMQ and the final zero.
+#: Maximum length of the path of a local socket: the size of `sun_path` (unix(7)), less some bytes that ZeroMQ adds.
 _LONGEST_PATH = 100
 
 
@@ -38,9 +38,9 @@ def open_batches(
     device: torch.device,
     seed: int,
 ) -> Iterator[Iterable[Batch]]:
-    """Return endless batches from any source. The `workers` server processes of `zmq` end with the context.
+    """Yield endless batches from any source. For `zmq`, `workers` server processes run within the context.
 
-    `name` is the workload's name in the registry, by which servers load the workload.
+    `name` is the workload's name in the registry, from which the servers load the workload.
 
     Raises:
         FrameworkMissingError: `zmq` is requested but pyzmq is missing.
@@ -133,7 +133,7 @@ class ServedBatches:
             yield inputs, targets
 
     def _received(self, array: ArrayHeader, payload: memoryview) -> Tensor:
-        """Copy a payload to a tensor. The tensor is pinned if training runs on a GPU."""
+        """Copy a payload into a new tensor, which is in pinned memory if training runs on a GPU."""
         import numpy as np
 
         sent = np.frombuffer(payload, dtype=array.dtype).reshape(array.shape)
@@ -142,6 +142,7 @@ class ServedBatches:
         return tensor
 
     def _check_servers(self) -> None:
+        """Raise WorkerFailedError if a server has ended."""
         for process in self._processes:
             code = process.poll()
             if code is not None:

@@ -1,9 +1,9 @@
-"""A process that makes batches and pushes them to a training process over ZeroMQ.
+"""Make batches, and push them to a training process over ZeroMQ. This module is a program:
 
     python -m gpudiag.training.jobs.data.batch_server OPTIONS
 
 Each message contains a `BatchHeader` as JSON, the raw bytes of the inputs, and the raw bytes of the targets. The bytes
-are sent without a copy. The server waits while the receiver's queue is full, and ends with its parent.
+are sent without copying them. The server waits while the receiver's queue is full, and ends with its parent process.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrayHeader(msgspec.Struct, frozen=True):
-    """NumPy's name of a payload's type, and the payload's shape."""
+    """Describe an array in a message: NumPy's name of its type, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
-    """The headers of a batch's inputs and targets."""
+    """Describe the two arrays of a message: inputs and targets."""
 
     arrays: tuple[ArrayHeader, ArrayHeader]
 
 
 def message(inputs: Tensor, targets: Tensor) -> list[object]:
-    """Return the message of one batch, as a list of frames. The tensors must not change until they are sent."""
+    """Return the frames of one batch's message. The tensors must not change until the message is sent."""
     arrays = [tensor.contiguous().numpy() for tensor in (inputs, targets)]
     first, second = (ArrayHeader(str(array.dtype), array.shape) for array in arrays)
     return [msgspec.json.encode(BatchHeader((first, second))), *arrays]
@@ -58,13 +58,13 @@ def serve(options: ServerOptions) -> None:
     from gpudiag.training.jobs.data.batches import loader
     from gpudiag.training.models.registry import load_workload
 
-    torch.set_num_threads(1)  # like the workers of a DataLoader, with which servers are compared
+    torch.set_num_threads(1)  # as in DataLoader workers, so that both are comparable
     workload = load_workload(options.workload, on_gpu=options.on_gpu)
-    made = loader(workload, batch_size=options.batch_size, workers=0, pinned=False, seed=options.seed)
+    batches = loader(workload, batch_size=options.batch_size, workers=0, pinned=False, seed=options.seed)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     socket.set_hwm(WAITING)
     socket.connect(options.endpoint)
-    for inputs, targets in made:
+    for inputs, targets in batches:
         socket.send_multipart(message(inputs, targets), copy=False)  # type: ignore[arg-type]  # any buffer is accepted
 
 

@@ -33,11 +33,11 @@ def batches(
 ) -> Iterable[Batch]:
     """Return endless batches of `batch_size` samples.
 
-    Source `device` is one batch that stays on the device. `host` is a few batches in host memory, which the training
-    copies in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
+    Source `device` is one batch that stays on the device. `host` is a few batches in host memory, one of which is
+    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
 
     Raises:
-        ValueError: the source is `zmq`, which needs `batch_client.open_batches` to end its servers.
+        ValueError: the source is `zmq`, which only `batch_client.open_batches` supports.
     """
     on_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(seed)
@@ -55,7 +55,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """A data set of samples in memory, which returns copies of inputs, as a decoder does."""
+    """A data set of samples in memory. Each access copies the sample's inputs, as decoding makes new inputs."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs = inputs
@@ -70,7 +70,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples. After the last sample, the first one follows."""
+    """Make a DataLoader over the workload's samples, which repeats them endlessly."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,
@@ -90,7 +90,7 @@ class MicroBatches(Generic[T]):
         self._count = count
 
     def __len__(self) -> int:
-        """Return the number of steps. Raises TypeError if the number of batches is unknown."""
+        """Return the number of steps; raise TypeError if the number of batches is unknown."""
         sized: Any = self._batches
         return len(sized) // self._count
 
@@ -101,9 +101,9 @@ class MicroBatches(Generic[T]):
 
 
 class DevicePrefetch:
-    """Copy each batch to the GPU on a side stream during the step before. On a CPU, pass batches through.
+    """Copy each batch to the GPU on a side stream during the previous step. On a CPU, pass batches through.
 
-    Copies from pinned memory overlap with the current step's kernels. The last batch may be smaller.
+    If the batches are in pinned memory, the copies overlap with the kernels of the current step.
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
@@ -121,7 +121,7 @@ class DevicePrefetch:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(side)
             for tensor in ahead:
-                # The memory was allocated on the side stream. The memory must not be reused before this step has ended.
+                # The memory belongs to the side stream. The memory must not be reused before this step has ended.
                 tensor.record_stream(current)
             batch, ahead = ahead, self._copied(source, side)
             yield batch

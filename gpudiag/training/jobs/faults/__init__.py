@@ -1,5 +1,5 @@
-"""The job of each `gpudiag selftest` process, which injects faults of known size one at a time.
+"""Run the job of each `gpudiag selftest` process, which injects faults of known size one at a time.
 
-`job` is the same for all frameworks. Each framework's folder has its training loop and its faults. Faults add no marks
-to traces, so the profiler records the same as in a user's program.
+The module `job` is the same for all frameworks. The folder of a framework contains a training loop and faults. Faults
+add no marks to traces, so the profiler records the same kinds of events as in a user's program.
 """

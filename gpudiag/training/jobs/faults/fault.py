@@ -1,4 +1,4 @@
-"""The interface of faults, which are switched on and off between two steps, and the faults for all frameworks."""
+"""Define the interface of faults, which are switched on and off between steps, and the faults for all frameworks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault(ABC, Generic[TrainerT]):
     Args:
         trainer: the training loop.
         amount_ms: size of the fault in ms per step.
-        affected: this rank has the fault. Other ranks only take part in the operations that all ranks must run.
+        affected: True if this rank has the fault. Other ranks only take part in operations that all ranks must run.
     """
 
     def __init__(self, trainer: TrainerT, amount_ms: float, *, affected: bool) -> None:
@@ -36,7 +36,7 @@ class Fault(ABC, Generic[TrainerT]):
         self.prepare()
 
     def prepare(self) -> None:
-        """Measure and allocate what the fault needs."""
+        """Prepare the fault: measure how much work has the size `amount_ms`, and allocate this work's data."""
         return
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Fault(ABC, Generic[TrainerT]):
         """Switch the fault on or off. The method is called between two steps, on every rank before the same step."""
 
     def rest(self) -> None:
-        """Restore the trainer; the fault may be switched on again later."""
+        """Restore the trainer, so that other faults can run. The fault may be switched on again later."""
         self.switch(on=False)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Fault(ABC, Generic[TrainerT]):
 
 
 class NoFault(Fault[TrainerT]):
-    """A clean run. Switching has no effect."""
+    """Run the clean job. Switching has no effect."""
 
     def switch(self, *, on: bool) -> None:
         """Do nothing."""
@@ -63,7 +63,7 @@ class LateLoader(Fault[TrainerT]):
     """Deliver each batch `amount_ms` late."""
 
     def switch(self, *, on: bool) -> None:
-        """Set the delay of the next batches."""
+        """Set the delay of the following batches."""
         self.trainer.loader.late_s = self.amount_ms / 1e3 if on and self.affected else 0.0
 
 
@@ -71,12 +71,12 @@ class PinnedCore(Fault[TrainerT]):
     """Pin all threads of the process to one core, together with busy programs.
 
     The number of busy programs is `amount_ms` divided by the clean step time. The fault simulates a bad CPU binding or
-    a container that is too small. On a GPU the host runs ahead of the device, so half a core (one busy program) might
-    not delay a step. Three busy programs leave the process a quarter of the core.
+    a container with too few cores. One busy program leaves half of the core to the process, which might not delay a
+    step on a GPU, because the host runs ahead of the device. Three busy programs leave a quarter of the core.
     """
 
     def prepare(self) -> None:
-        """Start the busy programs, and stop them until the fault is switched on."""
+        """Start the busy programs, and suspend them until the fault is switched on."""
         self._all_cores = os.sched_getaffinity(0)
         self._busy: list[subprocess.Popen[bytes]] = []
         if self.affected:
@@ -87,7 +87,7 @@ class PinnedCore(Fault[TrainerT]):
             self._signal(signal.SIGSTOP)
 
     def switch(self, *, on: bool) -> None:
-        """Pin the threads and continue the busy programs, or undo both."""
+        """Pin the threads and continue the busy programs (on), or unpin the threads and suspend the programs (off)."""
         if not self.affected:
             return
         cores = {self._core} if on else self._all_cores

@@ -1,9 +1,9 @@
-"""The fault job of `gpudiag selftest`, for any framework.
+"""Measure and record the faults of `gpudiag selftest` in one process, for any framework.
 
-The ablation of a fault times alternating blocks of steps without and with the fault, in the order off, on, on, off, so
-that drift of the machine affects both alike. Afterwards the fault is recorded in its own run directory. If the
-profiler's library stays loaded after a recording, all ablations come first. Otherwise each fault is recorded directly
-after its ablation.
+The ablation of a fault times blocks of steps without the fault (off) and with it (on), in the order off, on, on, off,
+so that drift of the machine affects both equally. Afterwards the job with the fault is recorded in its own run
+directory. If the profiler's library stays loaded after a recording, all ablations come before the first recording.
+Otherwise each fault is recorded directly after its ablation.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import Runtime, Window
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, TraceKind
 
-#: Number of untimed steps after a switch. The host runs ahead again, and ranks begin to wait for stragglers.
+#: Number of untimed steps after switching a fault, in which the host runs ahead again, and stragglers take effect.
 _RUN_IN_STEPS = 3
-#: Minimum number of steps of a block with all work launched ahead. Such a block has a third of the usual steps, because
-#: the host waits for each step.
+#: Minimum number of steps in a block in which all work of a step is launched before the device begins. Such a block has
+#: a third of the usual number of steps, because the host waits for the end of each step.
 _LEAST_AHEAD = 4
-#: Time for which the device is held while the host launches the next step, in step times.
+#: Time for which the device is blocked while the host launches the next step, in step times.
 _HELD_STEPS = 2.0
 
 
@@ -58,8 +58,8 @@ def run_faults(
 
     Args:
         plan: the faults, and how to measure them.
-        started: the launch.
-        make_trainer: makes the training loop of the plan.
+        started: run directory and job of the launch.
+        make_trainer: makes the training loop for the plan.
         kinds: classes of the faults that can be injected, by kind.
     """
     run_dir = started.run_dir
@@ -78,7 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Faults with a session come first, because a session also times steps. A loaded profiler slows launches.
+        # Record the faults that use a session first, because a session times steps. A loaded profiler slows launches.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)
@@ -89,7 +89,7 @@ def run_faults(
 
 
 class FaultTrials(Generic[TrainerT]):
-    """The trials of all faults in one process."""
+    """Measure, record and save the faults in one process."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class FaultTrials(Generic[TrainerT]):
         self._failed: set[str] = set()
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Run a trial of a fault. If the trial fails on any rank, skip all further trials of this fault."""
+        """Call `trial` (`ablate` or `profile`) for a fault. If it fails on any rank, skip later trials of the fault."""
         if plan.name in self._failed:
             return
         problem = None
@@ -133,7 +133,7 @@ class FaultTrials(Generic[TrainerT]):
                 write_json(self._directory(plan) / FAILURE_FILE, failure)
 
     def ablate(self, plan: FaultPlan) -> None:
-        """Time blocks with and without the fault. Rank 0 writes the times of all ranks."""
+        """Time blocks with and without the fault. Rank 0 writes the step times of all ranks as an `Ablation`."""
         fault = self._faults[plan.name] = make_fault(self._kinds, plan, self.trainer)
         steps = max(self.plan.least_steps, round(self.plan.block_ms / self.trainer.clean_ms))
         turns = itertools.islice(itertools.cycle((False, True, True, False)), 2 * self.plan.pairs)
@@ -173,7 +173,7 @@ class FaultTrials(Generic[TrainerT]):
         return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
     def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
-        """Time a job variant alternately as it is, and with all work of a step launched before the device begins."""
+        """Time blocks with the fault: unchanged (on), and with each step launched before the device begins it (off)."""
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -187,7 +187,7 @@ class FaultTrials(Generic[TrainerT]):
         return held
 
     def discard(self, plan: FaultPlan) -> None:
-        """Close a fault without recording it."""
+        """Close a fault that will not be recorded."""
         fault = self._faults.pop(plan.name, None)
         if fault is not None:
             fault.close()
@@ -208,7 +208,7 @@ class FaultTrials(Generic[TrainerT]):
             fault.close()
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
-        """Record both traces without a session, with the framework's step marks only, as in most users' loops."""
+        """Record a full and a kernel-only trace without a session. The only marks are the framework's step marks."""
         flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
@@ -217,20 +217,20 @@ class FaultTrials(Generic[TrainerT]):
             except Exception:
                 if recording == "full":
                     raise
-                traceback.print_exc()  # only the kernel-only trace is lost
+                traceback.print_exc()  # the full trace is enough
         self.save(directory, plan, recorded, flops)
 
     def _counted_step(self) -> StepFlops | None:
-        """Train a step and count its operations, which differ between ranks if the ranks divide the model."""
+        """Train one step and return its number of operations; None if the framework cannot count operations."""
         counter = self._runtime.flop_counter([self.trainer.device], self.trainer.model)
         with counter or nullcontext():
             self.trainer.step()
         return None if counter is None else counter.result
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
-        """Record one trace, and return its step times.
+        """Record one trace, and return the times of the recorded steps.
 
-        If the profiler fails, the steps still run, because other ranks need this rank for communication.
+        If the profiler fails, run the steps nevertheless, because other ranks communicate with this rank.
         """
         trainer, active = self.trainer, self.plan.active
         for _ in range(_RUN_IN_STEPS):
@@ -263,8 +263,8 @@ class FaultTrials(Generic[TrainerT]):
         return times
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
-        """Record with a session, which times the steps and marks the loader, as in a loop over `prof.steps(loader)`."""
-        # Without the variable the session sends no progress messages. The selftest sends its own.
+        """Record with a session, in a loop over `prof.steps(loader)`. The session times the steps and marks fetches."""
+        # Without the variable the session sends no progress messages, which would disturb those of the selftest.
         socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,
@@ -295,7 +295,13 @@ class FaultTrials(Generic[TrainerT]):
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
         flops: StepFlops | None = None,
     ) -> None:
-        """Write this rank's record to a run directory; then, on rank 0, write the run's record."""
+        """Write this rank's record, and on rank 0 the run's record, into the run directory `directory`.
+
+        Args:
+            plan: the recorded fault; None for the clean job.
+            recorded: step times of the recorded steps, by kind of trace.
+            flops: operations per step of this rank, if they were counted.
+        """
         position, runtime, recorded = self.place, self._runtime, recorded or {}
         traces = {name: path for name, path in self._trace_names.items() if (directory / path).is_file()}
         timed = self._faulty.get(plan.name, UnprofiledSeries()) if plan is not None else UnprofiledSeries()

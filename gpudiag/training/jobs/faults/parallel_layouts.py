@@ -1,6 +1,6 @@
-"""Choose layouts of the selftest's divided jobs, and the ranks that their faults slow down, without any framework.
+"""Choose the layouts of the selftest's divided jobs, and the ranks that a fault slows down.
 
-In a divided job each process has only a part of the model or of its work.
+In a divided job each process has only a part of the model or of its work. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from gpudiag.model.run import ParallelLayout
 
 #: Name of the divided jobs' workload in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"
-#: Number of CPU processes. The processes wait instead of computing, so there may be more processes than cores.
+#: Number of processes on CPUs. They wait instead of computing, so there may be more processes than cores.
 CPU_PROCESSES = 4
-#: Sequences per step in a process that has all layers. A process with 1/n of the layers has n times as many sequences.
+#: Number of sequences per step in a process with all layers. A process with 1/n of the layers has n times this number.
 SEQUENCES = 2
-#: Number of pipeline stages if this leaves at least two ranks per stage; otherwise there are two stages.
+#: Number of pipeline stages if the number of ranks is a multiple of twice this number; otherwise there are two stages.
 _STAGES = 4
-#: Dimension of the layout along which one position is slow, by kind of fault.
+#: Dimension of the layout along which one stage, replica or expert is slow, by kind of fault.
 _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": "ep"}
 
 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
-    """Return the layout of a job or fault of this kind for an even number of processes."""
+    """Return the layout for a kind of divided job or fault, and an even number of processes."""
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % (2 * _STAGES) else _STAGES
         microbatches = stages if kind == "pipeline" else 2 * stages
@@ -44,5 +44,5 @@ def slow_ranks(kind: str, processes: int) -> tuple[int, ...]:
 
 
 def slow_position(kind: str, processes: int) -> int:
-    """Return the number of the slow stage, replica or expert."""
+    """Return the number of the pipeline stage, replica or expert that a fault of this kind slows down."""
     return selftest_layout(kind, processes).sizes[_SLOW_DIMENSION[kind]] // 2

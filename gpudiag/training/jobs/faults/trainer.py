@@ -1,4 +1,4 @@
-"""The interface of training loops into which faults are injected, for any framework."""
+"""Define the interface of training loops into which faults are injected, for any framework."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Loader:
 
     Attributes:
         usual: iterator over the batches of the clean job.
-        source: iterator from which the next batch is taken.
-        late_s: delay of each batch in seconds.
+        source: iterator from which the following batches are taken.
+        late_s: delay before each batch is delivered, in seconds.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -41,12 +41,12 @@ class Loader:
 
 
 class Trainer(ABC):
-    """A process of the job.
+    """The training loop of one process.
 
     Attributes:
-        time_all_first: on GPUs all faults are timed before the first fault is recorded. This order is necessary if the
-            profiler stays loaded after its first use, and then slows all steps.
-        holds: `hold` is implemented.
+        time_all_first: True if on GPUs all faults are timed before the first fault is recorded, which is necessary if
+            the profiler stays loaded after its first use and slows all later steps.
+        holds: True if `hold` is implemented.
         device: the framework's device that the process trains on.
         place: position of this process in the cluster.
         strategy: name of the strategy, for the run record.
@@ -87,18 +87,18 @@ class Trainer(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank, on every rank. This communication must not appear in the trace."""
+        """Return the values of all ranks, in the order of ranks. This communication must not appear in traces."""
 
     def hold(self, milliseconds: float) -> None:
-        """Delay the device's next operation by `milliseconds`, without blocking the host.
+        """Keep the device busy for `milliseconds`, without blocking the host.
 
         Raises:
-            NotImplementedError: the device cannot be held.
+            NotImplementedError: the device cannot be kept busy.
         """
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the context manager of recorded step `number`, which marks the step if the profiler does not."""
+        """Return a context manager that marks step `number` in the trace, if the profiler does not mark steps."""
         return nullcontext()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Trainer(ABC):
         self.clock.host_step(begin_ns, fetched_ns, time.perf_counter_ns())
 
     def warm_up(self, seconds: float) -> None:
-        """Train for about `seconds`, and set `clean_ms` to the median of the second half."""
+        """Train for about `seconds`, and set `clean_ms` to the median step time of the second half."""
         began = time.perf_counter()
         self.timed(_FIRST_STEPS, run_in=0)
         # The first steps include compilation and autotuning, so the step time is estimated from later steps.
@@ -124,7 +124,7 @@ class Trainer(ABC):
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
-        """Time `steps` steps after `run_in` untimed steps, in which the host gets ahead of the device."""
+        """Time `steps` steps. Before them, run `run_in` untimed steps, in which the host gets ahead of the device."""
         self.clock.anchor()
         for _ in range(run_in):
             self.step()
@@ -135,10 +135,10 @@ class Trainer(ABC):
         return self.clock.series()
 
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
-        """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
+        """Return the times in ms of steps whose kernels are launched before the device begins the step.
 
-        Before each step a waiting kernel holds the device for `hold_ms`, which is not timed. All ranks begin at about
-        the same time. If a step has more launches than the launch queue holds (1,024), the rest follow later.
+        No kernel of such a step waits for its launch, except after the 1,024 launches that the launch queue holds.
+        Before each step the device is kept busy for `hold_ms` (not timed). All ranks begin at about the same time.
         """
         times = []
         for _ in range(steps):
@@ -151,9 +151,9 @@ class Trainer(ABC):
         return times
 
     def milliseconds_of(self, function: Callable[[], object], *, repeats: int) -> float:
-        """Return the mean duration in ms of consecutive calls, from the first launch to the end of the device's work.
+        """Call a function `repeats` times. Return the mean time per call until the device has done the work, in ms.
 
-        The fastest of three trials counts, because first calls initialize state and other programs may take the core.
+        Of three trials return the fastest, because first calls initialize state, and other programs may use the core.
         """
         trials = []
         for _ in range(_TRIALS):
@@ -167,5 +167,5 @@ class Trainer(ABC):
         return min(trials)
 
     def agree(self, value: float) -> float:
-        """Return the mean of all ranks' values, on every rank."""
+        """Return the mean of all ranks' values. All ranks must call this method."""
         return statistics.fmean(self.gather(value))

@@ -1,1 +1,1 @@
-"""The `gpt` workload divided over processes by pipeline, data, expert, context and tensor parallelism."""
+"""Train the workload `gpt` with pipeline, data, expert, context and tensor parallelism."""

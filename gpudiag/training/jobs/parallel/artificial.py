@@ -1,4 +1,4 @@
-"""Work of a given duration that keeps no CPU core busy, so that more processes than cores can run undelayed."""
+"""Simulate work of a given duration without using a CPU core, so that more processes than cores run without delays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Backward takes this multiple of forward, as it does for matrix products.
+#: Duration of backward as a multiple of forward. For matrix products it is 2.
 BACKWARD_SHARE = 2.0
 
 
 class ArtificialWork(torch.autograd.Function):
-    """Identity that takes `forward_ms` in forward and twice as long in backward."""
+    """Return the input unchanged. Take `forward_ms` in forward and twice as long in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_ms: float) -> Tensor:
@@ -39,6 +39,6 @@ def occupy(device: torch.device, milliseconds: float) -> None:
 
 
 def artificial_work(x: Tensor, forward_ms: float) -> Tensor:
-    """Return `x` after work of this duration."""
+    """Return `x` after `forward_ms`. Backward takes twice as long."""
     done: Tensor = ArtificialWork.apply(x, forward_ms)  # type: ignore[no-untyped-call]  # torch's own
     return done

@@ -1,4 +1,4 @@
-"""A layer of experts, one per process of the group, with an all-to-all before and after."""
+"""Define a layer of experts, one per process of a group. Tokens are sent to the experts and back by all-to-all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag.training.jobs.parallel.artificial import artificial_work
 
 
 class RowCounts(NamedTuple):
-    """Numbers of rows sent to and received from each rank of a group."""
+    """Numbers of rows that this rank sends to and receives from each rank of a group."""
 
     group: dist.ProcessGroup
     sent: list[int]
@@ -20,18 +20,18 @@ class RowCounts(NamedTuple):
 
     @property
     def reversed(self) -> RowCounts:
-        """The counts for sending the rows back."""
+        """Counts for sending the received rows back."""
         return RowCounts(self.group, self.received, self.sent)
 
     def exchange(self, rows: Tensor) -> Tensor:
-        """Return the received rows, by rank."""
+        """Send `rows` to the ranks; return the received rows, in the order of ranks."""
         output = rows.new_empty(sum(self.received), *rows.shape[1:])
         dist.all_to_all_single(output, rows.contiguous(), self.received, self.sent, group=self.group)
         return output
 
 
 class AllToAll(torch.autograd.Function):
-    """Send rows to the ranks of a group; backward sends the gradients back, times a factor."""
+    """Send rows to the ranks of a group. In backward, multiply the gradients by a factor and send them back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
@@ -51,14 +51,14 @@ def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
 
 
 class ExpertLayer(nn.Module):
-    """Feed-forward layers, one per rank of the group, each for the tokens assigned to it.
+    """Feed-forward layers (experts), one per rank of the group. Each expert processes the tokens assigned to it.
 
     Tokens are assigned in turn (hash layers, S. Roller et al., 2021). All experts have equal work if `hot_share` is 0.
 
     Attributes:
-        hot_share: share of the tokens that all go to the expert `hot`; the others are assigned in turn.
-        hot: the expert that receives these tokens.
-        ms_per_token: artificial duration of forward per received token.
+        hot_share: share of the tokens that go to the expert `hot`. The other tokens are assigned in turn.
+        hot: number of the expert that receives these tokens.
+        ms_per_token: artificial duration of forward per received token, in ms.
     """
 
     def __init__(self, expert: nn.Module, group: dist.ProcessGroup) -> None:
@@ -78,7 +78,7 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # An expert's gradient sums over the batches of all ranks in the group. Other gradients are averaged over ranks.
+        # Scale the gradients of experts, which are sums over the ranks of the group, to means like all other gradients.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)
@@ -91,7 +91,7 @@ class ExpertLayer(nn.Module):
         return output
 
     def _choose(self, count: int, device: torch.device) -> Tensor:
-        """Return the expert of each token."""
+        """Return the expert's number for each of `count` tokens."""
         choice = torch.arange(count, device=device) % self._group.size()
         choice[: int(self.hot_share * count)] = self.hot
         return choice

@@ -1,7 +1,7 @@
-"""A stage of a GPT whose layers are divided over processes.
+"""Define a pipeline stage of a GPT whose layers are divided over processes.
 
-The layers are those of the workload `gpt`, with three matrices for query, key and value, so that each can be split by
-heads, and without a shared embedding, because its two uses are on different pipeline stages.
+The layers are those of the workload `gpt` with two differences. Query, key and value have separate matrices, so that
+each matrix can be split by heads. Embedding and output layer share no weights, because they are on different stages.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gpudiag.training.jobs.parallel.sizes import GptSizes
 
 
 class GatheredSequence(torch.autograd.Function):
-    """Concatenate the ranks' parts of sequences; backward sums the gradients of each part on its rank."""
+    """Concatenate the ranks' parts of sequences. In backward, sum the gradients of each part on the part's rank."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return float[n, heads, whole t, width of a head] from this rank's part of t."""
+        """Return float[n, heads, t of the whole sequence, width of a head] from this rank's part of the sequence."""
         ctx.group = group
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(group.size())]
@@ -44,8 +44,8 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: sizes of the whole model.
-        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if there are
-            no parts.
+        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if sequences
+            are not divided.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -58,7 +58,7 @@ class SplitAttention(nn.Module):
         self.projection = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, t, width] to the same shape. Under tensor parallelism this process has some of the heads."""
+        """Map float[n, t, width] to the same shape. Under tensor parallelism, compute this process's heads only."""
         query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
         if self._group is None:
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -91,10 +91,10 @@ class FeedForward(nn.Module):
 
 
 class SplitBlock(nn.Module):
-    """Attention and a feed-forward layer, or a layer of experts, each behind a layer norm.
+    """Attention, and a feed-forward layer or a layer of experts. A layer norm precedes each of the two.
 
     Attributes:
-        ms_per_token: artificial duration of forward per token, beside the real work.
+        ms_per_token: artificial duration of forward per token in ms, in addition to the real work.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class GptStage(nn.Module):
         sizes: sizes of the whole model.
         stage, stages: index of this stage, and number of stages.
         sequence_group: see `SplitAttention`.
-        expert_group: processes that share each layer's experts; None for layers without experts.
-        bf16: compute under autocast. Stages still send each other fp32 values.
+        expert_group: processes that have the experts of each layer; None for layers without experts.
+        bf16: compute in bf16 under autocast. Stages send fp32 values to each other in any case.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class GptStage(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * sizes.layers) if residual else 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map int64[n, t] tokens or float[n, t, width] to float[n, t, width], or to logits on the last stage."""
+        """Map tokens int64[n, t] (first stage) or float[n, t, width] to float[n, t, width] or logits (last stage)."""
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._bf16):
             if self.tokens is not None and self.positions is not None:
                 begin, t = self._part * x.shape[1], x.shape[1]

@@ -1,4 +1,4 @@
-"""The process groups of a parallel job."""
+"""Create the process groups of a parallel job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gpudiag.model.run import ParallelLayout
 
-#: Dimensions whose processes have different tokens and the same layers, apart from experts.
+#: Dimensions along which processes have different tokens, but the same layers except for experts.
 _REPLICAS = ("dp", "ep", "cp")
 
 
@@ -15,10 +15,10 @@ class ParallelMesh:
     """The mesh of all processes. PyTorch calls its process groups `mesh_pp`, `mesh_dp` and so on in traces.
 
     Attributes:
-        mesh: dimensions larger than one, in the layout's order; None if there is one process.
-        replicas: the processes that average the gradients of layers without experts; None if this is one process.
-        expert_replicas: the processes that average an expert's gradients; None for one process, or without experts.
-        batch_index: number of this process's batch, the same for processes that train on one batch together.
+        mesh: mesh of the dimensions with several processes, in the layout's order; None if the job has one process.
+        replicas: the processes that average the gradients of layers without experts; None for a single process.
+        expert_replicas: the processes that average an expert's gradients; None for a single process or without experts.
+        batch_index: number of this process's batch. Processes that train on one batch together have the same number.
     """
 
     def __init__(self, device_type: str, layout: ParallelLayout) -> None:
@@ -34,7 +34,7 @@ class ParallelMesh:
         return self.mesh[name] if self.mesh is not None and has_dimension else None
 
     def _flat(self, *names: str) -> DeviceMesh | None:
-        """Return the mesh of this process's group along several dimensions together; None if all have size one."""
+        """Return one mesh over several dimensions of this process's group; None if all these dimensions have size 1."""
         names = tuple(name for name in names if self.dimension(name) is not None)
         if self.mesh is None or not names:
             return None

@@ -1,4 +1,4 @@
-"""A step of a GPT whose layers, batches and sequences are divided over processes."""
+"""Train steps of a GPT whose layers, batches and sequences are divided over processes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class ParallelGpt:
     """This process's part of a GPT.
 
     Attributes:
-        parts: this process's stages, without wrappers.
-        mesh: the groups of processes.
+        parts: this process's pipeline stages, without wrappers for data parallelism.
+        mesh: the process groups.
         sharded: see the arguments.
-        optimizer: updates this process's parameters.
+        optimizer: optimizer of this process's parameters.
 
     Args:
         layout: how the work is divided.
         sizes: sizes of the model.
         device: the device of this process.
         sharded: use FSDP2 over data-parallel processes, as experts and split matrices require; otherwise use DDP.
-        make_optimizer: makes the optimizer of groups of parameters.
+        make_optimizer: returns an optimizer for a list of parameter groups.
         bf16: compute in bf16 under autocast.
-        marked: open gpudiag's ranges; in a pipeline only that of the update, because forward and backward alternate.
+        marked: mark forward, backward and update as ranges; in a pipeline, whose passes alternate, only the update.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ParallelGpt:
         self._schedules: dict[tuple[int, int], Any] = {}
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
-        """Run forward, backward and update on int64[n, t] on the device. Each process selects its part of t."""
+        """Train a step on int64[n, t] tokens and targets on the device. Each process takes its part of sequences."""
         parts, part = self.layout.cp, self.mesh.coordinate("cp")
         tokens, targets = (batch.chunk(parts, dim=1)[part].contiguous() for batch in (tokens, targets))
         if self.layout.pp > 1:
             self._train_pipeline(tokens, targets)
         else:
-            # Without a pipeline, microbatches are trained one after the other, for comparison with a pipeline.
+            # For comparison with a pipeline, microbatches are used without a pipeline too.
             count = self.layout.microbatches
             for inputs, labels in zip(tokens.chunk(count), targets.chunk(count), strict=True):
                 with self._range("forward"):
@@ -90,7 +90,7 @@ class ParallelGpt:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _part(self, number: int) -> GptStage:
-        """Make a stage, with its matrices split over tensor-parallel processes."""
+        """Make the pipeline stage `number`, with matrices split over the tensor-parallel processes."""
         torch.manual_seed(number)
         part = GptStage(
             self.sizes,
@@ -118,18 +118,18 @@ class ParallelGpt:
         return part if replicas is None else DistributedDataParallel(part, process_group=replicas.get_group())
 
     def _sharded(self, part: GptStage) -> nn.Module:
-        """Shard a stage with FSDP2. Experts are sharded over the processes with the same expert."""
+        """Shard a stage with FSDP2. An expert is sharded over the processes that have it, if there are several."""
         replicas = self.mesh.replicas
         if replicas is None:
             return part
         experts = [layer.expert for layer in part.modules() if isinstance(layer, ExpertLayer)]
-        copies = self.mesh.expert_replicas
-        for expert in experts if copies is not None else ():
-            fully_shard(expert, mesh=copies)
-        alone = {parameter for expert in experts for parameter in expert.parameters()} if copies is None else set()
+        expert_mesh = self.mesh.expert_replicas
+        for expert in experts if expert_mesh is not None else ():
+            fully_shard(expert, mesh=expert_mesh)
+        whole = {parameter for expert in experts for parameter in expert.parameters()} if expert_mesh is None else set()
         for block in part.blocks:
-            fully_shard(block, mesh=replicas, ignored_params=alone)
-        fully_shard(part, mesh=replicas, ignored_params=alone)
+            fully_shard(block, mesh=replicas, ignored_params=whole)
+        fully_shard(part, mesh=replicas, ignored_params=whole)
         return part
 
     def _train_pipeline(self, tokens: Tensor, targets: Tensor) -> None:
@@ -140,7 +140,7 @@ class ParallelGpt:
         first, last = 0 in self.numbers, self.stages - 1 in self.numbers
         keywords: dict[str, Any] = {"target": targets, "losses": []} if last else {}
         schedule = self._schedules[shape]
-        if "return_outputs" in signature(schedule.step).parameters:  # not before PyTorch 2.10
+        if "return_outputs" in signature(schedule.step).parameters:  # since PyTorch 2.10
             keywords["return_outputs"] = False
         schedule.step(*((tokens,) if first else ()), **keywords)
 
@@ -174,7 +174,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Group parameters by mesh, because an update of several parameters at once cannot mix meshes."""
+    """Return groups of parameters with the same mesh, because a fused update cannot mix meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)

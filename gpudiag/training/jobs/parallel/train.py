@@ -15,15 +15,12 @@ from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.strategies.registry import load_strategy
 
-#: Sequences per microbatch, on GPUs and in CPU processes.
+#: Number of sequences per microbatch, on GPUs and on CPUs.
 _GPU_SEQUENCES, _CPU_SEQUENCES = 4, 1
 
 
 def train_parallel(job: Job, layout: ParallelLayout) -> None:
-    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`.
-
-    The strategy only opens and closes the process group; the model itself communicates.
-    """
+    """Train until the session is complete. Each process calls this function. `gpudiag profile` has checked `job`."""
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     sizes = gpt_sizes(on_gpu=on_gpu)
@@ -31,7 +28,7 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
     precision = computed_in(job.precision, on_gpu=on_gpu)
     Arithmetic(precision, device)  # sets how matrix products round
     workers = job.loader_workers if job.loader_workers is not None else 2 if on_gpu else 0
-    strategy = load_strategy(job.strategy, device)
+    strategy = load_strategy(job.strategy, device)  # only opens and closes the process group
     strategy.open()
     try:
         workload = load_workload(job.workload, on_gpu=on_gpu)
@@ -66,10 +63,10 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
             ) as prof,
         ):
             for tokens, targets in prof.steps(DevicePrefetch(source, device) if job.prefetch else source):
-                # The workload's vocabulary is larger than that of the model for CPU processes.
+                # On CPUs the workload's vocabulary is larger than the model's.
                 model.train(
                     *(batch.to(device, non_blocking=True).remainder(sizes.vocabulary) for batch in (tokens, targets))
                 )
-        del model  # before the process group closes, on which its buffers depend
+        del model  # before the process group closes, because the model's buffers depend on the group
     finally:
         strategy.close()

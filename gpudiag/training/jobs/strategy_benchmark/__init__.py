@@ -1,1 +1,1 @@
-"""The program of `gpudiag recommend`'s training processes, which time several strategies in turns."""
+"""Run the training processes of `gpudiag recommend`, which time several strategies in turns."""

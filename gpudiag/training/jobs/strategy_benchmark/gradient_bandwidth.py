@@ -1,4 +1,4 @@
-"""Time all-reduces of the sizes of a model's gradients, for the strategy benchmark and `gpudiag bandwidth --like`."""
+"""Time all-reduces of the sizes of a model's buckets, for `gpudiag recommend` and `gpudiag bandwidth --like`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
-#: Number of sizes per transport: the smallest and the largest bucket, and sizes between them.
+#: Maximum number of measured sizes per transport, from the smallest bucket to the largest.
 _SIZES = 5
-#: Seconds per transport. Slow transports skip the largest sizes.
+#: Seconds per transport. After this time, larger sizes are skipped.
 _SECONDS = 0.5
 _REPEATS = 3
-#: A size is measured only if it is below this share of the next larger measured size.
+#: A size is measured only if it is less than this share of the next larger size.
 _APART = 0.8
-#: Number of concurrent all-reduces that are timed together, like the buckets of a step.
+#: Number of concurrent all-reduces that are timed together, because the buckets of a step are reduced concurrently.
 _CONCURRENT = 3
 
 
@@ -42,7 +42,7 @@ def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
     """Return at most `most` sizes, in rising order, that span the sizes of the buckets."""
     distinct: list[int] = []
     for size in sorted(set(buckets), reverse=True):
-        # Nearly equal sizes would have equal times except for noise.
+        # Skip nearly equal sizes, because their times would differ by noise only.
         if not distinct or size < _APART * distinct[-1]:
             distinct.append(size)
     distinct.reverse()
@@ -52,11 +52,11 @@ def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
 
 
 def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[int]) -> list[Collective]:
-    """Time all-reduces of fp32 values per transport and size. Unusable transports are skipped.
+    """Time all-reduces of fp32 values for each transport and size. Skip transports that cannot be used.
 
     Args:
-        world: the processes. All processes must call this function together.
-        transports: a candidate that uses the transport, by the transport's name.
+        world: this process and its process groups. All processes must call this function together.
+        transports: for the name of each transport, a candidate strategy that uses it.
         sizes: bytes per rank, in rising order.
     """
     collectives: list[Collective] = []
@@ -71,7 +71,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
         try:
             with world.acting(strategy.backend):
                 start, close = strategy.all_reduce(world.device, candidate)
-        except Exception as error:  # noqa: BLE001  # the other transports may work
+        except Exception as error:  # noqa: BLE001  # other transports may work
             problem = f"{error}"
         if not any(world.gather(problem)) and start is not None:
             collectives += _measure(world, transport, start, buffer, sizes)
@@ -83,7 +83,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
 def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
-    """Return the time per all-reduce of each size; if `_SECONDS` pass, larger sizes are omitted."""
+    """Return the time per all-reduce for each size. After `_SECONDS`, skip the larger sizes."""
 
     def all_reduce(values: torch.Tensor) -> None:
         # The concurrent all-reduces may use the same memory, because the values do not matter.
@@ -106,7 +106,7 @@ def _measure(
             all_reduce(values)
             world.settle()
             times.append((time.perf_counter() - from_s) * 1e6 / _CONCURRENT)
-        # The time of an all-reduce is the time on its slowest rank.
+        # An all-reduce takes as long as on its slowest rank.
         slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
         factor = bus_factor("all_reduce", world.size) or 1.0

@@ -1,9 +1,10 @@
-"""The strategy benchmark of `gpudiag recommend`, in each training process.
+"""Run the strategy benchmark of `gpudiag recommend` in each training process.
 
-For each workload of the plan the benchmark measures a step without communication, the phases of this step, and the time
-at which each gradient is ready. The benchmark also measures all-reduces of the workload's buckets over each transport.
-From these times and the machine's facts the benchmark predicts each candidate's step time. Then the best candidates are
-timed in turns, so that drift of the machine affects all equally. Each candidate has a separate copy of the model.
+A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
+communication, the phases of this step, the time at which each gradient is ready, and all-reduces of the workload's
+buckets over each transport. From these times and the machine's facts each candidate's step time is predicted. Then the
+best candidates are timed in turns, so that drift of the machine affects all equally. Each candidate trains a separate
+copy of the model.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: A look is a measurement of a candidate's step time during warm-up. Warm-up ends if two looks in a row differ by less
-#: than this share, or after this number of looks.
+#: A look is a measurement of a candidate's step time during warm-up. Warm-up ends when two consecutive looks differ by
+#: less than this share, or after this number of looks.
 _AGREE, _MOST_LOOKS = 0.03, 6
-#: A candidate whose step time is longer than another's by this factor is slow. A slow candidate has no turns, but at
-#: most this number of looks, of which the last count as rounds.
+#: A candidate is slow if its step time exceeds another candidate's by this factor. A slow candidate has no turns, but
+#: at most this number of looks, of which the last two count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of `independent`, and the same for measuring its step's phases.
+#: Share of the remaining time for the warm-up of `independent` (no communication), and for measuring its phases.
 _ALONE = 0.3
-#: Minimum rounds of `independent` and the first strategy if no time is left. One round has no confidence interval.
+#: Minimum number of rounds of `independent` and the first strategy. A single round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them (6 s after 18 s, 9 s after 19 s on busy cores).
+#: Time to end the processes, as a share of the time to start them (on busy cores 6 s and 18 s, or 9 s and 19 s).
 _ENDING = 0.5
 
 
@@ -76,8 +77,8 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
     for number, entry in enumerate(plan.entries):
         until = None
         if plan.limit_s is not None:
-            # For each remaining entry half of an equal share of the time is reserved. The first entry may take longer,
-            # because it includes loading and connecting.
+            # Reserve half of an equal share of the time for each remaining workload. So the first workload may take
+            # longer, because its time includes loading and connecting.
             kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
             until = plan.began + plan.limit_s - _ENDING * start_s - kept_s
         benchmark = _Benchmark(world, plan, entry, facts, progress, until=until, start_s=start_s).measure()
@@ -92,7 +93,7 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
 
 
 class _Benchmark:
-    """The benchmark of one workload."""
+    """Run the benchmark of one workload."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Take the slowest rank's times, because all ranks wait for that rank.
+            # Use the times of the slowest rank, because all ranks wait for that rank.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):
@@ -193,11 +194,11 @@ class _Benchmark:
                 print(line, file=sys.stderr, flush=True)  # noqa: T201  # the log is this process's standard error
 
     def _left_s(self) -> float:
-        """Return the remaining seconds, the same on every rank; negative if the time is over."""
+        """Return the remaining seconds of rank 0 on every rank; negative if the time is over."""
         return float(self.world.first(_NO_LIMIT_S if self._until is None else self._until - time.time()))
 
     def _set_up_all(self, subject: Subject, finalists: Sequence[Candidate]) -> None:
-        """Set up candidates in this order while there is time to warm up and time them. Set up at least one."""
+        """Set up the candidates in order, as long as there is time to warm up and time them. Set up at least one."""
         for number, candidate in enumerate(finalists):
             self._beat()
             left_s = self._left_s()
@@ -206,10 +207,10 @@ class _Benchmark:
             before = [self.setup_s[finalist.label] for finalist in finalists[:number]]
             each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
             free_s = left_s - len(self.trainers) * turns_s
-            if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and a candidate have been set up
+            if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and at least one candidate are set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # Divide the free time equally among the remaining candidates, or among as many as have time.
+            # Divide the free time equally among the remaining candidates, or among as many candidates as can be set up.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
@@ -219,17 +220,17 @@ class _Benchmark:
         self.progress.tell("warmup", self._beats)
 
     def _transports(self) -> dict[str, Candidate]:
-        """Return the transports of all candidates that can run, each with one candidate that uses it."""
+        """Return the transports of all candidates that can run, each with one candidate that uses the transport."""
         possible = [candidate for candidate in self.entry.candidates if candidate.label not in self.entry.cannot]
         return transports_of(possible, on_gpu=self.world.on_gpu, p2p=self.plan.p2p)
 
     def _sizes(self, gradients: Gradients) -> list[int]:
         buckets = [sum(gradients.sizes[i] for i in bucket) for bucket in ddp_buckets(gradients.sizes)]
-        # The smallest bucket has half its size if it is compressed to bf16.
+        # Compression to bf16 halves the size of the smallest bucket.
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up and warm up a candidate while more than `kept_s` seconds are left. Drop failed candidates."""
+        """Set up and warm up a candidate, at most until `kept_s` seconds are left. Log the result."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -238,7 +239,7 @@ class _Benchmark:
         self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
 
     def _set_up(self, subject: Subject, candidate: Candidate, kept_s: float) -> None:
-        """Make and warm up a trainer. Record its step time in ms, or the reason why it failed."""
+        """Make and warm up a candidate's trainer. Record the step time in ms, or the reason for a failure."""
         label = candidate.label
         trainer: StrategyTrainer | None = None
         try:
@@ -262,16 +263,16 @@ class _Benchmark:
             trainer.close()
 
     def _first_of(self, problem: str | None) -> str | None:
-        """Return the first problem of any rank, on every rank."""
+        """Return the problem of the lowest rank that has one, on every rank; None if no rank has a problem."""
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two looks agree, or at most `kept_s` seconds are left. Return the slowest rank's step time in ms.
+        """Train until two looks agree or `kept_s` seconds are left. Return the slowest rank's step time in ms.
 
-        A slow candidate needs no precision, so it has only a few looks.
+        The step time of a slow candidate need not be precise, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last of these is as long as later steps
+        for number in range(_FIRST_STEPS):  # the last one takes as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:
                 return first
@@ -295,7 +296,7 @@ class _Benchmark:
         return before
 
     def _is_slow(self, step_ms: float) -> bool:
-        """Return whether another strategy is faster by the factor `_SLOW`."""
+        """Return whether this step time exceeds that of the fastest strategy by the factor `_SLOW`."""
         rivals = [known for label, known in self.step_ms.items() if label != _INDEPENDENT.label]
         return bool(rivals) and step_ms > _SLOW * min(rivals)
 
@@ -303,13 +304,13 @@ class _Benchmark:
         return max(self.plan.least_steps, round(self.plan.block_ms / step_ms))
 
     def _slowest(self, times: list[float]) -> float:
-        """Return the median step time in ms of the slowest rank."""
+        """Return the median step time of the slowest rank, in ms."""
         return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
 
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
-        """Time rounds in which each candidate has its turn, in an order that rotates by one per round.
+        """Time rounds. In each round each candidate has a turn, in an order that rotates by one per round.
 
-        When the time is over, only `independent` and the first strategy continue, to the minimum number of rounds.
+        When the time is over, only `independent` and the first strategy continue, until they have `_LEAST_ROUNDS`.
         """
         rounds = {candidate.label: list(self.slow_ms.get(candidate.label, ())) for candidate in order}
         running = [candidate for candidate in order if candidate.label in self.trainers]
@@ -352,7 +353,7 @@ class _Benchmark:
         return _RUN_IN_STEPS if self.world.on_gpu else 1
 
     def _steps_per_turn(self, running: Sequence[Candidate]) -> dict[str, int]:
-        """Return each candidate's timed steps per turn: fewer than usual if there is no time for the minimum rounds."""
+        """Return each candidate's number of timed steps per turn, which is reduced if time is short."""
         turn_ms = 1e3 * self._left_s() / (self.plan.least_rounds * len(running))
         steps = {}
         for label in (candidate.label for candidate in running):

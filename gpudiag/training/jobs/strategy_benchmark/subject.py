@@ -23,14 +23,14 @@ from gpudiag.training.strategies.registry import load_strategy, strategy_entry
 
 #: Number of steps whose phases are timed.
 _STEPS = 8
-#: Step times for which a device is held before each step, so that it does not wait for the host within the step.
+#: A device is kept busy for this many step times before each step, so that the step never waits for the host.
 _HELD_STEPS = 1.5
 #: Maximum number of clock cycles per ms of a GPU.
 _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """A workload with a batch on this process's device, which all strategies train, so only communication differs."""
+    """The workload that all strategies train, with a fixed batch on this process's device."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -59,7 +59,7 @@ class Subject:
 
     def fresh_model(self) -> nn.Module:
         """Return a new model on the device, with the same initial values on every rank and in every call."""
-        # Drawing 138 million random values takes seconds on a CPU. Copying the values takes a millisecond on a GPU.
+        # Copying 138 million values takes a millisecond on a GPU. Drawing random values takes seconds on a CPU.
         return copy.deepcopy(self._initial_model)
 
     def _make_model(self) -> nn.Module:
@@ -78,8 +78,8 @@ class Subject:
         """Measure the phases of a step without communication, and the time at which each gradient is ready.
 
         Args:
-            step_ms: step time in ms without communication.
-            longest_s: seconds after which no further step begins. At least two steps are measured.
+            step_ms: step time without communication, in ms.
+            longest_s: seconds after which no further step begins, except that at least two steps are measured.
         """
         until = time.perf_counter() + longest_s
         model = self.fresh_model()
@@ -89,7 +89,7 @@ class Subject:
         clock = _Marks(self.world)
         for number, parameter in enumerate(trained):
             hooked: Any = parameter  # the method has no types
-            # The default argument binds the current number.
+            # The default argument binds the number of this iteration.
             hooked.register_post_accumulate_grad_hook(lambda _, number=number: ready.__setitem__(number, clock.mark()))
         phases: list[tuple[float, float, float]] = []
         arrivals: list[dict[int, float]] = []
@@ -113,13 +113,13 @@ class Subject:
                 (clock.between(start, forward), clock.between(forward, backward), clock.between(backward, end))
             )
             arrivals.append({number: clock.between(forward, mark) for number, mark in ready.items()})
-        # The first half of the steps is warm-up.
+        # Discard the first half of the steps as warm-up.
         phases, arrivals = phases[len(phases) // 2 :], arrivals[len(phases) // 2 :]
         forward_ms, backward_ms, update_ms = (statistics.median(times) for times in zip(*phases, strict=True))
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
-        # If the host cannot launch a whole step ahead, the phases include waits. Scale the phases.
+        # If the host cannot launch a whole step ahead, the phases include waits. Then scale them to the step time.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
         return Gradients(
             name=self.name,
@@ -138,9 +138,9 @@ class Subject:
 
 
 class StrategyTrainer:
-    """Train a copy of the subject's model with one candidate.
+    """Train a copy of the subject's model with one candidate strategy.
 
-    All ranks must make the object together, even if only rank 0 trains.
+    All ranks must create the trainer together, even if the strategy trains only in rank 0.
     """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
@@ -163,7 +163,7 @@ class StrategyTrainer:
             self._optimizer = self.strategy.optimizer(self._model, subject.workload.optimizer)
 
     def step(self) -> None:
-        """Run forward, backward, communication and update, as the training loop of all workloads does."""
+        """Run forward, backward, communication and update, as the training loop of `gpudiag profile` does."""
         if not self._trains:
             return
         subject = self._subject
@@ -176,7 +176,7 @@ class StrategyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
 
     def timed(self, steps: int, *, run_in: int) -> list[float]:
-        """Train `run_in` untimed steps, then `steps` timed ones. Return the times in ms; [] if this rank is idle."""
+        """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms; [] if this rank is idle."""
         if not self._trains:
             return []
         with self._world.acting(self.strategy.backend):
@@ -214,7 +214,7 @@ class _Marks:
         return event
 
     def hold(self, ms: float) -> None:
-        """Keep a GPU's stream busy for at least `ms` with a kernel that counts clock cycles, so the host gets ahead."""
+        """Keep a GPU's stream busy for at least `ms`, so that the host gets ahead. On a CPU, do nothing."""
         sleep: Any = getattr(torch.cuda, "_sleep", None)
         if self._world.on_gpu and sleep is not None:
             sleep(int(ms * _CYCLES_PER_MS))

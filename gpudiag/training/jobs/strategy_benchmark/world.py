@@ -19,10 +19,10 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class World:
-    """This process (with device `cuda` or `cpu`) and its process groups.
+    """This process, its device (`cuda` or `cpu`) and its process groups.
 
-    Strategies communicate over the default process group, and a program has only one. During the turn of a strategy,
-    `acting` makes the group of the strategy's backend the default. The benchmark itself communicates over gloo.
+    Strategies communicate over the default process group, and a program has only one. While a strategy runs, `acting`
+    makes the group of the strategy's backend the default group. The benchmark itself communicates over gloo.
     """
 
     def __init__(self, device: str) -> None:
@@ -34,7 +34,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None: the device's default). All ranks must call this method together."""
+        """Return a backend's process group; None is the device's usual backend. All ranks must call this together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -52,7 +52,7 @@ class World:
             c10d._update_default_pg(self._control)  # noqa: SLF001
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank, on every rank."""
+        """Return the values of all ranks, in the order of ranks."""
         return gather_objects(value, self._control)
 
     def first(self, value: Any) -> Any:
@@ -65,7 +65,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Leave the job's process groups."""
+        """Destroy the process groups."""
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:

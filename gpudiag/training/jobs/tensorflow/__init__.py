@@ -1,1 +1,1 @@
-"""The training loop of all workloads under TensorFlow."""
+"""Train the built-in workloads under TensorFlow."""

@@ -28,9 +28,9 @@ def distributed_batches(
 ) -> Iterable[Any]:
     """Return endless batches with `batch_size` samples for each device of this process.
 
-    Source `device` is one batch that stays on each device. `host` is a few batches in host memory, which are copied in
-    each step. `loader` is a tf.data pipeline that collates single samples. For `host` and `loader`, TensorFlow copies a
-    batch to its device during the previous step, as for every distributed data set.
+    Source `device` is one batch that stays on each device. `host` is a few batches in host memory, one of which is
+    copied in each step. `loader` is a tf.data pipeline that collates single samples. For `host` and `loader`,
+    TensorFlow copies a batch to its device during the previous step.
 
     Args:
         workload: makes the samples.
@@ -50,7 +50,7 @@ def distributed_batches(
 
 
 def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, workers: int | None, seed: int) -> Any:
-    """Make the `tf.data.Dataset` of source `host` or `loader`. Arguments are those of `distributed_batches`."""
+    """Make the `tf.data.Dataset` for source `host` or `loader`. See `distributed_batches` for the arguments."""
     generator = np.random.default_rng(seed)
     if source == "host":
         host_batches = [workload.samples(batch_size, generator) for _ in range(_HOST_BATCHES)]
@@ -63,7 +63,7 @@ def pipeline(workload: KerasWorkload, source: DataSource, *, batch_size: int, wo
 
 
 def _on_each_device(strategy: Any, devices: Sequence[str], batch: tuple[Any, Any]) -> Any:
-    """Put the same batch on every device, and return it as a distributed value of the strategy."""
+    """Copy the batch to every device, and return the copies as a distributed value of the strategy."""
     first = strategy.extended._first_replica_id if hasattr(strategy.extended, "_first_replica_id") else 0  # noqa: SLF001
 
     def batch_of_replica(context: Any) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
     """Select this process's devices, and return their short names.
 
-    The devices are the first GPUs, or logical CPU devices that share the process's cores. The function must be called
+    The devices are the first `count` GPUs, or logical CPU devices that share the process's cores. Call this function
     before TensorFlow runs any op.
 
     Raises:
@@ -69,7 +69,7 @@ def _loads(library: str) -> bool:
 
 
 def set_precision(precision: Precision) -> None:
-    """Set the precision of all models that this process makes from now on.
+    """Set the precision of all models that this process makes after this call.
 
     `fp32` is IEEE single precision. `tf32`, TensorFlow's default, lets matrix units round inputs to 10 bits of mantissa
     (NVIDIA Ampere and later). `bf16` and `fp16` are Keras's mixed policies with variables in single precision.
@@ -79,5 +79,5 @@ def set_precision(precision: Precision) -> None:
 
 
 def scaling(optimizer: Any, precision: Precision) -> Any:
-    """Return the optimizer; for `fp16`, with dynamic loss scaling."""
+    """Return the optimizer, for `fp16` with dynamic loss scaling."""
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "fp16" else optimizer

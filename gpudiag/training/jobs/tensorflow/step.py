@@ -1,4 +1,4 @@
-"""Make training steps under a strategy: a `tf.function`, or rounds of steps with a parameter server."""
+"""Make training steps under a `tf.distribute.Strategy`: a `tf.function`, or rounds of steps with a parameter server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ _COMMUNICATION = "_all_reduce_sum_gradients"
 def make_step(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any], Any]:
-    """Make a graph function that trains on one batch per device, and returns each device's loss.
-
-    Arguments are those of `step_on_each_device`.
-    """
+    """Make a graph function that trains a batch on each device and returns the losses. See `step_on_each_device`."""
     on_one_device = step_on_each_device(workload, model, optimizer, strategy, compiled=compiled)
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -36,17 +33,16 @@ def make_step(
 def step_on_each_device(
     workload: KerasWorkload, model: Any, optimizer: Any, strategy: Any, *, compiled: bool
 ) -> Callable[[Any, Any], Any]:
-    """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
+    """Make the function that `strategy.run` calls on each device with inputs and targets, within a graph.
 
-    The function's ranges are open while the graph is built, so the graph's ops are named after the ranges.
+    The function opens ranges while the graph is built, so the ops of the graph are named after the ranges.
 
     Args:
         workload: prepares inputs and computes the loss.
         model: a model made in the strategy's scope.
         optimizer: an optimizer made and built in the strategy's scope.
         strategy: the `tf.distribute.Strategy`.
-        compiled: XLA compiles forward and backward. Communication and update, which depend on the strategy, are not
-            compiled.
+        compiled: let XLA compile forward and backward, but not communication and update, which depend on the strategy.
     """
     _name_communication(optimizer)
     # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.
@@ -75,8 +71,8 @@ def step_on_each_device(
 class Rounds:
     """Train with a parameter server. In each round a coordinator schedules as many batches as there are workers.
 
-    Workers fetch their batches themselves. `pipeline` makes the `tf.data.Dataset` of a worker. The other arguments are
-    those of `step_on_each_device`, and the number of workers.
+    Workers fetch their batches themselves. `pipeline` makes the `tf.data.Dataset` of a worker, and `workers` is the
+    number of workers. See `step_on_each_device` for the other arguments.
     """
 
     def __init__(
@@ -111,7 +107,7 @@ class Rounds:
 
     def __call__(self, _: None) -> None:
         """Train one round, and wait for its end."""
-        # The workers are other threads. Without a range, this thread would seem to wait for input.
+        # The workers are other threads. Without this range, the calling thread would seem to wait for input.
         with gpudiag.range("workers"):
             for _worker in range(self._workers):
                 self._coordinator.schedule(self._step, args=(self._batches,))
@@ -119,9 +115,9 @@ class Rounds:
 
 
 def _name_communication(optimizer: Any) -> None:
-    """Put the gradient communication of Keras's optimizer into a range."""
+    """Mark the gradient communication of Keras's optimizer as a range."""
     communicate = getattr(_inner(optimizer), _COMMUNICATION, None)
-    if communicate is None:  # other versions of Keras may lack this method; then only the range is missing
+    if communicate is None:  # other versions of Keras may lack this method; then there is no range
         return
 
     def named(pairs: Any) -> Any:
@@ -133,9 +129,9 @@ def _name_communication(optimizer: Any) -> None:
 
 @contextmanager
 def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace gradient communication in steps whose graph is built within the block.
+    """Replace the gradient communication in steps whose graph is built within the block.
 
-    `communicate` maps the optimizer's (gradient, variable) pairs to new pairs.
+    `communicate` maps the optimizer's (gradient, variable) pairs to pairs with the communicated gradients.
 
     Raises:
         AttributeError: this version of Keras has no method for gradient communication.
@@ -149,5 +145,5 @@ def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Itera
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer that communicates, which is the inner optimizer if losses are scaled."""
+    """Return the optimizer that communicates gradients: with loss scaling, the optimizer within the given one."""
     return getattr(optimizer, "inner_optimizer", optimizer)

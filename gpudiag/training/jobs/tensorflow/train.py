@@ -1,4 +1,4 @@
-"""The training loop of all built-in workloads under TensorFlow, which uses only public features of gpudiag."""
+"""Train any built-in workload under TensorFlow. The training loop uses only public features of gpudiag."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Predict a volume on disk: `blocks` cuts it, `storage` reads and writes it, `unet3d_predict` is the program."""
+"""Predict a volume on disk. `blocks` cuts volumes, `storage` reads and writes them, `unet3d_predict` is the program."""

@@ -8,7 +8,7 @@ Worked example. An axis has 130 voxels. A block writes at most 55 voxels, and it
     2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
 
 The network's input always has the same shape. Therefore the last block is moved back until its predicted voxels are
-inside the volume, and only its halo is mirrored. The last block writes only voxels that no other block writes.
+inside the volume. Halo voxels outside the volume are mirrored. The last block writes only voxels that no other writes.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import msgspec
 from gpudiag.errors import UsageError
 
 Voxels = tuple[int, int, int]
-"""Voxels along z, y and x."""
+"""Numbers of voxels along z, y and x."""
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """A box of voxels. `begin` is included, `end` is not."""
+    """A box of voxels from `begin` (included) to `end` (not included)."""
 
     begin: Voxels
     end: Voxels
 
     @property
     def voxels(self) -> int:
-        """Return the number of voxels."""
+        """Number of voxels in the region."""
         return math.prod(self.shape)
 
     @property
     def shape(self) -> Voxels:
-        """Return the number of voxels along z, y and x."""
+        """Number of voxels along z, y and x."""
         z, y, x = (end - begin for begin, end in zip(self.begin, self.end, strict=True))
         return z, y, x
 
     def slices(self, origin: Voxels = (0, 0, 0)) -> tuple[slice, slice, slice]:
-        """Return the indices in an array whose first voxel is `origin`."""
+        """Return the slices that select the region from an array whose first voxel is at `origin`."""
         z, y, x = (
             slice(begin - first, end - first) for begin, end, first in zip(self.begin, self.end, origin, strict=True)
         )
@@ -51,21 +51,21 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """The region that a block writes, and the region that the network sees, which may extend beyond the volume."""
+    """The region that a block writes, and the region that the network reads, which may extend beyond the volume."""
 
     written: Region
     seen: Region
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Maximum voxels that a block writes, and voxels of the halo that it also reads on either side, along each axis."""
+    """Size of blocks along each axis: maximum number of written voxels, and number of halo voxels on either side."""
 
     written: Voxels
     halo: Voxels
 
     @property
     def seen(self) -> Voxels:
-        """Return the shape of the network's input."""
+        """Shape of the network's input."""
         z, y, x = (inner + 2 * halo for inner, halo in zip(self.written, self.halo, strict=True))
         return z, y, x
 
@@ -74,13 +74,13 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 GPU_CUT = Cut(written=(55, 575, 575), halo=(5, 50, 50))
 #: A block reads 6 x 54 x 54 voxels and writes 4 x 36 x 36.
 CPU_CUT = Cut(written=(4, 36, 36), halo=(1, 9, 9))
-#: About 1.9 gigavoxels: a CREMI volume (125 x 1250 x 1250) with its padding.
+#: Size of a CREMI volume (125 x 1250 x 1250) with its padding: about 1.9 gigavoxels.
 GPU_VOLUME = (200, 3072, 3072)
 CPU_VOLUME = (8, 100, 100)
 
 
 class Blocks(Sequence[VolumeBlock]):
-    """The blocks of a volume, with x varying fastest. Blocks are made on demand, because a large volume has many.
+    """The blocks of a volume, in an order in which x varies fastest. Each block is made when it is accessed.
 
     Raises:
         UsageError: the volume is smaller than a block.

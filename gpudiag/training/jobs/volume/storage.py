@@ -1,7 +1,7 @@
 """Store volumes on disk as Zarr (version 3): chunked arrays that several processes read and write at the same time.
 
-A block of the prediction is exactly one chunk, so no two processes write the same file. Chunks are not compressed,
-because predictions of random data do not compress like real ones.
+Each block of a prediction is one chunk, so no two processes write the same file. Chunks are not compressed, because
+predictions of random data compress less than predictions of real data.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PREDICTION = "prediction.zarr"
 #: Name of the output of the timed and recorded steps, which is removed at the end of the run.
 SCRATCH = "again.zarr"
 
-#: Maximum number of concurrent writes. More writes would need more memory without being faster.
+#: Maximum number of concurrent writes. More concurrent writes would need more memory without being faster.
 _WRITES = 4
 
-#: Chunk of the input volume in voxels. Chunks are smaller than blocks, as real volumes are not chunked for a model.
+#: Shape of the input volume's chunks, in voxels. Chunks differ from the blocks, as in real volumes.
 _CHUNK = (32, 256, 256)
 
 #: Messages of the operating system for a full disk (ENOSPC, EDQUOT).
@@ -57,7 +57,7 @@ def library() -> Any:
 
 
 def remove_volumes(run_dir: Path, *, but: str | None = None) -> None:
-    """Delete a run's volumes, except the one called `but`."""
+    """Delete a run's volumes, except the volume called `but`."""
     for name in (VOLUME, PREDICTION, SCRATCH):
         if name != but:
             shutil.rmtree(run_dir / name, ignore_errors=True)
@@ -76,7 +76,7 @@ _ROOM = "Give a smaller --volume Z,Y,X, or an --output on a larger disk."
 
 
 class Volume:
-    """A uint8 array on disk: `store` is the open tensorstore at `path`. The axes are z, y, x, or channels, z, y, x."""
+    """A uint8 array on disk with axes (z, y, x) or (channel, z, y, x). `store` is the open tensorstore at `path`."""
 
     def __init__(self, store: Any, path: Path) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros. Replace an existing array.
+        """Make an array of zeros, which replaces an existing array.
 
         Raises:
             WorkerFailedError: the disk is full.
@@ -106,7 +106,7 @@ class Volume:
 
     @classmethod
     def open(cls, path: Path) -> Volume:
-        """Open the array that another process has made.
+        """Open an array that another process has made.
 
         Raises:
             WorkerFailedError: there is no array, for example because nodes do not share the directory.
@@ -122,11 +122,11 @@ class Volume:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the number of channels, if there is an axis of channels, and the numbers of voxels along z, y, x."""
+        """Numbers of voxels (z, y, x), after the number of channels if there are channels."""
         return tuple(self._store.shape)
 
     def fill(self, seed: int, part: int, parts: int) -> None:
-        """Write one of `parts` parts of a random volume: every `parts`-th chunk, from chunk number `part` on."""
+        """Fill every `parts`-th chunk, from chunk number `part` on, with random values."""
         import numpy as np
 
         from gpudiag.training.jobs.volume.blocks import Blocks, Cut
@@ -138,9 +138,9 @@ class Volume:
                 writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
 
     def read_ahead(self, wanted: Iterator[VolumeBlock], ahead: int) -> Iterator[tuple[VolumeBlock, Bytes]]:
-        """Yield each block with the voxels that it sees, while the next `ahead` blocks are read.
+        """Yield each block with the voxels of its seen region. Meanwhile, read the next `ahead` blocks.
 
-        Voxels outside the volume are mirrored at its edge. The edge itself is not repeated.
+        Voxels outside the volume are mirrored at the volume's edge. The edge itself is not repeated.
         """
         under_way: deque[tuple[VolumeBlock, Any]] = deque()
         shape = self.shape[-3:]
@@ -156,7 +156,7 @@ class Volume:
             yield self._arrived(*under_way.popleft())
 
     def _arrived(self, block: VolumeBlock, future: Any) -> tuple[VolumeBlock, Bytes]:
-        """Wait for a block's voxels, and mirror those outside the volume."""
+        """Wait for a block's voxels, and add mirrored voxels outside the volume."""
         import numpy as np
 
         read: Bytes = future.result()
@@ -172,10 +172,10 @@ class Volume:
 
 
 class Writer:
-    """Write regions in the background, a few at a time, and count the voxels that are on disk.
+    """Write regions in the background, a few at a time, and count the voxels on disk (`voxels`).
 
     Raises:
-        WorkerFailedError: the disk is full or cannot be written to. `put` and leaving the `with` statement raise it.
+        WorkerFailedError: the disk is full or cannot be written to. `put` and the end of the `with` block raise this.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -194,7 +194,7 @@ class Writer:
                 self._under_way.popleft()
 
     def put(self, region: Region, values: Bytes) -> None:
-        """Start to write a region; wait while too many writes are in progress. `values` must not change any more."""
+        """Start to write a region; wait if too many writes are in progress. `values` must not change any more."""
         self._under_way.append((region, self._volume.write(region, values)))
         if len(self._under_way) > _WRITES:
             self._wait()
@@ -209,7 +209,7 @@ class Writer:
 
 
 def chunk_of(volume: Voxels) -> Voxels:
-    """Return the chunk of an input volume: at most `_CHUNK`, and at most the whole volume."""
+    """Return the shape of an input volume's chunks: along each axis the smaller of `_CHUNK` and the volume."""
     z, y, x = (min(chunk, extent) for chunk, extent in zip(_CHUNK, volume, strict=True))
     return z, y, x
 

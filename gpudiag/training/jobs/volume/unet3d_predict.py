@@ -1,11 +1,11 @@
-"""`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
+"""Run the workload `unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
-Each process has a GPU and a share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
-fetches a block's result from the device only after it has started the next block.
+Each process has a GPU and a share of the volume's blocks. Reading, predicting and writing overlap: the host fetches a
+block's result from the device only after it has launched the prediction of the next block.
 
-First the whole volume is predicted without the profiler. The rate is the number of voxels divided by the time until the
-last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps. These steps
-write to a second volume, which is removed.
+First the whole volume is predicted without the profiler. The reported rate is the number of voxels divided by the time
+until the last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps.
+These steps write to a second volume, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REPEATED_BLOCKS = 8
 #: Number of blocks that are read ahead during a prediction.
 _AHEAD = 2
 
-#: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 means not written.
+#: Predictions from 0.0 to 1.0 are written as integers from 1 to 255, so that 0 means "not written".
 _LEVELS = 254
 
 
@@ -66,14 +66,14 @@ class UNet3dPrediction(UNet3dTraining):
     """The workload `unet3d` with blocks as samples."""
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make uint8[count, 1, z, y, x] with the size of a block and its halo, and targets that are not used."""
+        """Return uint8[count, 1, z, y, x] with the size of a block and its halo, and targets that nothing uses."""
         shape = (GPU_CUT if self.on_gpu else CPU_CUT).seen
         volumes = torch.randint(0, 256, (count, 1, *shape), dtype=torch.uint8, generator=generator)
         return volumes, torch.zeros(count, OUTPUTS, 1, 1, 1, dtype=torch.uint8)
 
 
 class Predictor:
-    """Predict batches of blocks, and fetch the results one batch later."""
+    """Predict batches of blocks. Fetch and write the results of a batch after the next batch has been launched."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, batch: Batch, writer: Writer) -> None:
-        """Start to predict a batch, and then pass the previous batch's results to the writer."""
+        """Launch the prediction of a batch, and then pass the previous batch's results to the writer."""
         with gpudiag.range("forward"):
             inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
             if self._on_gpu:
@@ -114,7 +114,7 @@ class Predictor:
             self._write_oldest(writer)
 
     def predict_all(self, batches: Iterable[Batch], into: Volume) -> int:
-        """Predict all batches, and return the number of voxels on disk."""
+        """Predict all batches, write the results, and return the number of written voxels."""
         with Writer(into) as writer:
             for batch in batches:
                 self.predict(batch, writer)
@@ -135,7 +135,7 @@ class Predictor:
                 writer.put(block.written, result.numpy())
 
     def _fetched(self, result: Tensor) -> Tensor:
-        """Start a copy to new host memory, and return this memory, which the writer may keep."""
+        """Start to copy a result to new host memory, and return this memory."""
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=self._on_gpu)
         return host.copy_(result, non_blocking=True)
 
@@ -176,7 +176,7 @@ class VolumePrediction:
         self._precision = computed_in(job.precision, on_gpu=on_gpu)
 
     def run(self, rank: int, world: int) -> None:
-        """Predict the share, write `INFERENCE_FILE` on rank 0, time and record steps, and remove the volumes."""
+        """Predict the share of rank `rank` of `world`. Write `INFERENCE_FILE`, record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own_blocks = range(rank, len(self._blocks), world)
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
@@ -184,7 +184,7 @@ class VolumePrediction:
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )
-        _barrier()  # no process may write before all have checked, because writing changes the free space
+        _barrier()  # writing changes the free space, so all processes check it before any process writes
         try:
             if rank == 0:
                 (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
@@ -196,7 +196,7 @@ class VolumePrediction:
             source.fill(seed=0, part=rank, parts=world)
             _barrier()
             predictor, model = self._predictor()
-            # A first prediction excludes autotuning and the first allocations from the measurement.
+            # Predict a batch before the measurement, so that autotuning and first allocations are not measured.
             predictor.predict_all(self._batches(source, iter(repeated[: self._batch_size])), Volume.open(scratch))
             _barrier()
             began_s = time.perf_counter()
@@ -218,7 +218,7 @@ class VolumePrediction:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
-        """Return the predictor with the job's precision and memory format, and its model without torch.compile."""
+        """Return a predictor with the job's precision and memory format, and the model that torch.compile may wrap."""
         torch.manual_seed(0)
         workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
         channels_last = self._job.memory_format == "nhwc"
@@ -230,13 +230,13 @@ class VolumePrediction:
         return Predictor(model, workload, arithmetic, self._device, memory_format), bare
 
     def _batches(self, volume: Volume, wanted: Iterator[VolumeBlock]) -> Iterator[Batch]:
-        """Yield batches of blocks with the voxels that they see; the last batch may be smaller."""
+        """Yield batches of blocks with the voxels of their seen regions. The last batch may be smaller."""
         ahead = volume.read_ahead(wanted, _AHEAD * self._batch_size)
         while batch := list(itertools.islice(ahead, self._batch_size)):
             yield batch
 
     def _record(self, model: nn.Module, predictor: Predictor, batches: Iterator[Batch], into: Volume) -> None:
-        """Time and record steps over batches in a session."""
+        """Time and record steps in a session. Each step predicts one batch and writes into the volume `into`."""
         options = {
             "precision": self._precision,
             "memory_format": self._job.memory_format,
@@ -253,7 +253,7 @@ class VolumePrediction:
             predictor.finish(writer)
 
     def _figures(self, shares: list[RankInference]) -> InferenceRecord:
-        """Return the sums over all ranks. Raises WorkerFailedError if not every voxel was written exactly once."""
+        """Combine the results of all ranks. Raise WorkerFailedError if the numbers of written voxels are wrong."""
         voxels = sum(share.voxels for share in shares)
         if voxels != math.prod(self._shape):
             raise WorkerFailedError(f"{voxels:,} voxels were written of {math.prod(self._shape):,}")

@@ -1,1 +1,1 @@
-"""Sessions for trainers with callbacks: `keras`, `lightning`, `transformers`. Each module imports only its library."""
+"""Measure trainers that have callbacks: `keras`, `lightning`, `transformers`. Each module imports only its library."""

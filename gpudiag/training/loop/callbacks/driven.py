@@ -16,8 +16,8 @@ class DrivenSession:
 
     Args:
         run_dir, options: arguments of `gpudiag.profile`.
-        stop: end the training when everything is measured; None to do so only under `gpudiag profile`.
-        log_to: trackers to which rank 0 logs the run after the measurement; None for none.
+        stop: end the training when everything is measured. None to end it only under `gpudiag profile`.
+        log_to: trackers to which rank 0 logs the run after the measurement; None for no tracker.
 
     Raises:
         UsageError: there is no such tracker.
@@ -37,22 +37,22 @@ class DrivenSession:
         self._log = None if log_to is None else LogLater(log_to)
 
     def open(self, *, mlflow: tuple[Any, str] | None = None, **known: Any) -> None:
-        """Open the session. The user's options take precedence over `known`, the trainer's values.
+        """Open the session. The user's options take precedence over the values in `known`.
 
         Args:
             mlflow: client and id of the trainer's MLflow run, if MLflow does not know it as this thread's open run.
-            known: arguments of `gpudiag.profile`.
+            known: arguments of `gpudiag.profile` with the trainer's values.
 
         Raises:
-            UsageError: for the reasons of `gpudiag.profile`.
+            UsageError: `gpudiag.profile` refuses the arguments.
         """
         if self._log is not None:
             self._log.remember(mlflow=mlflow)
-        # With stop=True, `Session.step` returns False when everything is measured, even if the trainer goes on.
+        # With stop=True, `Session.step` returns False when everything is measured, even if the training continues.
         self._session = Session(self._run_dir, stop=True, **{**known, **self._options}).__enter__()
 
     def step(self) -> bool:
-        """End a step and begin the next. Return whether the trainer should stop training."""
+        """End a step and begin the next step. Return whether the trainer should stop training."""
         if self._session is None:
             if self._log is not None:
                 self._log.poll()
@@ -68,9 +68,9 @@ class DrivenSession:
             self._session.pause()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the session, keep its measurements, and log the run. `error` is the exception that ended the training.
+        """Close the session, keep its measurements, and log the run. A failure of a tracker raises no exception.
 
-        Raises no exceptions of trackers.
+        `error` is the exception that ended the training, or None.
         """
         self._close(error)
         if self._log is not None:

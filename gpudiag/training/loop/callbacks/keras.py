@@ -16,18 +16,18 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
 
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
-    A step lasts from the start of one batch to the start of the next. Keras fetches the batch within the step, and
-    TensorFlow's traces show this. The last step of an epoch is excluded, with the code that follows it. With
-    `steps_per_execution` each execution counts as one step. The time to fetch a batch is unknown in unprofiled steps.
+    A step lasts from the start of one batch to the start of the next batch. Keras fetches the next batch within the
+    step. TensorFlow's traces show the time of the fetch; in unprofiled steps it is unknown. The last step of an epoch
+    and the code after the epoch are excluded. With `steps_per_execution` each execution counts as one step.
 
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
-    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
-    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
+    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
 
     Raises:
-        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
+        UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
         self._driven.open(model=self.model, framework="tensorflow")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """End a step and begin the next."""
+        """End a step and begin the next step."""
         if self._driven.step():
             self.model.stop_training = True
 

@@ -13,7 +13,7 @@ from gpudiag.training.loop.callbacks.driven import DrivenSession
 if TYPE_CHECKING:
     Callback = object
 else:
-    # The library has two package names, which a program must not mix. Import the one that the program uses.
+    # Lightning has two package names, which a program must not mix. Import the package that the program uses.
     _name = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
     Callback = importlib.import_module(_name).Callback
 
@@ -29,11 +29,11 @@ class LightningCallback(Callback):
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
-    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
-    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
+    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
 
     Raises:
-        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
+        UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class LightningCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session."""
         self._updates = trainer.global_step
-        # Lightning logs to MLflow with a client of its own, so that MLflow has no open run.
+        # Lightning logs to MLflow with its own client. Therefore MLflow does not know the run as an open run.
         loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "MLFlowLogger"]
         mlflow = (loggers[0].experiment, loggers[0].run_id) if loggers and trainer.is_global_zero else None
         self._driven.open(model=pl_module, framework="pytorch", mlflow=mlflow)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """End a step and begin the next, if the model was updated."""
+        """If the batch updated the model, end a step and begin the next step."""
         if trainer.global_step == self._updates:
             return
         self._updates = trainer.global_step

@@ -20,17 +20,17 @@ class TransformersCallback(TrainerCallback):
         trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
 
     A step ends with each update of the model; with `gradient_accumulation_steps` a step has several batches. Fetching
-    and logging belong to the next step. Steps that contain evaluation, a checkpoint or the end of an epoch are
-    excluded. If an exception occurs, the run keeps its measurements and is marked as not finished.
+    and logging after the update belong to the next step. Steps with evaluation, a checkpoint or the end of an epoch are
+    excluded. If training ends by an exception, the run keeps its measurements and is marked as not finished.
 
     The arguments are those of `gpudiag.profile`; the default batch size per process is the trainer's. Under `gpudiag
-    profile module:function`, `run_dir` may be omitted, and by default training ends when everything is measured.
+    profile module:function`, `run_dir` may be omitted, and training ends by default when everything is measured.
 
-    With `log_to` (`wandb`, `mlflow`, `tensorboard`, or several of them), rank 0 logs the run after the measurement, to
-    the tracker's open run or to one of its own. A process of low priority makes the analysis.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
+    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
 
     Raises:
-        UsageError: `log_to` knows no such tracker; when training begins, the reasons of `gpudiag.profile`.
+        UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TransformersCallback(TrainerCallback):
         self._driven.open(model=model, batch_size=batch_size, framework="pytorch")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """End a step and begin the next."""
+        """End a step and begin the next step."""
         if self._driven.step():
             control.should_training_stop = True
 

@@ -1,4 +1,4 @@
-"""Log the run of a trainer's callback to trackers while the training goes on."""
+"""Log the run of a trainer's callback to trackers while the training continues."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ANALYSIS_S = 120.0
 class LogLater:
     """Analyse a run in a process of low priority, and then log it to the trackers' runs that this process has open.
 
-    The methods raise no exceptions, because the training must go on; failures are printed. A tracker without an open
-    run gets a run of its own. TensorBoard's files are written by the other process.
+    The methods print failures and raise no exceptions, because the training must continue. If a tracker has no open
+    run, a new run is created. The process of low priority writes TensorBoard's files.
 
     Args:
         trackers: names of trackers.
@@ -39,7 +39,7 @@ class LogLater:
             if name not in TRACKERS:
                 raise UsageError(f"log_to knows no '{name}'", there_are(name, TRACKERS))
         self._wandb_run: Any = None
-        #: Client (None for the environment's) and id of the open run; None if there is none.
+        #: (client, or None for the default client; id) of MLflow's open run; None if there is no open run.
         self._mlflow_run: tuple[Any, str] | None = None
         self._run_dir = Path()
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +48,7 @@ class LogLater:
         """Store the open runs, because the trainer may close them before the run is logged.
 
         Args:
-            mlflow: client and id of a run that MLflow does not know as this thread's open run.
+            mlflow: client and id of the trainer's run, if MLflow does not know it as this thread's open run.
         """
         with contextlib.suppress(Exception):
             self._wandb_run = self._wandb_run or open_wandb_run()
@@ -56,7 +56,7 @@ class LogLater:
             self._mlflow_run = mlflow or self._mlflow_run or (None if run_id is None else (None, run_id))
 
     def begin(self, run_dir: Path) -> None:
-        """Start the analysis."""
+        """Start the analysis of the run in `run_dir`."""
         self.remember()
         self._run_dir = run_dir.absolute()
         tensorboard = "tensorboard" if "tensorboard" in self._trackers else ""
@@ -88,6 +88,7 @@ class LogLater:
         self.poll()
 
     def _log(self) -> None:
+        """Log the analysed run to W&B and MLflow, as far as requested. Print where it is, or why logging failed."""
         for name in self._trackers:
             if name == "tensorboard":
                 continue

@@ -17,12 +17,12 @@ def log_to_mlflow(
     project: str | None = None,
     name: str | None = None,
 ) -> str:
-    """Log metrics, the table of findings and the HTML page. Return `MLflow run ID`, after `new ` if it was created.
+    """Log metrics, the table of findings and the HTML page. Return "MLflow run ID", or "new MLflow run ID".
 
     Args:
         tracked: the content.
-        client: an `MlflowClient`, only with `run_id`; None for one of the environment's tracking server.
-        run_id: an existing run, which may be open in this process; None to create one.
+        client: `MlflowClient` that knows the run `run_id`; None for a client of the environment's tracking server.
+        run_id: an existing run, which may be open in this process; None to create a run.
         project, name: experiment and name of the created run.
 
     Raises:
@@ -54,6 +54,6 @@ def log_to_mlflow(
 
 
 def open_mlflow_run() -> str | None:
-    """Return the id of the run that this thread has open; None if there is none. MLflow is not imported."""
+    """Return the id of this thread's open run; None if there is no open run. Do not import MLflow."""
     active = getattr(sys.modules.get("mlflow"), "active_run", lambda: None)()
     return None if active is None else str(active.info.run_id)

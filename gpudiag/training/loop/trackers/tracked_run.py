@@ -1,4 +1,4 @@
-"""Define what is logged of an analysed run, and the names of the trackers."""
+"""Define what trackers log of an analysed run, and the names of the trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 TRACKED_SCHEMA = "gpudiag/tracked/1"
 TRACKED_FILE = "tracked.json"
-#: Name of the table of findings, of the report among artifacts, and prefix of metrics that only gpudiag has.
+#: Names in trackers: the table of findings, and the artifact with the report.
 FINDINGS = "gpudiag/findings"
 REPORT = "gpudiag-report"
 
@@ -20,8 +20,8 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The logged content of a run.
 
     Attributes:
-        name: name of the run, from its directory.
-        metrics: name → value; times in milliseconds per step.
+        name: name of the run, derived from its directory.
+        metrics: values by name. Times are in milliseconds per step.
         columns, rows: the table of findings.
         report: path of the HTML page.
     """

@@ -17,12 +17,12 @@ def log_to_wandb(
     name: str | None = None,
     run_id: str | None = None,
 ) -> str:
-    """Log metrics, the table of findings and the HTML page. Return where they are.
+    """Log metrics, the table of findings and the HTML page. Return the run in words: "W&B run NAME".
 
     Args:
         tracked: the content.
-        run: the open run of this process to log to; None to open and finish one.
-        project, name, run_id: of the opened run. With the id of an existing run, that run is continued.
+        run: an open run of this process; None to open a run, and to finish it at the end.
+        project, name, run_id: project, name and id of the run to open. A run that has this id already is continued.
 
     Raises:
         MissingLibraryError: W&B is not installed.
@@ -50,5 +50,5 @@ def log_to_wandb(
 
 
 def open_wandb_run() -> Any:
-    """Return the run that this process has open; None if there is none. W&B is not imported."""
+    """Return this process's open run; None if there is no open run. Do not import W&B."""
     return getattr(sys.modules.get("wandb"), "run", None)

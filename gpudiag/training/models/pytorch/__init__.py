@@ -1,1 +1,1 @@
-"""The models in plain PyTorch. `workload` is their interface. `gradients` computes a model's sizes without training."""
+"""Define the workloads under PyTorch. `workload` is the interface. `gradients` describes gradients without training."""

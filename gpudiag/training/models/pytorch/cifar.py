@@ -1,16 +1,16 @@
-"""The CIFAR-10 networks: ResNets, DenseNets, an AlexNet and the CNN of Keras's example.
+"""Define networks for CIFAR-10: ResNets, DenseNets, an AlexNet and the CNN of Keras's example.
 
-- `resnetN-cifar`: K. He et al., "Deep Residual Learning for Image Recognition", section 4.2, with option A shortcuts
-  (every other pixel, new channels zero) and a bias in the last layer. Parameters: 269,722 with 20 layers, 464,154 with
-  32, 658,586 with 44, 853,018 with 56 and 1,727,962 with 110. tf_cnn_benchmarks logs 271,164 (466,492; 661,820;
-  857,148; 1,736,124) for the same networks: it also counts running means and variances, an eleventh class and its step
-  counter.
+- `resnetN-cifar`: K. He et al., "Deep Residual Learning for Image Recognition", section 4.2, with shortcuts of option A
+  (take every other pixel, and add channels of zeros) and a bias in the last layer. Numbers of parameters: 269,722 with
+  20 layers, 464,154 with 32, 658,586 with 44, 853,018 with 56 and 1,727,962 with 110. tf_cnn_benchmarks logs 271,164
+  (466,492; 661,820; 857,148; 1,736,124) for these networks, because it also counts running means and variances, an
+  eleventh class and its step counter.
 - `densenetN-cifar`: DenseNets of growth rate 12 without bottlenecks (G. Huang et al., 2017). Parameters: 1,019,722 with
   40 layers, 6,979,642 with 100. tf_cnn_benchmarks counts 364,772 and 2,259,652, because its transitions narrow their
   input to 24 channels, while the paper's transitions keep all channels.
 - `cnn-cifar`, 1,250,858 parameters: the convolutional network of Keras's CIFAR-10 example.
 - `alexnet-cifar`, 1,756,426 parameters: tf_cnn_benchmarks' AlexNet, from TensorFlow's CIFAR-10 tutorial.
-  tf_cnn_benchmarks logs 1,756,620: it also counts an eleventh class and its step counter.
+  tf_cnn_benchmarks logs 1,756,620, because it also counts an eleventh class and its step counter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DENSENET_STAGES = 3
 
 
 class ResNetCifarBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters."""
+    """Two 3x3 convolutions with a shortcut that has no parameters."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ class ResNetCifarTraining(CifarWorkload):
     """ResNet with `depth` = 6n + 2 layers and small kernels, so that host launches dominate the step time."""
 
     def model(self) -> nn.Module:
-        """Build the network of this depth."""
+        """Build the network with `depth` layers."""
         return ResNetCifar((self.depth - 2) // 6)
 
 
 class DenseLayer(nn.Module):
-    """Append GROWTH channels, which are computed from all earlier channels of the stage."""
+    """Compute GROWTH channels from all channels of the input, and append them to the input."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -127,15 +127,15 @@ class DenseNetCifarTraining(CifarWorkload):
     """DenseNet with `depth` = 3n + 4 layers, which is memory-bound: each layer reads all channels of its stage."""
 
     def model(self) -> nn.Module:
-        """Build the network of this depth."""
+        """Build the network with `depth` layers."""
         return DenseNetCifar((self.depth - 4) // 3)
 
 
 class CnnCifar(CifarWorkload):
-    """Four convolutions with so little compute that a step is mostly launches and input."""
+    """Four convolutions with so little compute that launches and input take most of a step."""
 
     def model(self) -> nn.Module:
-        """Build two pairs of convolutions, the second of each without padding, and two fully connected layers."""
+        """Build two pairs of convolutions and two fully connected layers. The second of each pair has no padding."""
         return nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1),
             nn.ReLU(inplace=True),
@@ -162,11 +162,11 @@ class CnnCifar(CifarWorkload):
 
 
 class AlexNetCifar(CifarWorkload):
-    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients, which scaled worst in tf_cnn_benchmarks."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. In tf_cnn_benchmarks this network scaled worst."""
 
     def model(self) -> nn.Module:
         """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""
-        # Normalise over nine channels. PyTorch divides `alpha` by their number, TensorFlow does not.
+        # Normalise over nine channels. PyTorch divides `alpha` by nine, TensorFlow does not.
         norm1, norm2 = (nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0) for _ in range(2))
         return nn.Sequential(
             nn.Conv2d(3, 64, 5, padding=2),

@@ -1,7 +1,7 @@
-"""`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
+"""Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, the embedding as output layer.
 
-The model has 124,475,904 parameters: GPT-2's 124,439,808, and 47 further rows of the embedding. The 50,257 tokens are
-rounded up to 50,304 as usual, because matrix sizes divisible by 64 are faster.
+GPT-2 has 124,439,808 parameters. This model has 124,475,904, because it rounds the embedding's 50,257 rows up to
+50,304: matrix products with sizes divisible by 64 are faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpudiag.training.models.pytorch.workload import Workload
 
 VOCABULARY = 50_304
 CONTEXT = 1024
-#: A CPU process trains the same model on shorter sequences.
+#: Number of tokens per sequence on a CPU. The model is the same as on GPUs.
 CPU_CONTEXT = 128
 WIDTH = 768
 LAYERS = 12
@@ -26,7 +26,7 @@ HEADS = 12
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention and a feed-forward layer, each behind a layer norm."""
+    """Causal self-attention and a feed-forward layer. A layer norm precedes each of the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # GPT-2 initialises the layers whose output is added to the residual stream with smaller weights.
+                # GPT-2 initialises layers with smaller weights if their output is added to the residual stream.
                 residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
 

@@ -2,10 +2,10 @@
 
     python -m gpudiag.training.models.pytorch.gradients NAME
 
-The model is built on the meta device, so this takes as long as importing PyTorch. The output is one JSON object:
-`sizes`: bytes of each parameter's gradient (fp32), last parameter first, which is about the order of backward;
-`blocks`: number of units that FSDP gathers; `flops`: FLOPs of forward and backward of one sample; `batch_size`: default
-samples per device; `input_bytes`: bytes of one sample.
+The model is built on the meta device, so most of the time is the import of PyTorch. The output is one JSON object.
+`sizes`: bytes of each parameter's gradient (fp32), the last parameter first, as in backward. `blocks`: number of units
+that FSDP gathers. `flops`: FLOPs of forward and backward for one sample, or null. `batch_size`: default number of
+samples per device. `input_bytes`: bytes of one sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Return the values of the module's docstring for a workload. Raises UsageError if the name is unknown."""
+    """Return the JSON object of the module's docstring for a workload; raise UsageError if the name is unknown."""
     entry = workload_entry(name)
     workload = load_workload(name, on_gpu=on_gpu)
     with torch.device("meta"):
@@ -45,7 +45,7 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
             loss = workload.loss(model(workload.prepare(inputs.to("meta"))), target.to("meta"))
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         flops = int(counter.get_total_flops())
-    except Exception as error:  # noqa: BLE001  # a model that needs tensor values cannot run here; the sizes are known
+    except Exception as error:  # noqa: BLE001  # a model that needs tensor values cannot run on the meta device
         print(f"the FLOPs of a step are unknown: {error}", file=sys.stderr)  # noqa: T201
     return {
         "sizes": [parameter.numel() * parameter.element_size() for parameter in reversed(trained)],

@@ -1,14 +1,14 @@
-"""The ImageNet networks: `alexnet`, `vgg16`, `resnet50` and `inception3`.
+"""Define networks for ImageNet: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
 - `alexnet`, 61,100,840 parameters: the one-column AlexNet of A. Krizhevsky, "One weird trick for parallelizing CNNs"
-  (2014), as in torchvision. tf_cnn_benchmarks' AlexNet has 61,842,345: 384 channels in the fourth convolution instead
-  of 256, and 1,001 classes.
+  (2014), as in torchvision. tf_cnn_benchmarks' AlexNet has 61,842,345 parameters, because its fourth convolution has
+  384 channels instead of 256, and it has 1,001 classes.
 - `vgg16`, 138,357,544 parameters: configuration D of K. Simonyan and A. Zisserman, "Very Deep Convolutional Networks"
-  (2014). Nine tenths of its 553 MB of gradients (fp32) are in the fully connected layers.
+  (2014). The gradients have 553 MB in fp32, nine tenths of them in the fully connected layers.
 - `resnet50`, 25,557,032 parameters: ResNet-50 v1.5 (stride in the 3x3 convolution).
 - `inception3`, 23,834,568 parameters: C. Szegedy et al., "Rethinking the Inception Architecture" (2015), without the
-  auxiliary head. Keras counts 23,851,784: its normalisations have no scales (17,216 fewer), but it also counts running
-  means and variances (34,432 more).
+  auxiliary head. Keras counts 23,851,784 parameters: its normalisations have no scales (17,216 fewer parameters), but
+  it also counts running means and variances (34,432 more).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpudiag.training.models.pytorch.workload import ImageWorkload, initialise_c
 
 HIDDEN = 4096
 ALEXNET_POOLED, VGG_POOLED = 6, 7
-#: (convolutions, channels) of each VGG stage. Every stage ends with pooling.
+#: (number of convolutions, channels) of each VGG stage. Every stage ends with pooling.
 VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-#: (blocks, channels of their 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as many channels.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
 
 class AlexNetModel(nn.Module):
-    """AlexNet: five convolutions with biases, three followed by pooling, then three fully connected layers."""
+    """AlexNet: five convolutions with biases (three of them followed by pooling), and three fully connected layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,15 +65,15 @@ class AlexNetModel(nn.Module):
 
 
 class AlexNet(ImageWorkload):
-    """AlexNet, which has the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
+    """AlexNet, with the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> nn.Module:
-        """Build the network, 8 layers with weights."""
+        """Build the network with 8 layers that have weights."""
         return AlexNetModel()
 
 
 class VggModel(nn.Module):
-    """VGG-16: thirteen convolutions with biases, no normalisation, then three fully connected layers."""
+    """VGG-16: thirteen convolutions with biases, and three fully connected layers, without normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,12 +116,12 @@ class Vgg16(ImageWorkload):
     cpu_side = 64
 
     def model(self) -> nn.Module:
-        """Build the network, 16 layers with weights."""
+        """Build the network with 16 layers that have weights."""
         return VggModel()
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, and a projection on the shortcut if the shape changes."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut. If the shape changes, the shortcut is a 1x1 convolution."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class ResNet(nn.Module):
 
 
 class ResNet50(ImageWorkload):
-    """ResNet-50, which has enough compute per byte of gradients that a healthy machine hides communication."""
+    """ResNet-50, with so much compute per byte of gradients that a healthy machine hides the communication."""
 
     def model(self) -> nn.Module:
         """Build the network, 50 layers."""
@@ -196,12 +196,12 @@ def convolution(
 
 
 def row(inputs: int, outputs: int, length: int) -> nn.Module:
-    """Build a 1 x length convolution that keeps the shape."""
+    """Build a 1 x `length` convolution that keeps the height and width."""
     return convolution(inputs, outputs, (1, length), padding=(0, length // 2))
 
 
 def column(inputs: int, outputs: int, length: int) -> nn.Module:
-    """Build a length x 1 convolution that keeps the shape."""
+    """Build a `length` x 1 convolution that keeps the height and width."""
     return convolution(inputs, outputs, (length, 1), padding=(length // 2, 0))
 
 
@@ -223,7 +223,7 @@ def pooled(inputs: int, outputs: int) -> nn.Module:
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps: figure 5 of the paper, but one branch keeps its 5x5 convolution."""
+    """Build a block for 35x35 maps (figure 5, but with a 5x5 convolution). The pooling branch has `pool` channels."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
@@ -237,7 +237,7 @@ def block_35(inputs: int, pool: int) -> nn.Module:
 
 
 def block_17(width: int) -> nn.Module:
-    """Build a block for 17x17 maps of 768 channels: figure 6, with 7x7 convolutions as rows and columns."""
+    """Build a block for 17x17 maps of 768 channels (figure 6). Rows and columns take the place of 7x7 convolutions."""
     return Branches(
         convolution(768, 192, 1),
         nn.Sequential(convolution(768, width, 1), row(width, width, 7), column(width, 192, 7)),
@@ -253,7 +253,7 @@ def block_17(width: int) -> nn.Module:
 
 
 def block_8(inputs: int) -> nn.Module:
-    """Build a block for 8x8 maps: figure 7, with rows and columns in parallel."""
+    """Build a block for 8x8 maps (figure 7), with rows and columns in parallel."""
     return Branches(
         convolution(inputs, 320, 1),
         nn.Sequential(convolution(inputs, 384, 1), Branches(row(384, 384, 3), column(384, 384, 3))),

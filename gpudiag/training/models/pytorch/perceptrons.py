@@ -1,9 +1,9 @@
-"""Networks of fully connected layers: `mlp`, and `trivial`, which can also replace the model of another workload.
+"""Define networks of fully connected layers: `mlp`, and `trivial`, which can also replace another workload's model.
 
 - `mlp`, 8000-4000-2000-500-300-1: 41,157,101 parameters, 165 MB of gradients in fp32.
-- `trivial`: one weight per input value, 150,529 parameters on 224x224 images. Training this model takes almost no time,
-  so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has two
-  more layers with 4.1 million parameters that process a single number.
+- `trivial`: one weight per input value, so 150,529 parameters on 224x224 images. Training this model takes almost no
+  time, so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has
+  two more layers with 4.1 million parameters, which process a single number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class Mlp(Workload):
-    """A regression with ReLU between the layers and little compute for its size, so that communication dominates."""
+    """Regression with ReLU between the layers, and with so little compute for its size that communication dominates."""
 
     def model(self) -> nn.Module:
         """Build the layers in order."""
@@ -32,7 +32,7 @@ class Mlp(Workload):
         return nn.Sequential(*layers[:-1])
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make float32[count, 8000] and float32[count, 1]."""
+        """Make inputs float32[count, 8000] and targets float32[count, 1]."""
         return torch.randn(count, MLP_WIDTHS[0], generator=generator), torch.randn(count, 1, generator=generator)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Mlp(Workload):
 
 
 class TrivialModel(nn.Module):
-    """A weighted sum of each sample's `inputs` values."""
+    """Map each sample to a weighted sum of its `inputs` values."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Trivial(Workload):
     """Loss and optimizer of the trivial model."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG002  # targets are only copied
-        """Return the mean of the output, which does not overflow in any number of steps."""
+        """Return the mean of the output. Training with this loss never overflows."""
         return output.float().mean()
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -69,12 +69,12 @@ class TrivialImages(Trivial, ImageWorkload):
     """The trivial model on images of the usual size."""
 
     def model(self) -> nn.Module:
-        """Build one weight per pixel and colour."""
+        """Build a model with one weight per pixel and colour."""
         return TrivialModel(3 * self.side * self.side)
 
 
 class InputOnly(Trivial):
-    """The trivial model on the samples of another workload, which are copied and prepared as usual."""
+    """The trivial model on the samples of another workload. The samples are copied and prepared as usual."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(on_gpu=workload.on_gpu)
@@ -83,7 +83,7 @@ class InputOnly(Trivial):
         self._workload = workload
 
     def model(self) -> nn.Module:
-        """Build one weight per value of a prepared sample."""
+        """Build a model with one weight per value of a prepared sample."""
         inputs, _ = self.samples(1, torch.Generator().manual_seed(0))
         return TrivialModel(self.prepare(inputs).numel())
 

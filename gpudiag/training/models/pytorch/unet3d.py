@@ -1,8 +1,9 @@
-"""`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
+"""Define `unet3d`: a 3D U-Net that finds boundaries in electron microscopy.
 
-The network is that of the neurofire library for the CREMI data sets. It has 12, 60, 300 and 1500 channels, two 3x3x3
-convolutions with ELU on each level, pooling by 1x3x3 because the volumes are coarse along z, nearest-neighbour
-upsampling, and a sigmoid over three outputs. The general design is O. Cicek et al., "3D U-Net" (2016).
+The network has 93,659,931 parameters and 375 MB of gradients in fp32. It is the network of the neurofire library for
+the CREMI data sets, after O. Cicek et al., "3D U-Net" (2016). Its levels have 12, 60, 300 and 1500 channels, and two
+3x3x3 convolutions with ELU each. Pooling is by 1x3x3, because the volumes are coarse along z. Upsampling repeats the
+nearest voxel. A sigmoid follows each of the three outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gpudiag.training.models.pytorch.workload import Workload
 
 #: Size of a training volume in voxels along z, y, x.
 SHAPE = (40, 432, 432)
-#: A CPU process trains the same model on a smaller volume.
+#: Size of a training volume on a CPU. The model is the same as on GPUs.
 CPU_SHAPE = (4, 54, 54)
 FEATURES = (12, 60, 300, 1500)
 OUTPUTS = 3
@@ -39,9 +40,9 @@ class TwoConvolutions(nn.Sequential):
 
 
 class UNet3d(nn.Module):
-    """U-Net with skip connections, which pools downwards and repeats voxels upwards.
+    """U-Net with skip connections, which pools on the way down and repeats voxels on the way up.
 
-    `features` are the channels of each level, the deepest last.
+    `features` are the channels of each level, the deepest level last.
     """
 
     def __init__(self, features: Sequence[int] = FEATURES) -> None:
@@ -58,7 +59,7 @@ class UNet3d(nn.Module):
         self.last = nn.Conv3d(inputs, OUTPUTS, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map float[n, 1, z, y, x] to float[n, 3, z, y, x] in 0..1. y and x are divisible by 3 ** (levels - 1)."""
+        """Map float[n, 1, z, y, x] to float[n, 3, z, y, x] in 0..1. y and x must be multiples of 3 ** (levels - 1)."""
         skips: list[Tensor] = []
         for level, convolutions in enumerate(self.down):
             x = convolutions(x if level == 0 else functional.max_pool3d(x, POOLING))
@@ -71,10 +72,10 @@ class UNet3d(nn.Module):
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint).
+    """Return the negative Sørensen-Dice coefficient, summed over channels.
 
-    The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels. The sums are in
-    single precision, because sums over millions of voxels overflow half precision.
+    The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels, from -1 (equal) to
+    0 (disjoint). Sums are in single precision, because sums over millions of voxels would overflow half precision.
     """
     p = output.float().transpose(0, 1).flatten(1)
     t = target.float().transpose(0, 1).flatten(1)
@@ -86,7 +87,7 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 class UNet3dTraining(Workload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Distinct samples in memory: few, because a volume with its target has 30 MB.
+    #: Number of distinct samples in memory, which is small, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 

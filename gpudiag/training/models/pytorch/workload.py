@@ -1,4 +1,4 @@
-"""The interface of PyTorch workloads: model, samples, loss and optimizer."""
+"""Define the interface of PyTorch workloads: model, samples, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 
 class Workload(ABC):
-    """A model to train on random samples, sized for a GPU (`on_gpu`) or for a CPU process."""
+    """Training of a model on random samples, sized for a GPU (`on_gpu`) or for a CPU process."""
 
     #: Number of distinct samples in memory, from which batches are collated.
     pool = 512
@@ -21,19 +21,19 @@ class Workload(ABC):
 
     def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
-        #: Number of layers, if the model exists in several depths.
+        #: Number of layers if the model exists in several depths, else 0.
         self.depth = depth
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Build the model on the CPU, freshly initialised."""
+        """Build and initialise the model on the CPU."""
 
     @abstractmethod
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make `count` inputs and their targets, stacked along the first dimension, in the form read from disk."""
+        """Make `count` inputs and targets, stacked along the first dimension, as stored on disk."""
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
+        """Convert a batch of inputs on the device to the model's input, for example by scaling bytes."""
         return inputs
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -55,13 +55,13 @@ class ImageWorkload(Workload):
     classes = 1000
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make uint8[count, 3, side, side] and int64[count]."""
+        """Make images uint8[count, 3, side, side] and classes int64[count]."""
         side = self.side if self.on_gpu or self.cpu_side is None else self.cpu_side
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
         return images, torch.randint(0, self.classes, (count,), generator=generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Scale bytes to floats of about zero mean and unit variance."""
+        """Scale bytes to floats with a mean of about 0 and a variance of about 1."""
         return inputs.to(torch.float32).sub_(127.5).div_(73.9)
 
 

@@ -1,1 +1,1 @@
-"""The models in plain Keras under TensorFlow. `workload` is their interface."""
+"""Define the workloads in Keras under TensorFlow. `workload` is the interface."""

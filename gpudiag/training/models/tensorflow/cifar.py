@@ -1,4 +1,4 @@
-"""The CIFAR-10 networks in Keras, with the same numbers of parameters as the PyTorch workloads."""
+"""Define networks for CIFAR-10 in Keras, with the same numbers of parameters as the PyTorch workloads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DENSENET_STAGES = 3
 
 
 def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
-    """Apply two 3x3 convolutions and a shortcut, which narrows by taking every other pixel and adding zero channels."""
+    """Apply two 3x3 convolutions with a shortcut. With `narrows`, halve height and width, and double the channels."""
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:
         x = layers.MaxPooling2D(1, strides=2)(x)
-        zeros = layers.Rescaling(0.0)(x)  # x already has half of the channels
+        zeros = layers.Rescaling(0.0)(x)  # as many channels as x
         x = layers.Concatenate(axis=channel_axis())([x, zeros])
     return layers.ReLU()(layers.Add()([y, x]))
 
@@ -72,10 +72,10 @@ class KerasDenseNetCifarTraining(KerasCifarWorkload):
 
 
 class KerasCnnCifar(KerasCifarWorkload):
-    """Four convolutions with so little compute that a step is mostly launches and input."""
+    """Four convolutions with so little compute that launches and input take most of a step."""
 
     def model(self) -> Any:
-        """Build two pairs of convolutions, the second of each without padding, and two fully connected layers."""
+        """Build two pairs of convolutions and two fully connected layers. The second of each pair has no padding."""
         return keras.Sequential(
             [
                 layers.Input(self.image_shape()),
@@ -100,10 +100,10 @@ class KerasCnnCifar(KerasCifarWorkload):
 
 
 class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Normalise over nine channels, in float32. TensorFlow supports this for channels last only."""
+    """Normalise over nine channels, in float32. TensorFlow supports this operation for channels-last inputs only."""
 
     def call(self, inputs: Any) -> Any:
-        """Normalise, keeping shape and type."""
+        """Return the normalised inputs, with the same shape and type."""
         x = tf.transpose(inputs, (0, 2, 3, 1)) if channels_first() else inputs
         x = tf.nn.local_response_normalization(
             tf.cast(x, tf.float32), depth_radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75
@@ -113,7 +113,7 @@ class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras h
 
 
 class KerasAlexNetCifar(KerasCifarWorkload):
-    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients, which scaled worst in tf_cnn_benchmarks."""
+    """AlexNet for CIFAR-10 with few kernels and 7 MB of gradients. In tf_cnn_benchmarks this network scaled worst."""
 
     def model(self) -> Any:
         """Build 5 layers with weights. Feature maps shrink from 32x32 to 8x8 before the fully connected layers."""

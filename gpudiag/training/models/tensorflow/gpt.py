@@ -1,7 +1,7 @@
-"""`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
+"""Define `gpt`: GPT-2 small (A. Radford et al., 2019), 12 layers, 768 wide, 12 heads, the embedding as output layer.
 
 The model has 124,475,904 parameters like the PyTorch workload. The 50,257 tokens are rounded up to a multiple of 64,
-which is faster.
+because matrix products with such sizes are faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudiag.training.models.tensorflow.workload import KerasWorkload, Samples
 
 VOCABULARY = 50_304
 CONTEXT = 1024
-#: A CPU device trains the same model on shorter sequences.
+#: Number of tokens per sequence on a CPU. The model is the same as on GPUs.
 CPU_CONTEXT = 128
 WIDTH = 768
 LAYERS = 12
@@ -26,7 +26,7 @@ HEADS = 12
 
 @keras.saving.register_keras_serializable(package="gpudiag")
 class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
-    """Add a trained vector per position. A sequence shorter than CONTEXT uses the first vectors."""
+    """Add a trained vector to each position of a sequence, which may be shorter than CONTEXT."""
 
     def build(self, input_shape: Any) -> None:
         """Make the vectors, float[CONTEXT, width]."""
@@ -38,9 +38,9 @@ class Positions(layers.Layer):  # type: ignore[misc]  # keras is untyped
 
 
 def transformer_block(x: Any) -> Any:
-    """Apply causal self-attention and a feed-forward layer, each behind a layer norm."""
+    """Apply causal self-attention and a feed-forward layer. A layer norm precedes each of the two."""
     y = layers.LayerNormalization(epsilon=1e-5)(x)
-    # Query, key and value have separate matrices, together with as many parameters as GPT-2's single matrix.
+    # Query, key and value have separate matrices. Together they have as many parameters as GPT-2's single matrix.
     y = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y, use_causal_mask=True)
     x = layers.Add()([x, y])
     y = layers.LayerNormalization(epsilon=1e-5)(x)

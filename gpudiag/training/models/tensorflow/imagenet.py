@@ -1,9 +1,9 @@
-"""The ImageNet networks in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
+"""Define networks for ImageNet in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
-The networks have as many parameters as the PyTorch workloads, except `inception3`. For `inception3` Keras counts
-23,851,784 parameters, of which 23,817,352 are trained; the rest are running means and variances. The PyTorch model also
-trains 17,216 scales. ResNet-50 v1.5 is built here, because `keras.applications.ResNet50` is v1 with biases in its
-convolutions (25,583,592 trained parameters).
+Except `inception3`, the networks have as many parameters as the PyTorch workloads. For `inception3` Keras counts
+23,851,784 parameters. Of these, 23,817,352 are trained, and the others are running means and variances. The PyTorch
+model additionally trains 17,216 scales. ResNet-50 v1.5 is built here, because `keras.applications.ResNet50` is v1 with
+biases in its convolutions (25,583,592 trained parameters).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from keras import layers
 from gpudiag.training.models.tensorflow.workload import KerasImageWorkload, channel_axis
 
 HIDDEN = 4096
-#: (blocks, channels of their 3x3 convolution) of each ResNet stage. A block returns EXPANSION times as many channels.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
 
 class KerasAlexNet(KerasImageWorkload):
-    """AlexNet, which has the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
+    """AlexNet, with the least compute per byte of gradients (244 MB in fp32) of the classical networks."""
 
     def model(self) -> Any:
-        """Build the network, 8 layers with weights."""
+        """Build the network with 8 layers that have weights."""
         return keras.Sequential(
             [
                 layers.Input(self.image_shape()),
@@ -55,7 +55,7 @@ class KerasVgg16(KerasImageWorkload):
     cpu_side = 64
 
     def model(self) -> Any:
-        """Build the network, 16 layers with weights."""
+        """Build the network with 16 layers that have weights."""
         if self.on_gpu:
             return keras.applications.VGG16(weights=None, classifier_activation=None, input_shape=self.image_shape())
         inputs = layers.Input(self.image_shape())
@@ -73,7 +73,7 @@ def normalised_convolution(x: Any, width: int, side: int, *, stride: int = 1) ->
 
 
 def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
-    """Apply 1x1, 3x3 and 1x1 convolutions, and a projection on the shortcut if the shape changes."""
+    """Apply 1x1, 3x3 and 1x1 convolutions with a shortcut. If `projected`, the shortcut is a 1x1 convolution."""
     y = layers.ReLU()(normalised_convolution(x, width, 1))
     y = layers.ReLU()(normalised_convolution(y, width, 3, stride=stride))
     y = normalised_convolution(y, width * EXPANSION, 1)
@@ -82,7 +82,7 @@ def bottleneck(x: Any, width: int, *, stride: int, projected: bool) -> Any:
 
 
 class KerasResNet50(KerasImageWorkload):
-    """ResNet-50 v1.5, which has enough compute per byte of gradients that a healthy machine hides communication."""
+    """ResNet-50 v1.5, with so much compute per byte of gradients that a healthy machine hides the communication."""
 
     def model(self) -> Any:
         """Build the stem, four stages of bottlenecks, and the classifier."""

@@ -1,4 +1,4 @@
-"""Networks of fully connected layers in Keras: `mlp`, and `trivial`, which can replace another workload's model."""
+"""Define networks of fully connected layers in Keras: `mlp`, and `trivial`, which can replace a workload's model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MLP_WIDTHS = (8000, 4000, 2000, 500, 300, 1)
 
 
 class KerasMlp(KerasWorkload):
-    """A regression with ReLU between the layers and little compute for its size, so that communication dominates."""
+    """Regression with ReLU between the layers, and with so little compute for its size that communication dominates."""
 
     def model(self) -> Any:
         """Build the layers in order."""
@@ -24,7 +24,7 @@ class KerasMlp(KerasWorkload):
         return keras.Sequential([layers.Input((MLP_WIDTHS[0],)), *hidden, layers.Dense(MLP_WIDTHS[-1])])
 
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make float32[count, 8000] and float32[count, 1]."""
+        """Make inputs float32[count, 8000] and targets float32[count, 1]."""
         inputs = generator.standard_normal((count, MLP_WIDTHS[0]), dtype="float32")
         return inputs, generator.standard_normal((count, 1), dtype="float32")
 
@@ -42,7 +42,7 @@ class KerasTrivial(KerasWorkload):
     """Loss and optimizer of the trivial model."""
 
     def loss(self, output: Any, target: Any) -> Any:  # noqa: ARG002  # targets are only copied
-        """Return the mean of the output, which does not overflow in any number of steps."""
+        """Return the mean of the output. Training with this loss never overflows."""
         return tf.reduce_mean(tf.cast(output, tf.float32))
 
     def optimizer(self) -> Any:
@@ -54,12 +54,12 @@ class KerasTrivialImages(KerasTrivial, KerasImageWorkload):
     """The trivial model on images of the usual size."""
 
     def model(self) -> Any:
-        """Build one weight per pixel and colour."""
+        """Build a model with one weight per pixel and colour."""
         return weighted_sum(self.image_shape())
 
 
 class KerasInputOnly(KerasTrivial):
-    """The trivial model on the samples of another workload, which are copied and prepared as usual."""
+    """The trivial model on the samples of another workload. The samples are copied and prepared as usual."""
 
     def __init__(self, workload: KerasWorkload) -> None:
         super().__init__(on_gpu=workload.on_gpu)
@@ -67,7 +67,7 @@ class KerasInputOnly(KerasTrivial):
         self._workload = workload
 
     def model(self) -> Any:
-        """Build one weight per value of a prepared sample."""
+        """Build a model with one weight per value of a prepared sample."""
         inputs, _ = self.samples(1, np.random.default_rng(0))
         return weighted_sum(tuple(int(size) for size in self.prepare(tf.constant(inputs)).shape[1:]))
 

@@ -1,8 +1,8 @@
-"""`unet3d`: a 3D U-Net for boundaries in electron microscopy, 93,659,931 parameters, 375 MB of gradients in fp32.
+"""Define `unet3d`: a 3D U-Net that finds boundaries in electron microscopy, with 93,659,931 parameters.
 
-The network is that of the PyTorch workload, from the neurofire library for the CREMI data sets: 12, 60, 300 and 1500
-channels, two 3x3x3 convolutions with ELU on each level, pooling by 1x3x3, nearest-neighbour upsampling, and three
-sigmoids.
+The network equals that of the PyTorch workload, from the neurofire library for the CREMI data sets. Its levels have 12,
+60, 300 and 1500 channels, and two 3x3x3 convolutions with ELU each. Pooling is by 1x3x3. Upsampling repeats the nearest
+voxel. A sigmoid follows each of the three outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpudiag.training.models.tensorflow.workload import KerasWorkload, Samples, 
 
 #: Size of a training volume in voxels along z, y, x.
 SHAPE = (40, 432, 432)
-#: A CPU device trains the same model on a smaller volume.
+#: Size of a training volume on a CPU. The model is the same as on GPUs.
 CPU_SHAPE = (4, 54, 54)
 FEATURES = (12, 60, 300, 1500)
 OUTPUTS = 3
@@ -36,11 +36,11 @@ def two_convolutions(x: Any, width: int) -> Any:
 class KerasUNet3dTraining(KerasWorkload):
     """3D U-Net with few large convolutions on one volume per step. It needs much memory."""
 
-    #: Distinct samples in memory: few, because a volume with its target has 30 MB.
+    #: Number of distinct samples in memory, which is small, because a volume with its target has 30 MB.
     pool = 8
 
     def model(self) -> Any:
-        """Build a U-Net with skip connections, which pools downwards and repeats voxels upwards."""
+        """Build a U-Net with skip connections, which pools on the way down and repeats voxels on the way up."""
         inputs = layers.Input((1, *self._shape) if channels_first() else (*self._shape, 1))
         x = inputs
         skips: list[Any] = []
@@ -64,7 +64,7 @@ class KerasUNet3dTraining(KerasWorkload):
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint)."""
+        """Return the sum over channels of the negative Sørensen-Dice coefficient (-1: equal, 0: disjoint)."""
         p = tf.cast(output, tf.float32)
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)

@@ -1,4 +1,4 @@
-"""The interface of Keras workloads under TensorFlow: model, samples, loss and optimizer."""
+"""Define the interface of Keras workloads under TensorFlow: model, samples, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Samples = tuple[NDArray[Any], NDArray[Any]]
 
 
 class KerasWorkload(ABC):
-    """A model to train on random samples, sized for GPUs (`on_gpu`) or for CPU devices."""
+    """Training of a model on random samples, sized for GPUs (`on_gpu`) or for CPU devices."""
 
     #: Number of distinct samples in memory, from which batches are collated.
     pool = 512
 
     def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
-        #: Number of layers, if the model exists in several depths.
+        #: Number of layers if the model exists in several depths, else 0.
         self.depth = depth
 
     @abstractmethod
     def model(self) -> Any:
-        """Build the `keras.Model`, freshly initialised, in the scope of a strategy."""
+        """Build and initialise the `keras.Model`. This method is called in the scope of a `tf.distribute.Strategy`."""
 
     @abstractmethod
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make `count` inputs and targets along the first dimension, channels last, in the form read from disk."""
+        """Make `count` inputs and targets, stacked along the first dimension, channels last, as stored on disk."""
 
     def prepare(self, inputs: Any) -> Any:
-        """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
+        """Convert a batch of inputs on the device to the model's input, for example by scaling bytes."""
         return inputs
 
     def loss(self, output: Any, target: Any) -> Any:
@@ -60,12 +60,12 @@ class KerasImageWorkload(KerasWorkload):
         return (3, self._side, self._side) if channels_first() else (self._side, self._side, 3)
 
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make uint8[count, side, side, 3] and int32[count]."""
+        """Make images uint8[count, side, side, 3] and classes int32[count]."""
         images = generator.integers(0, 256, (count, self._side, self._side, 3), dtype=np.uint8)
         return images, generator.integers(0, self.classes, count, dtype=np.int32)
 
     def prepare(self, inputs: Any) -> Any:
-        """Scale bytes to floats of about zero mean and unit variance, in the model's layout."""
+        """Scale bytes to floats with a mean of about 0 and a variance of about 1, in the model's layout."""
         scaled = (tf.cast(inputs, keras.mixed_precision.dtype_policy().compute_dtype) - 127.5) / 73.9
         return tf.transpose(scaled, (0, 3, 1, 2)) if channels_first() else scaled
 
@@ -82,7 +82,7 @@ class KerasCifarWorkload(KerasImageWorkload):
 
 
 def channels_first() -> bool:
-    """Return whether the memory format is `nchw`. Keras has one setting for all models of the process."""
+    """Return whether the memory format is `nchw`. Keras has one memory format for all models of the process."""
     return bool(keras.config.image_data_format() == "channels_first")
 
 

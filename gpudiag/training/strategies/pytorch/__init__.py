@@ -1,1 +1,1 @@
-"""The PyTorch strategies. `registry` lists strategies without importing PyTorch."""
+"""Implement the strategies under PyTorch. `strategies.registry` lists strategies without importing PyTorch."""

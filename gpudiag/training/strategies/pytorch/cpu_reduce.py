@@ -1,4 +1,4 @@
-"""`cpu-reduce`: DistributedDataParallel with gradients summed by the CPUs in shared host memory."""
+"""Implement `cpu-reduce`: DistributedDataParallel with gradients that the CPUs sum in shared host memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
 _WIRES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-#: Bytes per chunk of a pipelined all-reduce through the host.
+#: Bytes per chunk of the all-reduce, which copies and sums several chunks at the same time.
 _CHUNK = 4 << 20
 
 
@@ -36,14 +36,14 @@ class CpuReduceHook:
         ...
         hook.close()
 
-    The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back.
-    A ring of n processes makes 2(n-1)/n copies each way. The processes must be on one node. Sums are in float32. NaN
-    and infinities are preserved. If a process dies, the others raise an error at their next bucket.
+    The hook is fast if GPUs have no peer access to each other. Each gradient is copied once to the host and once back,
+    while a ring of n processes would make 2(n-1)/n copies each way. The processes must be on one node. Sums are in
+    float32. NaN and infinities are preserved. If a process dies, the others raise an error at their next bucket.
 
     Args:
         device: the GPU of this process, or the CPU.
-        wire: precision in which gradients are transported: `fp32`, `bf16` or `fp16`; None for their own precision.
-        group: the process group, by default the default group. All its processes must make the hook at the same point.
+        wire: precision in which gradients are transported: `fp32`, `bf16` or `fp16`; None for the gradients' precision.
+        group: the process group; None for the default group. All its processes must make the hook at the same point.
         **tuning: other arguments of `SharedHostAllReduce`.
 
     Raises:
@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads these attributes of a hook, which only functions have.
+        # DDP reads these attributes of a hook. Functions have these attributes, but instances of a class do not.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,
@@ -76,12 +76,12 @@ class CpuReduceHook:
         )
 
     def __call__(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average one bucket. Raises WorkerFailedError if another process has died or makes no progress."""
+        """Average one bucket; raise WorkerFailedError if another process has died or makes no progress."""
         with gpudiag.range("exchange"):
             return self.reduce(bucket)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average one bucket without a range around it."""
+        """Average one bucket, without marking a range `exchange`."""
         return self._communication.start(bucket.buffer(), key=bucket.index())
 
     def check(self) -> None:
@@ -89,16 +89,16 @@ class CpuReduceHook:
         self._communication.check()
 
     def close(self) -> None:
-        """Finish all reductions and release the memory. The method may be called again."""
+        """Finish all reductions and release the memory. Further calls do nothing."""
         self._communication.close()
 
 
-# DDP compares a hook's annotations with its own types. Remove the annotations, which are strings and never equal.
+# DDP compares a hook's annotations with types. Remove the annotations, because in this module they are strings.
 CpuReduceHook.__call__.__annotations__.clear()
 
 
 class CpuReduce(BucketedStrategy):
-    """Copy each gradient to the host once and back once, without using links between GPUs."""
+    """Copy each gradient to the host, sum it there, and copy the sum back. Links between GPUs are not used."""
 
     name = "cpu-reduce"
     summary = "DistributedDataParallel through shared host memory: the CPUs of the node sum each bucket, in chunks."
@@ -109,7 +109,7 @@ class CpuReduce(BucketedStrategy):
     through_host = True
     rounding_pays = True
     launched_ahead = True
-    #: The default group only broadcasts initial parameters and buffers, such as batch norm's.
+    #: The default group only broadcasts the initial parameters, and buffers such as batch norm's.
     backend = None
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
@@ -117,7 +117,7 @@ class CpuReduce(BucketedStrategy):
         self._hook: CpuReduceHook | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Share the memory, then wrap in DistributedDataParallel."""
+        """Set up the shared memory, and wrap the model in DistributedDataParallel."""
         self.check_model(model)
         self._hook = CpuReduceHook(self.device, wire=self.options.compress)
         return super().wrap(model)
@@ -132,25 +132,25 @@ class CpuReduce(BucketedStrategy):
         return self._hook.reduce(bucket)
 
     def exchange(self, model: nn.Module) -> None:
-        """Check that the buckets were reduced during backward. Raises WorkerFailedError if a process has died."""
+        """Check that the buckets were reduced during backward; raise WorkerFailedError if a process has died."""
         super().exchange(model)
         assert self._hook is not None  # noqa: S101  # made by wrap
         self._hook.check()
 
     def release(self) -> None:
-        """Release the model and the memory."""
+        """Release the model and the shared memory."""
         super().release()
         if self._hook is not None:
             self._hook.close()
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name one transport for each precision of gradients."""
+        """Return the name of the transport, which depends on the precision of gradients."""
         return f"{cls.name}-{candidate.compress}" if candidate.compress else cls.name
 
     @classmethod
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None]]:
-        """Start the all-reduce of the hook."""
+        """Return functions that start and close the all-reduce of the hook."""
         from gpudiag.training.strategies.shared_host.all_reduce import SharedHostAllReduce
 
         shared = SharedHostAllReduce(device=device, wire=_dtype(candidate.compress))
@@ -161,31 +161,31 @@ class CpuReduce(BucketedStrategy):
         """Return the cost of copies to shared host memory, sums by the CPUs, and copies back."""
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
-            # A measured transport already includes its precision, so sizes are those of the gradients.
+            # The measurement used the precision of transport, so the sizes are not scaled for precision again.
             reason = f"{_no_peers(now)}{curve.busbw(25e6):.3g} GB/s of bus bandwidth through shared host memory"
             return bucketed(now, candidate, curve, 1.0, reason, holds=0.0)
         if now.on_gpu:
-            link = now.paths.all_rate_both()
-            reason = f"{_no_peers(now)}{link:.3g} GB/s per GPU each way through the host, at once"
+            link_rate = now.paths.all_rate_both()
+            reason = f"{_no_peers(now)}{link_rate:.3g} GB/s per GPU each way through the host, at once"
         else:
-            link = now.paths.host_memory() / 2 / max(1, now.devices)
-            reason = f"{link:.3g} GB/s of host memory per process"
-        # GB/s of gradients per rank that the CPUs sum: they read each byte of every rank once, and write each sum once.
-        adding = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
-        slowest = min(link, adding)
-        hops = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
-        # The copies of the first chunk to the host and back do not overlap with other copies.
+            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)
+            reason = f"{link_rate:.3g} GB/s of host memory per process"
+        # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
+        sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
+        rate = min(link_rate, sum_rate)
+        latency_ms = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
+        # Two copies of a chunk, to the host and back, do not overlap with other copies.
         points = {
-            size: hops + 2 * min(size, _CHUNK) / (link * 1e6) + size / (slowest * 1e6)
+            size: latency_ms + 2 * min(size, _CHUNK) / (link_rate * 1e6) + size / (rate * 1e6)
             for size in (1 << 10, _CHUNK, 1 << 30)
         }
-        if adding < link:
-            reason = f"the CPUs add {adding:.3g} GB/s per rank from host memory"
+        if sum_rate < link_rate:
+            reason = f"the CPUs add {sum_rate:.3g} GB/s per rank from host memory"
         return bucketed(now, candidate, Curve(points, now.devices), candidate.wire, reason, holds=0.0)
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return DistributedDataParallel with the hook."""
+        """Return lines of code that use DistributedDataParallel with the hook."""
         wire = f', wire="{candidate.compress}"' if candidate.compress else ""
         return (
             "import gpudiag",

@@ -1,4 +1,4 @@
-"""Strategies with one process per device: `nccl` and `gloo` (DistributedDataParallel), and `independent`."""
+"""Implement strategies with one process per device: `nccl` and `gloo` (DistributedDataParallel), and `independent`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from gpudiag.model.job import CommunicationOptions
     from gpudiag.prediction.situation import Situation
 
-#: Variable that tools such as Nsight Systems set in the programs that they profile.
+#: Environment variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Bytes read or written in host memory per byte and rank, in gloo's all-reduce over sockets: copy in, copy out, add.
+#: Bytes that gloo's all-reduce over sockets reads or writes in host memory per byte and rank: copy in, copy out, add.
 _GLOO_PASSES = 6
 
 
 def distributed_data_parallel(candidate: Candidate, *arguments: str) -> str:
-    """Return the line of code that wraps a user's model. `arguments` are further arguments as source text."""
+    """Return the line of code that wraps a user's model in DDP. `arguments` are further arguments as source text."""
     if candidate.bucket_mb is not None:
         arguments = (*arguments, f"bucket_cap_mb={candidate.bucket_mb:g}")
     return f"model = torch.nn.parallel.DistributedDataParallel({', '.join(('model', *arguments))})"
@@ -41,9 +41,9 @@ def distributed_data_parallel(candidate: Candidate, *arguments: str) -> str:
 class BucketedStrategy(PytorchStrategy):
     """DistributedDataParallel, which all-reduces gradients in buckets while backward still runs.
 
-    Only a communication hook can put the communication of a bucket into a range. A hook costs a Python call and a
-    division kernel per bucket. So the hook is registered only to compress gradients, for a recording, or if a tool
-    listens to NVTX. The hook is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
+    Only a communication hook can mark the communication of a bucket as a range. A hook costs a Python call and a
+    division kernel per bucket. So a hook is registered only to compress gradients, for a recording, or if a tool
+    listens to NVTX. By default the hook is PyTorch's `allreduce_hook`, which is equivalent to DDP without a hook.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
@@ -54,7 +54,7 @@ class BucketedStrategy(PytorchStrategy):
         self._hooked = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap in DistributedDataParallel, which broadcasts the parameters of rank 0."""
+        """Wrap the model in DistributedDataParallel, which broadcasts the parameters of rank 0."""
         from torch.nn.parallel import DistributedDataParallel
 
         self.check_model(model)
@@ -71,7 +71,7 @@ class BucketedStrategy(PytorchStrategy):
         return self._wrapped.no_sync()
 
     def exchange(self, model: nn.Module) -> None:
-        """Register the hook in the first recorded step; the buckets were reduced during backward."""
+        """Register the hook in the first recorded step. Communicate nothing: buckets were reduced during backward."""
         import torch
 
         self.check_gradients(model)
@@ -79,11 +79,11 @@ class BucketedStrategy(PytorchStrategy):
             self._attach()
 
     def needs_hook(self) -> bool:
-        """Return whether communication needs a hook even without a listener."""
+        """Return whether communication needs a hook even if nothing records ranges."""
         return self.options.compress is not None
 
     def reduce_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average one bucket."""
+        """Average one bucket over the ranks, compressed if requested."""
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         compress = self.options.compress
@@ -92,16 +92,17 @@ class BucketedStrategy(PytorchStrategy):
         return averaged
 
     def release(self) -> None:
-        """Release the model, because the hook would keep it alive."""
+        """Release the reference to the wrapped model, so that the model can be deleted."""
         self._wrapped = None
 
     def _attach(self) -> None:
         assert self._wrapped is not None  # noqa: S101  # asked after wrap
         self._hooked = True
-        # DDP compares a hook's annotations with its own types, but annotations are text here. A lambda has none.
+        # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
         self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108
 
     def _communicate_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average one bucket in a range `exchange`, and note the bucket's bytes. DDP calls this as its hook."""
         if bucket.index() == 0:
             self.exchanged_bytes.clear()
         buffer = bucket.buffer()
@@ -111,7 +112,7 @@ class BucketedStrategy(PytorchStrategy):
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return lines of plain PyTorch, with its compression hook if gradients are compressed."""
+        """Return lines of plain PyTorch, with PyTorch's compression hook if gradients are compressed."""
         compression = (
             "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
             f"model.register_comm_hook(None, default_hooks.{candidate.compress}_compress_hook)",
@@ -124,7 +125,7 @@ class BucketedStrategy(PytorchStrategy):
 
 
 class Nccl(BucketedStrategy):
-    """All-reduce between GPUs, over direct links if there are any."""
+    """All-reduce gradients between GPUs with NCCL, over direct links if there are any."""
 
     name = "nccl"
     summary = "DistributedDataParallel over NCCL: each gradient bucket is all-reduced between the GPUs."
@@ -138,7 +139,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name NCCL's transport with or without peer access, which carries compressed gradients as shorter messages."""
+        """Return the name of NCCL's transport, with or without peer access. Compression only shortens the messages."""
         return nccl_transport(p2p=p2p)
 
     @classmethod
@@ -157,7 +158,7 @@ class Nccl(BucketedStrategy):
 
 
 class Gloo(BucketedStrategy):
-    """All-reduce on every machine. For GPUs, gloo copies each bucket to the host, reduces it and copies it back."""
+    """All-reduce gradients with gloo. For GPUs, gloo copies each bucket to the host, reduces it and copies it back."""
 
     name = "gloo"
     summary = "DistributedDataParallel over gloo: each gradient bucket is all-reduced between the hosts' CPUs."
@@ -168,7 +169,7 @@ class Gloo(BucketedStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name gloo's all-reduce of GPU memory or of host memory."""
+        """Return the name of gloo's all-reduce of GPU memory or of host memory."""
         return "gloo-device" if on_gpu else "gloo"
 
     @classmethod
@@ -177,13 +178,13 @@ class Gloo(BucketedStrategy):
         curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
         if curve is None:
             on_host = now.curve("gloo")
-            staging = 0.0
+            copy_ms_per_byte = 0.0
             if now.on_gpu:
                 to_host, to_device = now.paths.all_rate("device_to_host"), now.paths.all_rate("host_to_device")
-                staging = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
-            per_byte = staging + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
+                copy_ms_per_byte = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
+            per_byte = copy_ms_per_byte + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
             points = {
-                size: on_host.time_ms(size, now.devices) + staging * size if on_host else 0.3 + per_byte * size
+                size: on_host.time_ms(size, now.devices) + copy_ms_per_byte * size if on_host else 0.3 + per_byte * size
                 for size in (1 << 10, 1 << 28)
             }
             curve = Curve(points, now.devices)
@@ -192,10 +193,10 @@ class Gloo(BucketedStrategy):
 
 
 class Independent(PytorchStrategy):
-    """Let each process train alone. Other strategies' steps are longer by the cost of their communication.
+    """Let each process train alone. The steps of other strategies are longer by the cost of their communication.
 
-    The processes still join a process group, although they send nothing over it. Therefore the processes enter each
-    phase together, and their traces contain their ranks.
+    The processes join a process group, although they send nothing over the group. Because of the group they enter each
+    phase of a measurement together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT
@@ -205,7 +206,7 @@ class Independent(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return no cost."""
+        """Return a cost of 0."""
         return Cost(
             exposed_ms=0.0,
             exchange_ms=0.0,

@@ -1,4 +1,4 @@
-"""`fsdp`: PyTorch's FSDP2 (`fully_shard`), which shards parameters, gradients and optimizer state."""
+"""Implement `fsdp`: PyTorch's FSDP2 (`fully_shard`), which shards parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 #: Minimum number of parameters of a shard. A smaller module is gathered together with its container.
 _LEAST_PARAMETERS = 100_000
-#: Copies in GPU memory per byte of parameters: two out of gathered buffers, one into and one out of scattered ones.
+#: Number of copies in GPU memory per step: two out of gathered buffers, one into and one out of scattered buffers.
 _PASSES = 4
-#: Host work in ms: per shard, for hooks that gather, free and scatter it; and per trained tensor, to launch the rest of
-#: a step. If the host is slower than the device, this work determines the step time. The values fit `mlp` on 4 H200s
-#: (17.1 ms) and ResNet-50 on 2 H200s (66.8 ms) of two hosts with PyTorch 2.11. Two other hosts took 0.78 and 1.2 times
-#: as long.
+#: Host work in ms per shard, for the hooks that gather, free and scatter the shard; and host work in ms per trained
+#: tensor, to launch the rest of a step. If the host is slower than the device, this work determines the step time. The
+#: values fit `mlp` on 4 H200s (17.1 ms) and ResNet-50 on 2 H200s (66.8 ms) of two hosts with PyTorch 2.11. Two other
+#: hosts took 0.78 and 1.2 times as long.
 _SHARD_MS, _LAUNCH_STEP_MS = 3.1, 0.14
-#: Minimum bytes of a tensor that counts as a shard if the shards are unknown.
+#: Minimum bytes of a tensor that counts as a shard if the number of shards is unknown.
 _SHARD_BYTES = 400_000
 
 
 class Fsdp(PytorchStrategy):
-    """Keep 1/n of everything in each process; all-gather parameters before use, and reduce-scatter gradients after.
+    """Keep 1/n of the model in each of n processes. All-gather parameters before use, and reduce-scatter gradients.
 
-    The modules of `nn.Sequential` and `nn.ModuleList` (blocks, stages) are sharded one by one, so that gathering one
-    overlaps with computing another. Per step each process sends about three times the parameters' bytes. All-reduce
-    sends twice the parameters' bytes, but needs n times the memory. `--compress` sets FSDP's `reduce_dtype`. In traces
-    communication has FSDP's own ranges (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
+    The modules of `nn.Sequential` and `nn.ModuleList` (blocks, stages) are sharded one by one, so that gathering a
+    module overlaps with computing another. Per step each process sends about three times the parameters' bytes. An
+    all-reduce would send twice the parameters' bytes, but need n times the memory. `--compress` sets FSDP's
+    `reduce_dtype`. In traces, FSDP marks communication (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
     """
 
     name = "fsdp"
@@ -60,7 +60,7 @@ class Fsdp(PytorchStrategy):
         policy = MixedPrecisionPolicy(reduce_dtype=dtype)
         mesh = init_device_mesh(self.device.type, (torch.distributed.get_world_size(),))
         for parameter in model.parameters():
-            # FSDP supports only contiguous weights. Inputs may be channels-last.
+            # FSDP supports only contiguous weights, but allows channels-last inputs.
             parameter.data = parameter.data.contiguous()
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)
@@ -75,7 +75,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate unsharded gradients, which the last batch of the step reduces."""
+        """Accumulate unsharded gradients within the block. The last batch of the step reduces them."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield
@@ -83,43 +83,43 @@ class Fsdp(PytorchStrategy):
             self._model.set_requires_gradient_sync(True)
 
     def exchange(self, model: nn.Module) -> None:
-        """Check the gradients, which were communicated in forward and backward."""
+        """Check the gradients. Communicate nothing, because forward and backward have communicated."""
         self.check_gradients(model)
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce. An all-gather or a reduce-scatter moves half as many bytes as an all-reduce."""
+        """Return the name of the measured all-reduce. All-gather and reduce-scatter each move half as many bytes."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of two all-gathers and one reduce-scatter, with 1.5 times the bytes of an all-reduce."""
+        """Return the cost of two all-gathers and a reduce-scatter, which move 1.5 times the bytes of an all-reduce."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
         curve = now.nccl_curve
         total = now.model.total_bytes
         if curve is not None:
-            half = curve.time_ms(total, count) / 2
+            half_ms = curve.time_ms(total, count) / 2  # one all-gather or one reduce-scatter
         else:
-            half = (count - 1) / count * total / (now.ring_rate() * 1e6)
-        forward, backward = now.compute.forward_ms, now.compute.backward_ms
-        backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]
-        gathers = [size / total * half for size in now.model.sizes]
-        forwards = [takes * forward / backward if backward else 0.0 for takes in reversed(backwards)]
-        stalled = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
-        slower = NCCL_HOLDS * (min(half, forward) + min(2 * half, backward))
-        bucket_copy = _PASSES * now.on_device_ms(total)
+            half_ms = (count - 1) / count * total / (now.ring_rate() * 1e6)
+        forward_ms, backward_ms = now.compute.forward_ms, now.compute.backward_ms
+        backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]  # ms per tensor
+        gathers = [size / total * half_ms for size in now.model.sizes]
+        forwards = [duration * forward_ms / backward_ms if backward_ms else 0.0 for duration in reversed(backwards)]
+        stalled_ms = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
+        slowdown_ms = NCCL_HOLDS * (min(half_ms, forward_ms) + min(2 * half_ms, backward_ms))
+        copies_ms = _PASSES * now.on_device_ms(total)
         # Each device updates only its own shard.
-        exposed = stalled + slower + bucket_copy - now.compute.update_ms * (count - 1) / count
+        added_ms = stalled_ms + slowdown_ms + copies_ms - now.compute.update_ms * (count - 1) / count
         blocks = now.model.blocks or sum(size >= _SHARD_BYTES for size in now.model.sizes)
-        host = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
+        host_ms = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
         return Cost(
-            exposed_ms=max(0.0, exposed),
-            exchange_ms=3 * half,
-            reason=f"{3 * half:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside "
+            exposed_ms=max(0.0, added_ms),
+            exchange_ms=3 * half_ms,
+            reason=f"{3 * half_ms:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside "
             f"compute; saves memory more than time",
-            host_ms=max(0.0, host) if now.on_gpu and now.model.compute is not None else 0.0,
+            host_ms=max(0.0, host_ms) if now.on_gpu and now.model.compute is not None else 0.0,
         )
 
     @classmethod
@@ -134,7 +134,7 @@ class Fsdp(PytorchStrategy):
 
 
 def shards_of(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules in the model's containers that have enough parameters for a shard."""
+    """Return the modules to shard: the outermost modules with enough parameters whose parent is a container."""
     from torch import nn
 
     containers = (nn.Sequential, nn.ModuleList)
@@ -149,10 +149,11 @@ def shards_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequence[float]) -> float:
-    """Return how many ms longer a pass over shards takes because each shard must be gathered first.
+    """Return how many ms longer a pass (forward or backward) takes because each shard must be gathered first.
 
-    While a shard computes, the next shard is gathered, but no further shard. Afterwards the gradients of the computed
-    shard are scattered over the same links, when these are free. Arguments are ms per shard, in the pass's order.
+    While a shard is computed, only the next shard is gathered. When a shard has been computed, its gradients are
+    scattered over the same links as soon as the links are free. The arguments are times in ms per shard, in the order
+    in which the pass computes the shards.
 
     >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered while the first computes
     4.0
@@ -160,9 +161,9 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     6.0
     """
     link_free = compute_begin = compute_end = last_scatter = 0.0
-    for gather, takes, scatter in zip(gathers, compute, scatters, strict=True):
+    for gather, duration, scatter in zip(gathers, compute, scatters, strict=True):
         arrived = link_free = max(link_free, compute_begin) + gather
         link_free = max(link_free, compute_end) + last_scatter
         compute_begin = max(compute_end, arrived)
-        compute_end, last_scatter = compute_begin + takes, scatter
+        compute_end, last_scatter = compute_begin + duration, scatter
     return max(compute_end, max(link_free, compute_end) + last_scatter) - sum(compute)

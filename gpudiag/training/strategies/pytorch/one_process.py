@@ -1,4 +1,4 @@
-"""Strategies in which one process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies`."""
+"""Implement strategies in which one process drives all devices: `data-parallel` and `copies`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate, Compress
     from gpudiag.prediction.situation import Situation
 
-#: Host work in µs per tensor of the model: once per step (backward, which one thread per device launches, and the
-#: update), and per device (copying the model, and launching forward, one device after the other). A step takes at
-#: least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 (110.7 ms) of two hosts with PyTorch 2.11.
-#: The same values predict `gpt` on 4, and `mlp` on 2 and 4, within 10 %.
+#: Host work in µs per tensor of the model. The first value is work once per step: the update, and backward, which one
+#: thread per device launches. The second value is work per device: copying the model and launching forward, one device
+#: after the other. A step takes at least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 H200s (110.7
+#: ms) of two hosts with PyTorch 2.11. The values predict `gpt` on 4, and `mlp` on 2 and 4 H200s within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
 class DataParallel(PytorchStrategy):
-    """In each step scatter the batch from the first GPU, copy parameters from there, and sum gradients there.
+    """Use `torch.nn.DataParallel`: scatter the batch and the parameters from the first GPU, and sum gradients there.
 
     One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
     overlaps with compute. The strategy is supported because much code and older publications use it.
@@ -39,7 +39,7 @@ class DataParallel(PytorchStrategy):
     one_process = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap in DataParallel over the first `devices` GPUs. Put its copies of inputs and parameters into ranges."""
+        """Wrap the model in DataParallel over the first `devices` GPUs. Mark its copies as ranges."""
         from torch import nn
 
         self.check_model(model)
@@ -56,36 +56,35 @@ class DataParallel(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying the model to every device and summing gradients on the first."""
+        """Return the cost of copying the model to every device and summing gradients on the first device."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
         total, tensors = now.model.total_bytes, len(now.model.sizes)
-        # torch.nn.parallel broadcasts and reduces with NCCL, from and to the first GPU, through buffers in one queue.
-        copies = now.rooted_ms(total, spread=False)
-        inputs = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
-        bucket_copy = 4 * now.on_device_ms(total)
-        host = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
+        # DataParallel uses NCCL to broadcast from the first GPU and to reduce to it, one buffer after the other.
+        copies_ms = now.rooted_ms(total, spread=False)
+        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+        bucket_copy_ms = 4 * now.on_device_ms(total)
+        host_ms = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
         return Cost(
-            exposed_ms=max(copies + inputs + bucket_copy, host - now.compute.step_ms),
-            exchange_ms=copies + inputs,
-            reason=f"one process serves {count} devices: {copies:.1f} ms to copy parameters out and gradients back, "
-            f"nothing hidden; the host takes {host:.1f} ms to launch a step",
+            exposed_ms=max(copies_ms + inputs_ms + bucket_copy_ms, host_ms - now.compute.step_ms),
+            exchange_ms=copies_ms + inputs_ms,
+            reason=f"one process serves {count} devices: {copies_ms:.1f} ms to copy parameters out and gradients back, "
+            f"nothing hidden; the host takes {host_ms:.1f} ms to launch a step",
         )
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
-        """Return the line of plain PyTorch."""
+        """Return the line of code that wraps a user's model."""
         return ("model = torch.nn.DataParallel(model)",)
 
 
 class Copies(PytorchStrategy):
-    """Keep a replica on each device; copy gradients to the first device, sum them there, and copy the sums back.
+    """Keep a replica on each device. Copy gradients to the first device, sum them there, and copy the sums back.
 
-    TensorFlow 1's benchmarks called this replicated variables without NCCL. Every replica updates itself, so, unlike in
-    `data-parallel`, parameters are not copied. If devices have no peer access, the driver stages the copies through
-    host memory. Nothing overlaps, and the first device's link carries all traffic. The strategy exists to compare with
-    published figures.
+    TensorFlow 1's benchmarks called this replicated variables without NCCL. Unlike in `data-parallel`, parameters are
+    not copied, because every replica updates its own parameters. Without peer access, the driver copies through host
+    memory. Nothing overlaps, and all data passes over the first device's link. Published figures use this strategy.
     """
 
     name = "copies"
@@ -95,8 +94,7 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device. Each replica takes an equal share of a batch. The first device gets all
-        outputs."""
+        """Make a replica on each device. Divide batches equally between them; gather outputs on the first device."""
         import torch
 
         self.check_model(model)
@@ -140,7 +138,7 @@ def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Run forward on every device without `cudnn.benchmark`.
 
     DataParallel starts new threads in each step, and PyTorch stores cuDNN's chosen algorithms per thread. With
-    `cudnn.benchmark` every step would repeat cuDNN's trials (844 ms per step for VGG-16 on 4 H200s).
+    `cudnn.benchmark` cuDNN would try all algorithms again in every step (844 ms per step for VGG-16 on 4 H200s).
     """
 
     @wraps(forward)
@@ -172,7 +170,7 @@ def _replicated(model: nn.Module, devices: Sequence[torch.device]) -> nn.Module:
             self.replicas = nn.ModuleList([model, *(copy.deepcopy(model).to(device) for device in devices[1:])])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # One thread launches the kernels of all devices, because autocast is per thread. Devices run concurrently.
+            # This thread launches the kernels of all devices, because other threads would not use autocast.
             shares = zip(self.replicas, x.chunk(len(devices)), devices, strict=True)
             outputs = [replica(share.to(device, non_blocking=True)) for replica, share, device in shares]
             return torch.cat([output.to(devices[0], non_blocking=True) for output in outputs])

@@ -1,4 +1,4 @@
-"""`ps-cpu`: a parameter server in host memory, where the CPUs update the variables."""
+"""Implement `ps-cpu`: a parameter server in host memory, where the CPUs update the variables (the parameters)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 #: Alignment of variables in bytes.
 _ALIGNMENT = 256
 _PAGE = 4096
-#: Bytes read or written in host memory per byte of parameters, in PyTorch's update with momentum and weight decay. New
-#: memory for gradient + decay x parameter: 5 (two reads; zero, fetch and write the result). Scaling the momentum: 2.
-#: Adding to the momentum: 3. Updating the parameter: 3.
+#: Bytes that PyTorch's update with momentum and weight decay reads or writes in host memory per byte of parameters.
+#: Computing gradient + decay x parameter into new memory takes 5 (two reads; zero, fetch and write the result). Scaling
+#: the momentum takes 2, adding to the momentum 3, and updating the parameter 3.
 _UPDATE_PASSES = 13
-#: Bytes read or written per byte to add a gradient to a sum (two reads, one write), and to divide the sum.
+#: Bytes that are read or written per byte to add a gradient to a sum (two reads, one write), and to divide the sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
-#: GB/s of host memory per thread of PyTorch's operators while other processes wait. Cores of servers sustain 3 to 15
-#: GB/s (`prediction.paths`). For VGG-16's largest variable 16 threads of two hosts had 4.4 to 5.6 GB/s each.
+#: GB/s of host memory per thread of PyTorch's operators while other processes wait. Cores of servers reach 3 to 15 GB/s
+#: (`prediction.paths`). For VGG-16's largest variable, 16 threads of two hosts reached 4.4 to 5.6 GB/s each.
 _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared memory during backward. Each process updates the variables that it owns, in that memory.
+    """Copy gradients to shared host memory during backward. There each process updates the variables that it owns.
 
-    Whole variables are spread over the processes by size. The optimizer's state is in host memory only. After the
-    update every process copies all parameters to its device. Per step and device each gradient is copied to the host
-    once, and each parameter back once. The update begins when all gradients have arrived, at the speed of host memory.
+    Whole variables are distributed over the processes by size. The optimizer's state is in host memory only. After the
+    update every process copies all parameters to its device. So per step and device each gradient is copied to the host
+    once, and each parameter back once. The update begins when all gradients have arrived, and uses host memory.
     """
 
     name = "ps-cpu"
@@ -55,7 +55,7 @@ class PsCpu(PytorchStrategy):
     backend = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Share the memory and put the parameters of rank 0 there."""
+        """Set up the shared memory, and copy the parameters of rank 0 into it."""
         import torch
         from torch import distributed as dist
 
@@ -90,9 +90,9 @@ class PsCpu(PytorchStrategy):
         return model
 
     def _share_memory(self, offsets: dict[int, int], area: int) -> None:
-        """Share an area of gradients per rank, and an area of master parameters.
+        """Share an area of gradients per rank, and an area of master parameters (the copies that are updated).
 
-        `area` is the size of each area in bytes. `offsets` has the offset of each parameter within an area.
+        `area` is the size of each area in bytes. `offsets` contains the offset of each parameter within an area.
         """
         import torch
 
@@ -117,7 +117,7 @@ class PsCpu(PytorchStrategy):
         self._masters = views(self._world)
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this process's variables in host memory, and then fetches all parameters."""
+        """Make an optimizer that updates this process's variables on the host, and copies all of them to the device."""
         from torch import nn
 
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
@@ -127,7 +127,7 @@ class PsCpu(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Keep gradients on the device."""
+        """Keep gradients on the device within the block."""
         self._sending = False
         try:
             yield
@@ -143,7 +143,7 @@ class PsCpu(PytorchStrategy):
             self._barrier()
 
     def release(self) -> None:
-        """Release the memory."""
+        """Unpin the shared memory."""
         for pinned in getattr(self, "_pinned", []):
             pinned.close()
 
@@ -180,8 +180,8 @@ class PsCpu(PytorchStrategy):
             self._barrier()
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 parameter.copy_(master, non_blocking=True)
-            # These copies need no barrier: masters change only after all ranks have sent new gradients, which follow
-            # the copies in stream order.
+            # No barrier is needed after these copies. Masters change only when all ranks have sent new gradients, and a
+            # rank sends new gradients after these copies.
 
     def _barrier(self) -> None:
         from torch import distributed as dist
@@ -194,29 +194,28 @@ class PsCpu(PytorchStrategy):
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back."""
-        sizes, wire = now.model.sizes, candidate.wire
+        sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
-        pushed = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
-        push = transfers.exposed_after(pushed, now.compute.backward_ms)
-        pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
+        deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
+        exposed_push_ms = transfers.exposed_after(deliveries, now.compute.backward_ms)
+        pull_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # All processes wait for the one that owns the most bytes of variables, and updates these with its own threads.
+        # All processes wait for the process that owns the most bytes, which updates them with its own threads only.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()
         threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices
-        host = passes * max(now.model.total_bytes / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
-        alone = transfers.exposed_after(
+        update_ms = passes * max(total / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
+        push_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0
         )
-        exposed = push + host + pull - now.compute.update_ms
-        megabytes = now.model.total_bytes / 1e6
+        added_ms = exposed_push_ms + update_ms + pull_ms - now.compute.update_ms
         rate = now.paths.all_rate("host_to_device") if now.on_gpu else now.paths.host_memory()
         return Cost(
-            exposed_ms=max(0.0, exposed),
-            exchange_ms=alone + host + pull,
-            reason=f"{megabytes:.0f} MB of parameters come from the host at {rate:.3g} GB/s each step ({pull:.1f} ms), "
-            f"after the CPUs have updated them ({host:.1f} ms)",
+            exposed_ms=max(0.0, added_ms),
+            exchange_ms=push_ms + update_ms + pull_ms,
+            reason=f"{total / 1e6:.0f} MB of parameters come from the host at {rate:.3g} GB/s each step "
+            f"({pull_ms:.1f} ms), after the CPUs have updated them ({update_ms:.1f} ms)",
         )
 
 

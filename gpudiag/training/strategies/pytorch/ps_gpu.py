@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs. The home GPU of a variable sums its gradients and updates it."""
+"""Implement `ps-gpu`: a parameter server on the GPUs. A variable's home GPU sums its gradients and updates it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class PsGpu(PytorchStrategy):
     """Sum the gradients of each variable on its home GPU, which updates the variable and broadcasts it.
 
-    Whole variables are spread over the GPUs by size. With `--ps-device` all variables are on one GPU, whose links then
-    carry all communication. Variables with the same home are sent together. Communication does not overlap with
-    backward. CPU processes use gloo.
+    Whole variables are distributed over the GPUs by size. With `--ps-device` one GPU is the home of all variables, and
+    all communication passes over its links. Variables with the same home are sent together. Communication does not
+    overlap with backward. CPU processes use gloo.
     """
 
     name = "ps-gpu"
@@ -41,7 +41,7 @@ class PsGpu(PytorchStrategy):
     backend = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Broadcast rank 0's model. Put each home's parameters into one tensor, and their gradients into another."""
+        """Broadcast rank 0's model. Combine each home's parameters in one tensor, and their gradients in another."""
         from torch import distributed as dist
 
         from gpudiag.training.strategies.central_optimizer import owners
@@ -56,7 +56,7 @@ class PsGpu(PytorchStrategy):
         fixed = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         for tensor in (*fixed, *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        #: (home rank, its parameters in one tensor, their gradients in another) for each home and type.
+        #: (rank of the home, tensor of its parameters, tensor of their gradients) for each home and type.
         self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._owned: list[nn.Parameter] = []
         for rank in range(self._world):
@@ -70,13 +70,13 @@ class PsGpu(PytorchStrategy):
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this rank's variables and fetches other ranks' variables."""
+        """Make an optimizer that updates this rank's variables, and receives the variables of other ranks."""
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
 
         return CentralOptimizer(model.parameters(), make, self._owned, lambda: None, self._fetch, kept=self._gradients)
 
     def exchange(self, model: nn.Module) -> None:
-        """Reduce the gradients of each variable to its home."""
+        """Average the gradients of each variable on its home GPU."""
         from torch import distributed as dist
 
         self.check_gradients(model)
@@ -96,7 +96,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
-        """Refuse a `--ps-device` that does not exist, and the options that all strategies refuse."""
+        """Refuse a `--ps-device` that does not exist, and what `Strategy.check` refuses."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
                 f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
@@ -110,39 +110,39 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended. On CPUs none is."""
+        """Return why a candidate is not recommended; None if it may be. On CPUs no candidate is recommended."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of reducing gradients to their homes after backward and broadcasting parameters."""
+        """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
         total = now.model.total_bytes
         spread = candidate.ps_device is None
-        exchange = now.rooted_ms(total, spread=spread)
-        # Backward adds gradients to zeros in the tensor that is sent, which takes two passes over its memory.
-        bucket_copy = 2 * now.on_device_ms(total)
-        saved = now.compute.update_ms * (count - 1) / count if spread else 0.0
+        exchange_ms = now.rooted_ms(total, spread=spread)
+        # Backward adds gradients to zeros in the tensor that is sent, and so reads and writes the tensor once more.
+        copy_ms = 2 * now.on_device_ms(total)
+        saved_ms = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
         return Cost(
-            exposed_ms=max(0.0, exchange + bucket_copy - saved),
-            exchange_ms=exchange,
-            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange:.1f} ms after backward",
+            exposed_ms=max(0.0, exchange_ms + copy_ms - saved_ms),
+            exchange_ms=exchange_ms,
+            reason=f"{where}: {total / 1e6:.0f} MB to their homes and back, {exchange_ms:.1f} ms after backward",
         )
 
 
 def _flattened_by_type(parameters: list[nn.Parameter]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Flatten the parameters of each type into one tensor, and their gradients into another."""
+    """Return (tensor of all parameters, tensor of their gradients) for each type of the parameters."""
     types = dict.fromkeys(parameter.dtype for parameter in parameters)
     return [_flatten([parameter for parameter in parameters if parameter.dtype == dtype]) for dtype in types]
 
 
 def _flatten(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put parameters into one flat tensor and their gradients into another, keeping memory formats."""
+    """Make parameters of one type views of a flat tensor, and their gradients views of another; return both tensors."""
     import torch
 
     total = sum(parameter.numel() for parameter in parameters)

@@ -1,1 +1,1 @@
-"""All-reduce through host memory that the processes of one node share, summed by their CPUs; see `all_reduce`."""
+"""All-reduce gradients through host memory that the processes of one node share. `all_reduce` explains the method."""

@@ -1,16 +1,16 @@
-"""All-reduce between the ranks of one node through shared host memory; their CPUs compute the sums.
+"""All-reduce between the ranks of one node through shared host memory. The CPUs compute the sums.
 
 A tensor is cut into chunks. Each chunk passes through four stages, and different chunks are in different stages at the
 same time:
 
-    1. each device copies its values of the chunk into one of its slots in shared memory
+    1. each rank's device copies its values of the chunk into one of the rank's slots in shared memory
     2. when the chunk has arrived from every rank, the CPU threads of rank r sum the chunk's r-th share in float32
     3. when every rank has summed its share, the result is complete in a result slot
-    4. each device copies the result over its own gradients
+    4. each rank's device copies the result over its own gradients
 
 A slot is reused as soon as every rank has read its content. Therefore the memory is small and stays in the processor's
-cache. For each byte of gradients a rank copies one byte to the host and one back, for any number of ranks. A ring of n
-ranks without peer access copies 2(n-1)/n bytes each way.
+cache. For each byte of gradients a rank copies one byte to the host and one byte back, for any number of ranks. A ring
+of n ranks without peer access would copy 2(n-1)/n bytes each way.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ from gpudiag.training.strategies.shared_host.segment import Segment
 CHUNK_BYTES = 4 << 20
 SLOTS = 8
 LANES = 2
-#: Minimum number of chunks of a tensor, so that its copies in both directions and its sums overlap.
+#: Minimum number of chunks of a tensor, so that copies in both directions and sums overlap.
 PIECES = 8
 
-#: Minimum bytes of a chunk. In smaller chunks the overhead outweighs the overlap.
+#: Minimum bytes of a chunk. With smaller chunks, the overhead would outweigh the overlap.
 _LEAST_CHUNK_BYTES = 256 << 10
 
-#: Maximum number of summing threads per rank. Memory limits the speed of more threads. Half precision is more work per
-#: byte.
+#: Maximum number of summing threads per rank, for single and for half precision. More threads would not be faster,
+#: because memory limits the speed. Half precision needs more work per byte.
 _MOST_THREADS, _MOST_THREADS_HALF = 4, 8
 
 
 class SharedHostAllReduce:
     """Sum or average tensors over the ranks of a process group on one node.
 
-    All ranks must make the object at the same point, and must reduce tensors of the same shapes and types in the same
-    order. Results are bit-identical on all ranks. NaN and infinities are preserved.
+    All ranks must create the object at the same point of the program, and must reduce tensors of the same shapes and
+    types in the same order. Results are bit-identical on all ranks. NaN and infinities are preserved.
 
     Args:
-        group: the process group, by default the default group. Used only during construction.
+        group: the process group, by default the default group; used only to create the object.
         device: the device of the tensors.
         wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
             float64 for float64 tensors.
-        mean: divide the sum by the number of ranks.
+        mean: True to divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
-        pieces: minimum number of chunks of a tensor, unless they would be smaller than 256 KiB.
-        threads: number of summing CPU threads per rank; by default one for every two processors in the rank's share of
+        pieces: minimum number of chunks of a tensor, unless the chunks would be smaller than 256 KiB.
+        threads: number of summing CPU threads per rank. By default it is half of the rank's share of the processors of
             its NUMA node, at most 4, or 8 for half precision.
-        engine: `native` for compiled loops, `torch` for PyTorch's operators, `auto` for native if there is a C
-            compiler.
+        engine: `native` for compiled loops; `torch` for PyTorch's operators; `auto` for `native` if there is a C
+            compiler, else `torch`.
         timeout_s: maximum seconds to wait for a rank that makes no progress.
 
     Raises:
         UsageError: the ranks are not on one node or cannot share memory.
-        HardwareMissingError: there is too little memory, or it cannot be pinned. Both errors are raised on all ranks.
+        HardwareMissingError: there is too little memory, or it cannot be pinned. All ranks raise the same error.
     """
 
     def __init__(
@@ -118,22 +118,22 @@ class SharedHostAllReduce:
         self._reducer = make_reducer(self._control, engine=engine, threads=threads, cpus=near, mismatch=self._mismatch)
         self.engine = self._reducer.name
         self._peers = PeerWatch(self._control, pids, timeout_s, self._give_up)
-        # If the process ends without calling `close`, its streams must not wait forever.
+        # If the process ends without calling `close`, the streams must not wait forever.
         self._at_exit = weakref.finalize(self, _finish, self._reducer, self._control)
 
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
-        """Start to reduce `tensor` in place. The future's value is the tensor.
+        """Start to reduce `tensor` in place. Return a future whose value is the tensor.
 
-        On a GPU the host need not wait for the future. As with NCCL, only work enqueued after `wait()` may use the
-        tensor.
+        As with NCCL, only work that is enqueued after the future's `wait()` may use the tensor. On a GPU, `wait()` does
+        not block the host.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.
-            key: names the buffer with the values in the transport's precision, if this differs from the tensor's. Wait
-                for the last result of a key before using the key again.
+            key: identifies the buffer for the values in the precision of transport, if it differs from the tensor's.
+                Wait for the previous result with a key before using the key again.
 
         Raises:
-            WorkerFailedError: another rank has died, left, or makes no progress.
+            WorkerFailedError: another rank has died, has left, or makes no progress.
             UsageError: the tensor is sparse, complex or of integers.
         """
         self.check()
@@ -171,20 +171,20 @@ class SharedHostAllReduce:
         return future.then(lambda done: done.value().view_as(tensor)) if tensor.dim() != 1 else future
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Reduce `tensor` in place, and wait for it (on a GPU in stream order). Raises the errors of `start`."""
+        """Reduce `tensor` in place, wait for the result (on a GPU in stream order), and raise the errors of `start`."""
         result = self.start(tensor).wait()
         self.check()
         return result
 
     def check(self) -> None:
-        """Raise WorkerFailedError if the all-reduce is closed or has failed. Results after a failure are NaN."""
+        """Raise WorkerFailedError if the all-reduce is closed or has failed. After a failure all results are NaN."""
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
         if self._closed:
             raise WorkerFailedError("this all-reduce has been closed", "Close it after the last step.")
 
     def close(self) -> None:
-        """Finish all reductions and release everything. The method may be called again."""
+        """Finish all reductions and release all resources. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -220,7 +220,7 @@ class SharedHostAllReduce:
             os.sched_setaffinity(0, before)
 
     def _make_mover(self, engine: str) -> CpuMover | CudaMover:
-        """Make the mover for the device; if one rank fails, all ranks raise."""
+        """Make the object that copies chunks for this device. If this fails on any rank, raise on all ranks."""
         mover: CpuMover | CudaMover | None = None
         problem = None
         try:
@@ -241,7 +241,7 @@ class SharedHostAllReduce:
         return mover
 
     def _await_room(self, count: int) -> None:
-        """Wait until every rank has read the entries of the ring that the next `count` entries overwrite."""
+        """Wait until every rank has read the entries of the ring buffer that the next `count` entries overwrite."""
         while not self._control.is_ready(self._number + count - at.RING):
             self.check()
             time.sleep(1e-4)
@@ -253,7 +253,7 @@ class SharedHostAllReduce:
         )
 
     def _give_up(self, what: str, hint: str) -> None:
-        """Set results to NaN, let the device's streams continue, and make the next call raise this error."""
+        """Set results to NaN, let the device's streams continue, and make the next call raise WorkerFailedError."""
         with self._lock:
             if self._failure is not None or self._closed:
                 return

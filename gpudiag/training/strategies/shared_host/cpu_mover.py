@@ -1,4 +1,4 @@
-"""Copy chunks between a process's tensors and shared memory in a thread, for training on CPUs."""
+"""Copy chunks between tensors and shared memory in a thread, for training on CPUs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 
 #: Number of polling rounds before the thread sleeps.
 _ROUNDS_AWAKE = 50
-#: Shortest and longest sleep in seconds. Meanwhile training threads get the processor and the interpreter's lock.
+#: Shortest and longest sleep in seconds. During a sleep, training threads can use the processor and the interpreter.
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 
 
 class CpuMover:
-    """Copy chunks in one thread, with the same protocol of counters as the streams of a GPU."""
+    """Copy chunks in one thread, which uses the counters in the same way as the streams of `CudaMover`."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -39,7 +39,7 @@ class CpuMover:
         return future
 
     def drain(self) -> None:
-        """Wait until all queued tensors are done or have failed. No tensor may be queued afterwards."""
+        """Wait until all queued tensors are done or have failed, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -90,6 +90,6 @@ class CpuMover:
 
 
 def _sleep(rounds: int) -> None:
-    """Yield the CPU, and after some rounds sleep for an increasing time of up to 1 ms."""
+    """Yield the CPU in the first rounds, and sleep in later rounds for an increasing time of up to 1 ms."""
     asleep = rounds - _ROUNDS_AWAKE
     time.sleep(min(_SHORTEST_SLEEP_S * 2 ** min(asleep // 8, 10), _LONGEST_SLEEP_S) if asleep >= 0 else 0)

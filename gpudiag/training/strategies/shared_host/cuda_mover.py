@@ -18,17 +18,17 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 from gpudiag.training.strategies.shared_host.native import Queues, library, new_queues
 from gpudiag.training.strategies.shared_host.segment import Pinned, checked
 
-#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter is at or past the value; both may wrap.
+#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter has reached the value. Both may wrap.
 _AT_LEAST = 0
 
 
 class CudaMover:
-    """Copy chunks of one GPU. Each direction has `lanes` streams, and both directions run concurrently.
+    """Copy chunks of one GPU. Each direction has `lanes` streams, and all streams run concurrently.
 
     Args:
         control: this rank's access to the shared memory.
         device: the GPU.
-        native: enqueue by compiled code if there is a C compiler.
+        native: True to enqueue with compiled code if there is a C compiler.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory, or cannot wait for host memory in a stream.
@@ -44,7 +44,7 @@ class CudaMover:
         self._pinned = Pinned(control.address, control.layout.total_bytes, device)
         with torch.cuda.device(device):
             lanes = range(control.layout.lanes)
-            # The streams have high priority, so that kernels that convert precision do not wait for backward's kernels.
+            # The streams have high priority, so that conversions of precision do not wait for the kernels of backward.
             make: Any = torch.cuda.Stream
             self._pack, self._unpack = (make(device, priority=-1) for _ in range(2))
             self._out, self._in = ([make(device, priority=-1) for _ in lanes] for _ in range(2))
@@ -52,20 +52,20 @@ class CudaMover:
             self._queues = self._native_queues()
 
     def enqueue(self, chunked: ChunkedTensor) -> torch.futures.Future[torch.Tensor]:
-        """Enqueue all chunks of a tensor. Waiting for the future makes the current stream wait, not the host."""
+        """Enqueue the copies of a tensor; return a future whose `wait` makes the current stream wait, not the host."""
         packed = chunked.packed
         with torch.cuda.device(self._device):
             source = torch.cuda.current_stream(self._device)
             if chunked.wire is not None:
                 self._pack.wait_stream(source)
-                # The buffer is free, because the current stream has waited for the last result in it.
+                # The buffer is free, because the current stream has waited for the buffer's previous result.
                 with torch.cuda.stream(self._pack):
                     chunked.wire.copy_(chunked.tensor)
                 source = self._pack
             packed_already = source.record_event()
             for stream in self._out:
                 stream.wait_event(packed_already)
-            # Copies from the host need no event, because they wait for sums, which need the copies to the host.
+            # The incoming streams need no event: they wait for sums, and so for the outgoing copies.
             self._enqueue(packed, chunked)
             for stream in self._in:
                 self._unpack.wait_stream(stream)
@@ -94,7 +94,7 @@ class CudaMover:
         self._enqueue_from_python(packed.data_ptr(), size, chunked)
 
     def _enqueue_from_python(self, data: int, size: int, chunked: ChunkedTensor) -> None:
-        """Do the same as `gpudiag_queue` of reduce.c, but with about 3 us per call of the driver."""
+        """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us."""
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
         page = self._pinned.on_device + layout.control(control.rank)
@@ -116,7 +116,7 @@ class CudaMover:
                 checked(driver, answer, "queue a copy", self._device)
 
     def _native_queues(self) -> Queues | None:
-        """Return the arguments of `gpudiag_queue`; None if there is no compiled library."""
+        """Return the streams and addresses for `gpudiag_queue`; None if there is no compiled library."""
         queues = None if self._library is None else new_queues()
         if queues is None:
             return None
@@ -141,10 +141,10 @@ class CudaMover:
         self._pinned.close()
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Do nothing, because the streams continue when READY is set."""
+        """Do nothing. The streams continue when `SharedHostAllReduce` sets the counter READY."""
 
     def _try_waiting(self) -> None:
-        """Check that streams of this GPU can wait for this memory and write to it, with a counter not used yet."""
+        """Check, with an unused counter, that this GPU's streams can wait for shared memory and write to it."""
         driver, stream = self._driver, self._in[0].cuda_stream
         counter = self._pinned.on_device + self._control.layout.control(self._control.rank) + at.FETCHED
         hint = "Use nccl: this driver or device lacks stream memory operations."

@@ -10,27 +10,27 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 
-#: Bytes per counter, so that no two counters share a cache line. x86 fetches lines in pairs.
+#: Bytes per counter, so that two counters share no cache line, and no pair of cache lines, which x86 fetches together.
 LINE = 128
 
-#: Entries of a rank's ring buffer: maximum number of chunks that a rank may submit before all ranks reduce them.
+#: Number of entries of a rank's ring buffer. A rank may submit this many chunks before all ranks have reduced them.
 RING = 4096
 
-#: Bytes of an entry in the ring buffer, which describes a chunk: element count, kind, divisor, unused word.
+#: Bytes of an entry in the ring buffer, which describes a chunk: element count, type, divisor, unused word.
 PIECE = 16
 
 #: Maximum number of concurrent copies per direction and GPU.
 MOST_LANES = 8
 
-# Offsets within a rank's control page. reduce.c must contain the same offsets.
+# Offsets of counters within a rank's control page. reduce.c must contain the same offsets.
 ARRIVED = 0
-"""By lane: number of the last chunk that this rank's device has sent, plus one. Written by the device."""
+"""For each lane, the number of the last chunk that this rank's device has sent, plus one. The device writes it."""
 FETCHED = 1024
-"""By lane: number of the last result that this rank's device has fetched, plus one. Written by the device."""
+"""For each lane, the number of the last result that this rank's device has fetched, plus one. The device writes it."""
 REDUCED = 2048
-"""Number of chunks of which this rank's threads have summed their share."""
+"""Number of chunks of which this rank's threads have summed the rank's share."""
 READY = 2176
-"""Number of chunks that every rank has summed, as far as this rank knows. This rank's device waits for it."""
+"""Number of chunks that every rank has summed, as far as this rank knows. This rank's device waits for this counter."""
 STATE = 2304
 """State of this rank: ACTIVE, LEFT or FAILED."""
 SUBMITTED = 2432
@@ -44,16 +44,16 @@ WRAP = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The shared memory of one all-reduce: a control page and a ring buffer per rank, and the slots.
+    """The layout of one all-reduce's shared memory: a control page and a ring buffer per rank, and then the slots.
 
-    Chunk k of every rank passes through slot k mod `slots`. Each rank has `slots` slots for its chunks, and all ranks
-    share `slots` slots for results. So the memory does not grow with the model, and mostly stays in the cache.
+    A slot is memory for one chunk. Chunk k of every rank uses slot k mod `slots`. Each rank has `slots` slots for its
+    chunks, and all ranks share `slots` slots for results. So the memory does not grow with the model.
 
     Attributes:
         world: number of ranks.
         chunk_bytes: bytes of a slot; a multiple of the page size.
         slots: number of slots per rank; a power of two.
-        lanes: concurrent copies per direction and device; a power of two, at most `slots`.
+        lanes: number of concurrent copies per direction and device; a power of two, at most `slots`.
     """
 
     world: int
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """Return the offset of the ring buffers."""
+        """Offset of the ring buffers in the shared memory, in bytes."""
         return self.world * PAGE
 
     def ring(self, rank: int) -> int:
@@ -85,21 +85,21 @@ class Layout:
 
     @property
     def staging(self) -> int:
-        """Return the offset of the first slot."""
+        """Offset of the first slot."""
         return self.ring(self.world)
 
     def slot(self, rank: int, number: int) -> int:
-        """Return the offset of the slot of a rank's chunk. `rank == world` gives the result's slot."""
+        """Return the offset of the slot of a rank's chunk, or of the result slot if `rank` equals `world`."""
         return self.staging + (rank * self.slots + number % self.slots) * self.chunk_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Return the size of the shared memory in bytes."""
+        """Size of the shared memory in bytes."""
         return self.slot(self.world + 1, 0)
 
 
 def reached(value: int, wanted: int) -> bool:
-    """Return whether counter `value` is at or past `wanted`. Both may have wrapped."""
+    """Return whether a counter with this value has reached `wanted`. Both numbers may have wrapped."""
     return (value - wanted) % WRAP < WRAP // 2
 
 
@@ -125,12 +125,12 @@ class ChunkedTensor:
 
     @property
     def packed(self) -> torch.Tensor:
-        """Return the tensor that is transported: `wire`, or `tensor` if there is none."""
+        """The tensor that is transported: `wire`, or `tensor` if `wire` is None."""
         return self.tensor if self.wire is None else self.wire
 
     @property
     def chunks(self) -> list[tuple[int, int, int]]:
-        """Return (number, begin, end) of each chunk."""
+        """(number, index of the first element, index after the last element) of each chunk."""
         count = self.tensor.numel()
         return [
             ((self.first + index) % WRAP, begin, min(begin + self.length, count))
@@ -141,8 +141,8 @@ class ChunkedTensor:
 def chunk_length(count: int, most: int, least: int, few: int) -> int:
     """Return the number of elements per chunk of a tensor with `count` elements.
 
-    The length is at most `most`, and otherwise a multiple of `ALIGNMENT`. There are at least `few` chunks, so that
-    copies in both directions and sums overlap, unless the chunks would be shorter than `least`.
+    The length is a multiple of `ALIGNMENT`, but at most `most`. There are at least `few` chunks, so that copies in both
+    directions and sums overlap. There are fewer chunks if they would otherwise be shorter than `least`.
     """
     chunks = max(-(-count // most), min(few, count // least), 1)
     return min(most, -(-count // (chunks * ALIGNMENT)) * ALIGNMENT)

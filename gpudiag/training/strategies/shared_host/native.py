@@ -15,7 +15,7 @@ from pathlib import Path
 from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
-#: Maximum number of summing threads. reduce.c has the same value.
+#: Maximum number of summing threads. reduce.c must contain the same value.
 MOST_THREADS = 64
 
 _SOURCE = Path(__file__).with_name("reduce.c")
@@ -86,13 +86,13 @@ def new_queues() -> Queues | None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled reduce.c; None if there is no compiler or it fails."""
+    """Return the compiled reduce.c; None if there is no compiler or the compilation fails."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S, check=True).stdout
-        # The name depends on the processor, because machines with different processors may share a home directory.
+        # The file name depends on the processor, because machines with different processors may share this directory.
         inputs = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode())
         name = f"reduce-{hashlib.sha256(b'|'.join(inputs)).hexdigest()[:24]}.so"
         cache = _private_cache()
@@ -132,14 +132,14 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def new_engine(loaded: ctypes.CDLL) -> tuple[Engine, ctypes.Array[ctypes.c_char]]:
-    """Return an empty engine and the memory that contains the engine, which must live as long as the engine."""
+    """Return an empty engine, and its memory. The caller must keep the memory as long as the engine."""
     memory = ctypes.create_string_buffer(loaded.gpudiag_engine_bytes() + LINE)
     begin = -(-ctypes.addressof(memory) // LINE) * LINE
     return Engine.from_address(begin), memory
 
 
 def _private_cache() -> Path | None:
-    """Return a directory to which only this user can write, because its files are executed; None if there is none."""
+    """Return a directory for compiled code to which only this user can write; None if there is none."""
     try:
         folder = cache_home(os.environ) / "gpudiag" / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _private_cache() -> Path | None:
 
 
 def _processor() -> str:
-    """Return a text that identifies the model and the features of the processor."""
+    """Return a text that identifies the processor's model and features."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 
-#: Seconds between two reads of the counters. The end of a process is reported at once.
+#: Seconds between two reads of the counters. The end of a process is noticed without this delay.
 _POLL_S = 0.2
 
 
@@ -22,8 +22,8 @@ class PeerWatch:
     Args:
         control: this rank's access to the shared memory.
         pids: process id of each rank.
-        timeout_s: maximum seconds without progress while chunks are submitted.
-        give_up: called once, from the thread, with the problem and a hint.
+        timeout_s: maximum seconds without progress while submitted chunks are not reduced.
+        give_up: called at most once, in the watching thread, with a problem and a hint.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PeerWatch:
         self._handles: dict[int, int] = {}
         self._wake, self._bell = os.pipe()
         for rank, pid in self._others.items():
-            # Kernels before 5.3 and some sandboxes have no process handles. Then process ids are polled.
+            # Kernels before 5.3 and some sandboxes have no pidfds. Then process ids are polled.
             with contextlib.suppress(OSError, AttributeError):
                 self._handles[os.pidfd_open(pid)] = rank
         self._thread = threading.Thread(target=self._loop, name="gpudiag-peers", daemon=True)
@@ -79,7 +79,7 @@ class PeerWatch:
                 os.close(descriptor)
 
     def _ended(self, handles: list[int]) -> tuple[str, str] | None:
-        """Return (problem, hint) for the first rank whose process has ended before it left; None if there is none."""
+        """Return (problem, hint) for the first rank whose process ended without leaving; None if there is none."""
         ranks = [self._handles[handle] for handle in handles] + ([] if self._handles else self._gone())
         return next(filter(None, (self._end_of(rank) for rank in ranks)), None)
 
@@ -96,7 +96,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank whose process has ended; None if the rank had left before."""
+        """Return (problem, hint) for a rank whose process has ended; None if the rank left before (see `STATE`)."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
@@ -105,7 +105,7 @@ class PeerWatch:
         )
 
     def _left_behind(self) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; else None."""
+        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; None without one."""
         submitted = self._control.get(at.SUBMITTED)
         for rank in self._others:
             state = self._control.get(at.STATE, rank)
@@ -119,7 +119,7 @@ class PeerWatch:
         return None
 
     def _stuck(self) -> tuple[str, str]:
-        """Return (problem, hint) for the slowest rank."""
+        """Return (problem, hint) that name the rank that has submitted the fewest chunks."""
         control = self._control
         counts = [control.get(at.SUBMITTED, rank) for rank in range(control.layout.world)]
         slowest = min(range(len(counts)), key=counts.__getitem__)

@@ -1,4 +1,4 @@
-"""Sum one rank's share of each chunk in threads, with compiled loops or with PyTorch's operators."""
+"""Sum one rank's share of each chunk in separate threads, with compiled loops or with PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
-#: Rounds of spinning (15 to 70 ns each) before a thread sleeps, if every thread has a processor (about 1 ms in total)
-#: and if threads share processors.
+#: Number of rounds (15 to 70 ns each) that a thread spins before it sleeps. The first value applies if every thread has
+#: a processor (about 1 ms in total), the second if threads share processors.
 _SPIN, _SPIN_IN_TURN = 20_000, 300
 
 #: Maximum number of threads of PyTorch's operators. More threads would wait for each other.
@@ -30,7 +30,7 @@ _TORCH_THREADS = 4
 
 _PCI = Path("/sys/bus/pci/devices")
 
-#: Maximum seconds to join a thread, which first finishes its current chunk.
+#: Maximum seconds to wait for the end of a thread, which first finishes its current chunk.
 _JOIN_S = 10.0
 
 
@@ -40,14 +40,14 @@ class Reducer(Protocol):
     name: str
 
     def submit(self, number: int) -> None:
-        """Announce that `number` chunks have been submitted in total. The ring buffer has the chunks' descriptions."""
+        """Announce that `number` chunks have been submitted in total. The ring buffer contains their descriptions."""
 
     def stop(self) -> None:
-        """Stop and join the threads."""
+        """Stop the threads, and wait for their end."""
 
 
 class NativeReducer:
-    """Run the loops of reduce.c: one thread coordinates, the others sum. Arguments are those of `make_reducer`."""
+    """Run the loops of reduce.c: one thread coordinates, the others sum. See `make_reducer` for the arguments."""
 
     name = "native"
 
@@ -97,7 +97,7 @@ class NativeReducer:
 class TorchReducer:
     """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
 
-    This reducer reacts later than `NativeReducer`, because it polls in Python and often releases Python's lock.
+    This reducer reacts later than `NativeReducer`, because it polls in Python and waits for the interpreter lock.
     """
 
     name = "torch"
@@ -118,7 +118,7 @@ class TorchReducer:
 
         self._threads = [_start(run, cpus)]
         set_up.wait()
-        # PyTorch's number of threads is set per thread, but new threads inherit the last value that any thread set.
+        # Restore the number of threads for new threads, which inherit the last value that any thread has set.
         torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:
@@ -133,7 +133,7 @@ class TorchReducer:
         _join(self._threads)
 
     def _loop(self) -> None:
-        """Sum chunks that have arrived, and publish the count of chunks that all ranks have summed."""
+        """Sum chunks that have arrived, and publish the number of chunks that all ranks have summed."""
         control, done, ready, idle = self._control, 0, 0, 0
         while not self._stopped:
             moved = False
@@ -160,7 +160,7 @@ class TorchReducer:
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:
-        """Sum this rank's share of a chunk over the ranks in float32 (or float64 for float64), and divide the sum."""
+        """Sum this rank's share of a chunk over the ranks, and divide the sum. Sums are in float32 or float64."""
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
@@ -192,10 +192,10 @@ def make_reducer(
 
     Args:
         control: this rank's access to the shared memory.
-        engine: `native`, `torch`, or `auto` for native if there is a C compiler.
+        engine: `native`; `torch`; or `auto` for `native` if there is a C compiler, else `torch`.
         threads: number of summing threads of the native reducer.
-        cpus: the processors to run on.
-        mismatch: called from a thread with a rank whose chunk differs from this rank's chunk.
+        cpus: processors on which the threads run.
+        mismatch: called in a thread of the reducer with a rank whose chunk differs from this rank's chunk.
 
     Raises:
         ValueError: `native` is requested, but there is no C compiler.
@@ -213,7 +213,7 @@ def _start(loop: Callable[[], Any], cpus: Collection[int]) -> threading.Thread:
 
     def run() -> None:
         if cpus:
-            with contextlib.suppress(OSError):  # these processors may not be allowed any more
+            with contextlib.suppress(OSError):  # these processors may no longer be allowed for this process
                 os.sched_setaffinity(0, cpus)
         loop()
 
@@ -229,7 +229,7 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def processors_near(device: torch.device) -> set[int]:
-    """Return the usable processors of the device's NUMA node; if the node is unknown, return all usable processors."""
+    """Return the usable processors of a GPU's NUMA node. For a CPU or an unknown node, return all usable processors."""
     allowed = os.sched_getaffinity(0)
     if device.type != "cuda":
         return allowed
@@ -241,7 +241,7 @@ def processors_near(device: torch.device) -> set[int]:
 
 
 def _pci_address(device: torch.device) -> str:
-    """Return the GPU's PCI address in the form of sysfs (0000:3b:00.0). Raises ValueError if the address is unknown."""
+    """Return the GPU's PCI address as sysfs writes it (0000:3b:00.0); raise ValueError if the address is unknown."""
     from cuda.bindings import runtime
 
     error, name = runtime.cudaDeviceGetPCIBusId(32, device.index or 0)
@@ -252,7 +252,7 @@ def _pci_address(device: torch.device) -> str:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Parse Linux's list of processors, for example '0-3,8'. Raises ValueError for other text."""
+    """Return the processors in a list such as '0-3,8', as Linux writes it; raise ValueError for other text."""
     cpus: set[int] = set()
     for interval in filter(None, text.strip().split(",")):
         first, _, last = interval.partition("-")

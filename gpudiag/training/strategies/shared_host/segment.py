@@ -1,4 +1,4 @@
-"""Share memory between the processes of one node, and pin it for their GPUs. The memory ends with the processes."""
+"""Share memory between the processes of one node, and pin it for their GPUs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 class Segment:
     """An anonymous file in memory (`memfd_create`) that every rank maps.
 
-    Rank 0 creates the file, which has no name in any directory. Other ranks open the file through `/proc/<pid>/fd`. The
-    kernel frees the file when the last process has closed it or died. Other users cannot open the file. The size is not
-    limited by `/dev/shm`, which is small in containers.
+    Rank 0 creates the file, which has no name in any directory. Other ranks open the file through `/proc/<pid>/fd`.
+    Other users cannot open the file. The kernel frees the file when the last process has closed it or died. The size of
+    `/dev/shm`, which is small in containers, does not limit the size of the file.
 
     Args:
         size: size of the memory in bytes.
         rank: the rank of this process.
-        gather: returns a list of every rank's argument. All ranks call `gather` at the same point.
+        gather: function that returns the list of all ranks' arguments. All ranks call it at the same point.
 
     Raises:
-        UsageError: the processes are not on one node or cannot see each other. Every rank raises it.
-        HardwareMissingError: there is not enough memory. Every rank raises it.
+        UsageError: the processes are not on one node or cannot see each other. Every rank raises this error.
+        HardwareMissingError: there is not enough memory. Every rank raises this error.
     """
 
     def __init__(self, size: int, rank: int, gather: Callable[[Any], list[Any]]) -> None:
@@ -83,14 +83,14 @@ class Segment:
             return
         opened = os.fstat(self._file)
         if (opened.st_ino, opened.st_size) != (inode, self.size):
-            # In another process namespace, the same process id belongs to a different process.
+            # The process id belongs to another process here, because rank 0 is in another process namespace.
             self._problem = "this process cannot see rank 0's process: they are in different containers"
 
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Allocate regions, given as (offset, bytes), on the NUMA node of this thread. All ranks must do so together.
+        """Allocate regions, given as (offset, bytes), on this thread's NUMA node. All ranks must call this together.
 
         Raises:
-            HardwareMissingError: there is not enough memory. Every rank raises it.
+            HardwareMissingError: there is not enough memory. Every rank raises this error.
         """
         problem = None
         try:
@@ -104,16 +104,16 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Return the address of the mapping in this process."""
+        """Address of the mapping in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @property
     def memory(self) -> mmap.mmap:
-        """Return the mapping, which is valid as long as any buffer refers to it."""
+        """The mapping, which is valid as long as any buffer refers to it."""
         return self._map
 
     def close(self) -> None:
-        """Close the file. The mapping stays valid until the last tensor on it is deleted."""
+        """Close the file. The mapping remains valid until the last tensor on the mapping is deleted."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -127,7 +127,7 @@ def _boot_id() -> str:
 
 
 class Pinned:
-    """Pin memory (register it with the driver) for all GPUs of the process. On a CPU do nothing.
+    """Pin memory (register it with the driver) for all GPUs of the process. If `device` is a CPU, do nothing.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory.
@@ -155,7 +155,7 @@ class Pinned:
             self.on_device = int(pointer)
 
     def close(self) -> None:
-        """Unpin the memory. No copy may use the memory afterwards. The method may be called again."""
+        """Unpin the memory. No copy may use the memory afterwards. Further calls do nothing."""
         if self._address is not None:
             import torch
 
@@ -167,10 +167,10 @@ class Pinned:
 def checked(
     driver: Any, answer: tuple[Any, ...], what: str, device: torch.device, hint: str | None = None
 ) -> tuple[Any, ...]:
-    """Check the status of a driver function, and return its other results.
+    """Return the results of a driver function without the status, which is the first element of `answer`.
 
     Raises:
-        HardwareMissingError: the status is an error.
+        HardwareMissingError: the status is an error. `what` describes in words what the function should have done.
     """
     if answer[0] != driver.CUresult.CUDA_SUCCESS:
         _, name = driver.cuGetErrorName(answer[0])

@@ -1,1 +1,1 @@
-"""The TensorFlow strategies. `registry` lists strategies without importing TensorFlow."""
+"""Implement the strategies under TensorFlow. `strategies.registry` lists strategies without importing TensorFlow."""

@@ -1,4 +1,4 @@
-"""`tf.distribute` with variables on the CPU: `central-storage` and `parameter-server`."""
+"""Implement strategies of `tf.distribute` with variables on the CPU: `central-storage` and `parameter-server`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _servers: list[Any] = []
 class CentralStorage(TensorflowStrategy):
     """Keep one copy of each variable on the CPU, and sum gradients there.
 
-    The strategy is experimental in TensorFlow. Central variables refuse the way in which Keras 3 assigns variables of
-    some layers (moving averages of BatchNormalization). For models with these layers, building the step raises
-    ValueError.
+    The strategy is experimental in TensorFlow, and does not support the assignments with which Keras 3 updates moving
+    averages (BatchNormalization). For models with such layers, building the step raises ValueError.
     """
 
     name = "central-storage"
@@ -38,8 +37,7 @@ class ParameterServer(TensorflowStrategy):
     """Keep the variables in a server on the CPU. Each worker fetches the variables and sends its gradients.
 
     All GPUs of a process belong to one worker, because TensorFlow cannot divide a process's GPUs between servers. The
-    worker sums the gradients of its GPUs before it sends the sum. Each CPU device is a worker. Workers run
-    independently.
+    worker sums the gradients of its GPUs and sends the sum. Each CPU device is a worker. Workers run independently.
 
     TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes the
     servers listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
@@ -60,7 +58,7 @@ class ParameterServer(TensorflowStrategy):
         cluster = tf.train.ClusterSpec(
             {job: [f"127.0.0.1:{_free_port()}" for _ in range(count)] for job, count in counts.items()}
         )
-        # Ops of a worker wait for the server, so more ops than devices must be able to run at the same time.
+        # Ops of a worker wait for the server. Therefore more ops than devices must be able to run at the same time.
         threads = len(devices) + 2
         for job, count in counts.items():
             gpus = {"device_count": {"GPU": 0}} if job == "ps" else {}
@@ -73,7 +71,7 @@ class ParameterServer(TensorflowStrategy):
 
     @classmethod
     def workers(cls, devices: tuple[str, ...]) -> int:
-        """Return one worker for all GPUs, or one for each CPU device."""
+        """Return the number of workers: one for all GPUs, or one for each CPU device."""
         return 1 if devices[0].startswith("GPU:") else len(devices)
 
 

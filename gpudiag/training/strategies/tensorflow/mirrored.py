@@ -1,4 +1,4 @@
-"""Strategies of `tf.distribute` with mirrored variables: five reductions in one process, and `multi-worker`."""
+"""Implement strategies of `tf.distribute` with mirrored variables: five in one process, and `multi-worker`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpudiag.training.strategies.tensorflow_strategy import TensorflowStrategy
 
 
 class Mirrored(TensorflowStrategy):
-    """A `MirroredStrategy` in one process. Subclasses choose how gradients are reduced across devices."""
+    """Use `MirroredStrategy` in one process. Subclasses choose how gradients are reduced across devices."""
 
     @classmethod
     def make(cls, devices: tuple[str, ...]) -> Any:
@@ -25,7 +25,7 @@ class Mirrored(TensorflowStrategy):
 
 
 class NcclMirrored(Mirrored):
-    """Copy gradients into one buffer, and all-reduce it with NCCL."""
+    """Copy all gradients into one buffer, and all-reduce the buffer with NCCL."""
 
     name = "nccl"
     summary = "MirroredStrategy, one process; all gradients in one NCCL all-reduce."
@@ -74,7 +74,7 @@ class CpuReduceMirrored(Mirrored):
 
 
 class OneDevice(Mirrored):
-    """Copy each gradient to the first device, sum it there, and copy the sum back to the others."""
+    """Copy each gradient to the first device, sum it there, and copy the sum back to the other devices."""
 
     name = "one-device"
     summary = "MirroredStrategy, one process; gradients are summed on the first device and copied back."
@@ -89,7 +89,7 @@ class OneDevice(Mirrored):
 
 
 class IndependentMirrored(Mirrored):
-    """A `MirroredStrategy` without communication, to measure the cost of communication in the other strategies."""
+    """Use `MirroredStrategy` without communication, to measure the cost of communication in other strategies."""
 
     name = INDEPENDENT
     summary = "No communication: each device trains its own model, in one process; a lower bound for the others."
@@ -120,9 +120,9 @@ class IndependentMirrored(Mirrored):
 
 
 class MultiWorker(TensorflowStrategy):
-    """A `MultiWorkerMirroredStrategy`. The launcher sets `TF_CONFIG` with the addresses of all processes.
+    """Use `MultiWorkerMirroredStrategy`. The launcher sets `TF_CONFIG` with the addresses of all processes.
 
-    The strategy must be made before the process runs any TensorFlow op.
+    `make` must be called before the process runs any TensorFlow op.
     """
 
     name = "multi-worker"

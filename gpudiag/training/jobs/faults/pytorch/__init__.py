@@ -1,1 +1,1 @@
-"""The training loop of the selftest under PyTorch, and the faults that are injected into it."""
+"""Implement the selftest's training loops under PyTorch, and the faults that are injected into them."""

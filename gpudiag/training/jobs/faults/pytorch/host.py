@@ -1,4 +1,4 @@
-"""Faults that occupy one rank's training thread: it logs, saves, or collects garbage."""
+"""Implement faults that occupy one rank's training thread: logging, saving, and garbage collection."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.step_faults import CallFault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Number of timed calls, and sizes of the work in each, from which the size of a fault is chosen.
+#: A fault is sized by timing `_TRIALS` calls that log this many lines or save this many tensors.
 _TRIALS = 3
 _TRIAL_LINES = 200
 _TRIAL_TENSORS = 8
-#: Elements of each tensor of a checkpoint (1 MB in fp32).
+#: Number of elements of each tensor of a checkpoint (1 MB in fp32).
 _TENSOR_ELEMENTS = 1 << 18
-#: Maximum number of tensors in a checkpoint, which then has one GB.
+#: Maximum number of tensors in a checkpoint (1 GB).
 _MOST_TENSORS = 1000
-#: Objects of a timed collection, which exceed the processor's caches like the objects of the fault.
+#: Number of objects of a timed collection. These objects exceed the processor's caches, as those of the fault do.
 _TRIAL_OBJECTS = 500_000
 
 
 def _host_ms(function: Callable[[], object]) -> float:
-    """Return the host time of a call in ms: the shortest of a few calls."""
+    """Return the shortest host time of a few calls, in ms."""
     trials = []
     for _ in range(_TRIALS):
         began = time.perf_counter()
@@ -63,12 +63,12 @@ class Logs(CallFault):
 
 
 class Saves(CallFault):
-    """After each update, save a state dict of device tensors with `torch.save`, which takes `amount_ms`."""
+    """After each update, save device tensors with `torch.save` for `amount_ms`."""
 
     point = "after"
 
     def prepare(self) -> None:
-        """Measure a small checkpoint, and make a state dict that takes `amount_ms` to save."""
+        """Time the saving of a few tensors, and make as many tensors as can be saved in `amount_ms`."""
         self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")
         self._state = self._tensors(_TRIAL_TENSORS if self.affected else 0)
         if self.affected:
@@ -88,13 +88,13 @@ class Saves(CallFault):
 
 
 class Collections(Fault[DdpTrainer]):
-    """Before each update, run `gc.collect()` with enough objects that it takes `amount_ms`.
+    """Before each update, run `gc.collect()` over so many objects that it takes `amount_ms`.
 
-    Existing objects are frozen (`gc.freeze`), because a collection of them might take longer than `amount_ms`.
+    All other objects are frozen (`gc.freeze`), because a collection that visits them might take longer.
     """
 
     def prepare(self) -> None:
-        """Measure a collection, and choose the number of objects."""
+        """Time a collection, and choose the number of objects."""
         self._heap: list[list[int]] = []
         self._objects = _TRIAL_OBJECTS
         if self.affected:
@@ -103,7 +103,7 @@ class Collections(Fault[DdpTrainer]):
             self._empty()
 
     def switch(self, *, on: bool) -> None:
-        """Make the objects and collect in each step, or delete the objects."""
+        """Make the objects and collect in each step (on), or delete the objects (off)."""
         if not self.affected:
             return
         self._empty()

@@ -1,4 +1,4 @@
-"""Faults of input batches: too few workers, inputs in float64, varying lengths."""
+"""Implement faults of input batches: too few workers, inputs in float64, and varying lengths."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpudiag.training.jobs.data.batches import Batch, Pool
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Number of DataLoader workers. As in real jobs, two workers that begin together finish together, so batches arrive in
-#: pairs. On a CPU there is one worker, because pairs would increase the scatter of step times.
+#: Number of DataLoader workers. As in real jobs, two workers begin and finish at the same time, so batches arrive in
+#: pairs. In CPU jobs there is one worker, because pairs would increase the scatter of step times.
 _GPU_WORKERS, _CPU_WORKERS = 2, 1
-#: Batches that each worker prefetches (PyTorch's default).
+#: Number of batches that each worker prefetches (PyTorch's default).
 _AHEAD = 2
 #: Number of distinct batches.
 _BATCHES = 2
@@ -60,7 +60,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Take new batches from the workers and discard prefetched ones (on), or take batches from memory (off)."""
+        """Discard the prefetched batches and take new ones from the workers (on), or take batches from memory (off)."""
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
@@ -70,16 +70,16 @@ class TooFewWorkers(Fault[DdpTrainer]):
             loader.source = self._batches
 
     def close(self) -> None:
-        """Stop the workers by dropping their iterator."""
+        """Stop the workers by deleting their iterator."""
         self._batches = iter(())
 
 
 class _OtherBatches(Fault[DdpTrainer]):
-    """Replace the usual batches while the fault is on."""
+    """Base class of faults that take other batches than usual until `rest` is called."""
 
     @abstractmethod
     def batches(self, *, on: bool) -> Iterator[Batch]:
-        """Return the batches for the steps until the next switch."""
+        """Return the batches of the steps until the next switch, with the fault (on) or without it (off)."""
 
     def switch(self, *, on: bool) -> None:
         """Start to take the batches with the fault (on) or without it (off)."""
@@ -102,31 +102,31 @@ class DoubleBatches(_OtherBatches):
         self._doubles = [(inputs.double(), target) for inputs, target in itertools.islice(usual, _BATCHES)]
 
     def batches(self, *, on: bool) -> Iterator[Batch]:
-        """Return batches in float64, or the usual ones."""
+        """Return batches in float64 (on), or the usual batches (off)."""
         return itertools.cycle(self._doubles) if on and self.affected else self.trainer.loader.usual
 
 
 class VaryingLengths(_OtherBatches):
     """In each step give one rank longer sequences (or more images), which take `amount_ms` longer. Ranks take turns.
 
-    Without the fault all ranks have short batches, because the cost of a straggler is its excess over its peers.
+    Without the fault all ranks have short batches. So the difference is the excess of the straggler over its peers.
     """
 
     def prepare(self) -> None:
-        """Make a long and a short batch. Train on both, so that autotuning for their shapes is over."""
+        """Make a long and a short batch. Train on both, so that autotuning for their shapes happens here."""
         self._long = next(self.trainer.loader.usual)
         self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):
             self.trainer.train(batch)
 
     def batches(self, *, on: bool) -> Iterator[Batch]:
-        """Yield a long batch in steps of this rank's turn, and a short batch in others."""
+        """Yield a long batch in the steps that are this rank's turn (if on), and a short batch in all other steps."""
         position = self.trainer.place
         for step in itertools.count(position.rank):
             yield self._long if on and step % position.world_size == 0 else self._short
 
     def _cut(self, batch: Batch, share: float) -> Batch:
-        """Keep a share of each sequence's tokens, or of the batch's images."""
+        """Return a batch with a share of each sequence's tokens, or with a share of the batch's images."""
         axis = 1 if batch[1].dim() > 1 else 0
         length = max(1, round(share * batch[0].shape[axis]))
         inputs, target = (tensor.narrow(axis, 0, length).contiguous() for tensor in batch)

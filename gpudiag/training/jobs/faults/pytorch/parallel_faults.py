@@ -1,4 +1,4 @@
-"""Divided jobs of the selftest, and their faults: uneven pipeline stages, long sequences, a hot expert."""
+"""Implement divided jobs of the selftest, in which several processes share a model, and faults of such jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
 class DividedJob(Fault[ParallelTrainer]):
-    """A job whose processes divide a model. Subclasses define how the job differs between on and off."""
+    """A job whose processes share the work of a model. Subclasses define how the job differs between on and off."""
 
     kind: ClassVar[str]
     layers: ClassVar[int] = LAYERS
@@ -27,7 +27,7 @@ class DividedJob(Fault[ParallelTrainer]):
         self.batch = trainer.tokens(self.network)
 
     def rest(self) -> None:
-        """Train the default job."""
+        """Train the default job, in which each process trains its own model."""
         self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class DividedJob(Fault[ParallelTrainer]):
 
     @property
     def share(self) -> float:
-        """The size of the fault as a share of the clean step time."""
+        """Size of the fault as a share of the clean step time."""
         return self.amount_ms / self.trainer.clean_ms
 
 
@@ -52,7 +52,7 @@ class PipelineJob(DividedJob):
         self._finer = divided_gpt(finer, self.trainer.device)
 
     def switch(self, *, on: bool) -> None:
-        """Train the pipeline with coarse (on) or fine (off) microbatches."""
+        """Train the pipeline with large (on) or small (off) microbatches."""
         self.trainer.use(self.network if on else self._finer, self.batch)
 
     def close(self) -> None:
@@ -62,16 +62,16 @@ class PipelineJob(DividedJob):
 
 
 class TensorAndDataParallel(DividedJob):
-    """Tensor parallelism in pairs of processes and FSDP2 over the pairs (on), or the same work without both (off).
+    """Use tensor parallelism in pairs of processes and FSDP2 over the pairs (on), or neither (off).
 
-    The difference between on and off is the cost of communication.
+    Each process does the same work in both cases, so the difference is the cost of communication.
     """
 
     kind = "tensor-and-data-parallel"
     layers = 2  # few, because each layer communicates a dozen times per step
 
     def prepare(self) -> None:
-        """Build both jobs."""
+        """Build the job of on and the job of off."""
         super().prepare()
         layers = sum(len(part.blocks) for part in self.network.parts)
         alone = ParallelLayout(microbatches=self.network.layout.microbatches)
@@ -92,7 +92,7 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """Let the layers of one pipeline stage take longer (on), or layers of all stages take equally long (off).
+    """Let the layers of one pipeline stage take longer (on), or the layers of all stages take equally long (off).
 
     The sum over all stages is the same in both cases, as if work had been moved to the slow stage.
     """
@@ -100,7 +100,7 @@ class UnevenStages(DividedJob):
     kind = "uneven-stages"
 
     def switch(self, *, on: bool) -> None:
-        """Set the durations of this stage's layers."""
+        """Set the artificial durations of this stage's layers."""
         stages = self.network.layout.pp
         times = (1.0 + self.share if self.affected else 1.0) if on else (stages + self.share) / stages
         for block in self.network.parts[0].blocks:
@@ -109,23 +109,23 @@ class UnevenStages(DividedJob):
 
 
 class LongSequences(DividedJob):
-    """Give one replica longer sequences."""
+    """Give one replica longer sequences (on), or all replicas sequences of equal length (off)."""
 
     kind = "long-sequences"
 
     def switch(self, *, on: bool) -> None:
-        """Train on long or usual sequences."""
+        """Train on long sequences (if on and this rank is affected), or on sequences of usual length."""
         factor = 1.0 + self.share if on and self.affected else 1.0
         self.trainer.use(self.network, self.trainer.tokens(self.network, factor))
 
 
 class HotExpert(DividedJob):
-    """Assign a share of all tokens to one expert. The other tokens are assigned to all experts in turn."""
+    """Assign a share of all tokens to one expert, and the other tokens to all experts in turn."""
 
     kind = "hot-expert"
 
     def switch(self, *, on: bool) -> None:
-        """Set the share of tokens of the hot expert in all layers."""
+        """Set the share of tokens that the hot expert gets in all layers; 0 if off."""
         for part in self.network.parts:
             for module in part.modules():
                 if isinstance(module, ExpertLayer):

@@ -1,4 +1,4 @@
-"""The training loop of the selftest's divided jobs. Each layer takes a fixed time, in which it needs no CPU core."""
+"""Train the selftest's divided jobs. Each layer takes a fixed time, in which it needs no CPU core."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session.position import current_position
 from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
-#: Number of layers of the whole model, and of tokens per sequence. The model's real work is negligible.
+#: Number of layers of the whole model, and number of tokens per sequence. The model's real work is negligible.
 LAYERS, TOKENS = 4, 64
-#: Artificial duration in ms of a layer's forward for a sequence of `TOKENS`. Backward takes twice as long.
+#: Artificial duration of a layer's forward for a sequence of `TOKENS`, in ms. Backward takes twice as long.
 LAYER_MS = 16.0
 MS_PER_TOKEN = LAYER_MS / TOKENS
 
 
 class ParallelTrainer(Trainer):
-    """A process of the divided jobs.
+    """The training loop of one process of the divided jobs.
 
     Attributes:
-        alone: the default job, in which each process trains a separate model.
-        network: the current job.
-        batch: tokens and targets of the current job, which stay on the device.
+        alone: model of the default job, in which each process trains a separate model.
+        network: this process's part of the current job's model.
+        batch: tokens and targets of the current job, on the device.
     """
 
     time_all_first: ClassVar[bool] = True
@@ -59,14 +59,14 @@ class ParallelTrainer(Trainer):
         )
 
     def use(self, network: ParallelGpt, batch: tuple[Tensor, Tensor]) -> None:
-        """Train this job from the next step on."""
+        """Train this network on this batch from the next step on."""
         self.network, self.batch, self.model = network, batch, network.parts[0]
         several = network.layout.processes > 1
         self.parallel = network.layout if several else None
         self.strategy = "fsdp" if network.sharded else self._backend
 
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Make a batch for this process, whose sequences are `factor` times as long as usual."""
+        """Make tokens and targets for this process. The sequences are `factor` times as long as usual."""
         layers = sum(len(part.blocks) for part in network.parts)
         shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)
@@ -78,7 +78,7 @@ class ParallelTrainer(Trainer):
         self.network.train(*self.batch)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank, on every rank."""
+        """Return the values of all ranks, in the order of ranks."""
         return gather_objects(value, self._control)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class ParallelTrainer(Trainer):
 
 def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = LAYERS) -> ParallelGpt:
     """Make this process's part of a small GPT whose layers take `LAYER_MS` each."""
-    # A small vocabulary, because otherwise the last stage would have many more operations than the others.
+    # With a large vocabulary the last stage would have many more operations than the other stages.
     sizes = GptSizes(vocabulary=32, context=4 * TOKENS, width=32, layers=layers, heads=4)
     network = ParallelGpt(
         layout,
@@ -105,7 +105,7 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 
 def _set_durations(network: ParallelGpt) -> None:
-    """Set the duration of each layer. If a layer has experts, the experts take half of its duration."""
+    """Set the artificial duration of each layer. If a layer has experts, the experts take half of it."""
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):

@@ -1,4 +1,4 @@
-"""PyTorch's faults by kind, and the job that injects them."""
+"""List the faults under PyTorch by kind, and run the job that injects them."""
 
 from __future__ import annotations
 

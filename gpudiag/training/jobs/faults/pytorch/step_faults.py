@@ -1,4 +1,4 @@
-"""Faults in the step: extra compute, synchronization, slow copies, tiny kernels, and slow communication."""
+"""Implement faults within a step: extra compute, synchronization, slow copies, tiny kernels, slow communication."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Sides of square matrices. One product takes 0.2 ms on a fast GPU in bf16, and about 1 ms on one CPU core.
+#: Sides of the matrices of `ExtraCompute`. A product takes 0.2 ms on a fast GPU in bf16, and about 1 ms on a CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
-# Repeats and sizes of the timed operations, from which the size of a fault is chosen.
+# The amount of work of a fault is chosen by timing a trial. The following are sizes and repetitions of trials.
 _PRODUCTS = 20
 _REPEATS = 5
 _TRIAL_BYTES = 64 << 20
@@ -27,7 +27,7 @@ _SMALL_ELEMENTS = 64
 _TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
 _TRIAL_PARAMETERS, _UPDATES = 50, 3
 _TRIAL_MESSAGE_BYTES = 32 << 20
-#: Maximum extra bytes per byte of gradients. The extra data of one bucket must fit into memory.
+#: Maximum number of extra bytes per byte of gradients, because the extra data of one bucket must fit into memory.
 _MOST_EXTRA = 200.0
 
 
@@ -35,7 +35,7 @@ class CallFault(Fault[DdpTrainer]):
     """A fault that calls a function at one point of each step."""
 
     point: ClassVar[Literal["extra", "before_update", "after"]]
-    #: Function to call instead on other ranks, and in steps without the fault.
+    #: Function to call on unaffected ranks, and in steps without the fault; None to call nothing.
     without_fault: Callable[[], None] | None = None
 
     @abstractmethod
@@ -75,12 +75,12 @@ class ExtraCompute(CallFault):
 
 
 class PageableCopies(CallFault):
-    """Before forward, copy a tensor in pageable memory to the device, which takes `amount_ms`."""
+    """Before forward, copy a tensor from pageable memory to the device for `amount_ms`."""
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure a large copy, and choose the size of the tensor."""
+        """Time a large copy, and choose the size of the tensor."""
         self._pageable = torch.zeros(_TRIAL_BYTES, dtype=torch.uint8)
         trial_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS)
         self._pageable = torch.zeros(max(1, int(_TRIAL_BYTES * self.amount_ms / trial_ms)), dtype=torch.uint8)
@@ -108,15 +108,15 @@ class SmallCopies(CallFault):
 
 
 class TinyKernels(CallFault):
-    """Before forward, run a frozen network of small layers, which the host launches in `amount_ms`.
+    """Before forward, run a network of small layers, whose kernels the host launches in `amount_ms`.
 
-    Without the fault the network is launched as one CUDA graph. So only launching differs, not kernels and data.
+    Without the fault the same kernels are launched as one CUDA graph, so only the cost of launching differs.
     """
 
     point = "extra"
 
     def prepare(self) -> None:
-        """Measure the launch of a layer, choose the number of layers, and capture the graph."""
+        """Time the launch of a layer, choose the number of layers, and capture the graph."""
         self._input = torch.randn(_TINY_BATCH, _TINY_WIDTH, device=self.trainer.device)
         self._network = self._layers(_TRIAL_LAYERS)
         each_ms = self.trainer.milliseconds_of(self.with_fault, repeats=_REPEATS) / _TRIAL_LAYERS
@@ -142,7 +142,7 @@ class LoopedOptimizer(CallFault):
     point = "after"
 
     def prepare(self) -> None:
-        """Measure the update of a parameter, and choose the number of parameters."""
+        """Time the update of a parameter, and choose the number of parameters."""
         trial = torch.optim.Adam(self._parameters(_TRIAL_PARAMETERS), foreach=False)
         each_ms = self.trainer.milliseconds_of(trial.step, repeats=_UPDATES) / _TRIAL_PARAMETERS
         parameters = self._parameters(max(1, round(self.amount_ms / each_ms)))
@@ -175,21 +175,21 @@ class EmptiedCache(CallFault):
 
 
 class LayerSyncs(Fault[DdpTrainer]):
-    """Call `.item()` before and after the forward of each innermost module, like loops that log statistics.
+    """Call `.item()` before and after the forward of each innermost module, as loops that log statistics do.
 
     The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
-    almost nothing, because the host soon runs ahead again. With an `.item()` at each layer, the device waits for the
-    launches of each layer.
+    almost nothing, because the host soon runs ahead again. Because of the `.item()` at each layer, the device waits for
+    the launches of each layer.
     """
 
     def prepare(self) -> None:
-        """Make the value that `.item()` reads."""
+        """Make the tensor that `.item()` reads."""
         self._statistic = torch.zeros((), device=self.trainer.device)
         self._handles: list[RemovableHandle] = []
 
     def switch(self, *, on: bool) -> None:
-        """Add the hooks, or remove them."""
-        # The fault may be switched on twice in sequence. Then the earlier hooks must be removed.
+        """Add the hooks that call `.item()` (on), or remove them (off)."""
+        # Remove earlier hooks even if the fault is switched on, because it may be switched on twice in sequence.
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -209,7 +209,7 @@ class BetweenLayers(Fault[DdpTrainer]):
     """
 
     def prepare(self) -> None:
-        """Set the initial state, without hooks."""
+        """Begin without hooks."""
         self._handles: list[RemovableHandle] = []
         self._reading = False
 
@@ -233,10 +233,10 @@ class BetweenLayers(Fault[DdpTrainer]):
 
 
 class SlowCommunication(Fault[DdpTrainer]):
-    """Let gradient communication take `amount_ms` longer (on), or do not communicate (off)."""
+    """Make the communication of gradients `amount_ms` longer (on), or do not communicate (off)."""
 
     def prepare(self) -> None:
-        """Measure a large all-reduce, and choose the extra bytes per byte of gradients."""
+        """Time a large all-reduce, and choose the number of extra bytes per byte of gradients."""
         trial = torch.zeros(_TRIAL_MESSAGE_BYTES, dtype=torch.uint8, device=self.trainer.device)
         trial_ms = self.trainer.milliseconds_of(lambda: dist.all_reduce(trial), repeats=_REPEATS)
         plain_ms = self.trainer.agree(trial_ms) * self.trainer.gradient_bytes / _TRIAL_MESSAGE_BYTES
@@ -256,7 +256,7 @@ class SlowCommunication(Fault[DdpTrainer]):
 class WholeCommunication(Fault[DdpTrainer]):
     """Communicate as PyTorch does (on), or do not communicate (off).
 
-    The difference is the cost of communication in the clean job, or in a launch with a slow transport.
+    The difference is the cost of communication in this launch, which may use a slow transport.
     """
 
     def switch(self, *, on: bool) -> None:
@@ -269,7 +269,7 @@ class WholeCommunication(Fault[DdpTrainer]):
 
 
 class SyncBatchNorms(Fault[DdpTrainer]):
-    """Replace each batch norm by a `SyncBatchNorm` with the same parameters, which communicates its statistics."""
+    """Replace each batch norm by a `SyncBatchNorm` with the same parameters, which communicates statistics."""
 
     def prepare(self) -> None:
         """Convert the batch norms."""
@@ -282,13 +282,13 @@ class SyncBatchNorms(Fault[DdpTrainer]):
         ]
 
     def switch(self, *, on: bool) -> None:
-        """Insert the synchronized batch norms (on), or the usual ones (off)."""
+        """Insert the synchronized batch norms (on), or the usual batch norms (off)."""
         for parent, name, usual, synchronized in self._norms:
             setattr(parent, name, synchronized if on else usual)
 
 
 def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
-    """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, which PyTorch requires."""
+    """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

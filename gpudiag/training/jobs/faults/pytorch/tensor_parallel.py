@@ -1,7 +1,7 @@
-"""A job with tensor and data parallelism, after M. Shoeybi et al., "Megatron-LM", 2019, section 3.
+"""Train a job with tensor and data parallelism, after M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 
 Each rank has some columns of the first matrix of a feed-forward layer, and the corresponding rows of the second matrix.
-The ranks of a tensor group sum a layer's result in forward, and the gradient of its input in backward.
+The ranks of a tensor group sum the results of a layer in forward, and the gradients of its input in backward.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudiag.training.jobs.data.batches import Batch
 from gpudiag.training.jobs.faults.pytorch.variants import JobVariant
 
-#: (layers, width, tokens) in a GPU process and in a CPU process.
+#: (number of layers, width, number of tokens) in a GPU process and in a CPU process.
 _GPU_SIZES, _CPU_SIZES = (8, 2048, 8192), (4, 128, 512)
 #: Number of ranks over which each layer is split.
 _GROUP_SIZE = 2
 
 
 class TensorGroup:
-    """The ranks over which layers are split. If `happens` is False, each rank uses only its own results."""
+    """The ranks over which layers are split. If `happens` is False, they do not communicate."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.happens = True
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over the ranks, in place."""
+        """Sum a tensor over the ranks in place, and return it."""
         if self.happens:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
 
 class _SummedGradient(torch.autograd.Function):
-    """Identity in forward, and sum of the ranks' gradients in backward: Megatron's f."""
+    """Return the input in forward, and sum the ranks' gradients in backward: function f of the Megatron paper."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
@@ -53,7 +53,7 @@ class _SummedGradient(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """Sum of the ranks' results in forward, and identity in backward: Megatron's g."""
+    """Sum the ranks' results in forward, and return the gradient in backward: function g of the Megatron paper."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:  # noqa: ARG004  # autograd's
@@ -65,7 +65,7 @@ class _Summed(torch.autograd.Function):
 
 
 class SplitFeedForward(nn.Module):
-    """A layer norm, and a feed-forward layer of which this rank has `1 / ranks` of the hidden units."""
+    """A layer norm and a feed-forward layer. This rank has `1 / ranks` of the hidden units."""
 
     def __init__(self, width: int, ranks: int, tensor_group: TensorGroup) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SplitFeedForward(nn.Module):
 
 
 class TensorParallel(JobVariant):
-    """Feed-forward layers, each split over a pair of ranks. If there are several pairs, DDP trains over the pairs."""
+    """Train feed-forward layers that are split over pairs of ranks. DDP averages gradients over several pairs."""
 
     def prepare(self) -> None:
         """Build the network."""
@@ -97,7 +97,7 @@ class TensorParallel(JobVariant):
         self._tensor_group = TensorGroup(mesh["tensor"].get_group())
         # The ranks of a pair have the same tokens.
         generator = torch.Generator().manual_seed(trainer.place.rank // _GROUP_SIZE)
-        # The tokens stay on the device, like the output of an embedding. Copying tokens in each step would be a fault.
+        # The tokens stay on the device. Copying this many bytes in each step would be another fault.
         self._tokens = torch.randn(tokens, width, generator=generator).to(trainer.device)
         stack = nn.Sequential(*(SplitFeedForward(width, _GROUP_SIZE, self._tensor_group) for _ in range(layers)))
         self._network: nn.Module = stack.to(trainer.device)
@@ -107,13 +107,13 @@ class TensorParallel(JobVariant):
         self._clean = trainer.model, trainer.strategy
 
     def enter(self, *, on: bool) -> None:
-        """Train the split layers."""
+        """Train the split layers, with communication (on) or without it (off)."""
         self._tensor_group.happens = on
         self.trainer.model, self.trainer.strategy = self._network, "tensor-parallel"
         self.trainer.other_step = self._step
 
     def leave(self) -> None:
-        """Train the workload's model."""
+        """Train the workload's model again."""
         self.trainer.model, self.trainer.strategy = self._clean
         self.trainer.other_step = None
 

@@ -1,4 +1,4 @@
-"""A plain DDP training loop with points at which faults act, and without ranges of gpudiag."""
+"""Implement a DDP training loop with points at which faults act. The loop adds no marks to traces."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 class CommunicationHook:
     """DDP's communication hook, with four modes.
 
-    `plain`: PyTorch's all-reduce of each bucket. `slow`: before the all-reduce of a bucket, all-reduce `extra` further
-    bytes per byte, as if the link were slower by this factor. `alone`: the trainer steps under `no_sync()`, so ranks do
-    not communicate. `meeting`: like `alone`, but ranks wait for each other after backward.
+    Mode `plain` is PyTorch's all-reduce of each bucket of gradients. Mode `slow` additionally all-reduces `extra` bytes
+    per byte of gradients, as on a slower link. In mode `alone` the trainer steps under `no_sync()`, so ranks do not
+    communicate. Mode `meeting` is like `alone`, but ranks wait for each other after backward.
 
-    On a CPU the further bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
-    would take the core from backward, differently on each rank, so the fault would also slow compute.
+    On a CPU the extra bytes of all buckets are sent with the last bucket, after backward. Otherwise gloo's threads
+    would compete with backward for the core, differently on each rank, so the fault would also slow down compute.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class CommunicationHook:
 
     @property
     def happens(self) -> bool:
-        """Return whether ranks communicate gradients."""
+        """True if ranks communicate gradients."""
         return self.mode not in {"alone", "meeting"}
 
     def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Average one bucket of gradients."""
+        """Average one bucket of gradients over the ranks; in mode `slow`, also all-reduce extra bytes."""
         buffer = bucket.buffer()
         if self.mode == "plain":
             return allreduce_hook(group, bucket)
@@ -60,25 +60,25 @@ class CommunicationHook:
         other = dist.all_reduce(self._other[:size], group=group, async_op=True)
         plain = allreduce_hook(group, bucket)
         if buffer.is_cuda:
-            return plain  # both are on the same stream, so `other` is done before
+            return plain  # both run on the same stream, so `other` ends first
         both = torch.futures.collect_all([other.get_future(), plain])
         return both.then(lambda done: done.value()[1].value())
 
     def release(self) -> None:
-        """Free the memory of the further bytes."""
+        """Free the memory of the extra bytes."""
         self._other = torch.empty(0)
 
 
 class DdpTrainer(Trainer):
-    """A process of the job. `gather` uses a gloo group, so that its collectives do not appear on a NCCL stream.
+    """The training loop of one process. `gather` uses a gloo group, so that its collectives use no NCCL stream.
 
     Attributes:
         communication: the hook that communicates gradients.
-        gradient_bytes: bytes of all gradients.
-        workload: the workload. `ddp`, `optimizer` and `arithmetic` are its wrapped model, optimizer and precision.
-        without_communication: mode of the baseline, in which communication costs nothing: `alone` on GPUs, and
-            `meeting` on CPUs, because processes on shared cores are never balanced, and the diagnosis does not count
-            waits for stragglers as communication.
+        gradient_bytes: number of bytes of all gradients.
+        workload: the trained workload.
+        ddp, optimizer, arithmetic: the workload's model within DDP, its optimizer, and the precision of training.
+        without_communication: mode of `communication` in which communication costs nothing: `alone` on GPUs, `meeting`
+            on CPUs. Processes on shared cores are never balanced, and the diagnosis counts waits for stragglers apart.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch in place of the DDP step, or None.
@@ -103,7 +103,7 @@ class DdpTrainer(Trainer):
         self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        # DDP compares a hook's annotations with its types, but annotations are text here. A lambda has none.
+        # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
         self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
@@ -138,7 +138,7 @@ class DdpTrainer(Trainer):
             self.after()
 
     def on_device(self, batch: Batch) -> Batch:
-        """Copy a batch to the device and convert it to the model's input."""
+        """Return the batch on the device, converted to the model's input."""
         inputs, target = batch
         x = self.workload.prepare(inputs.to(self.device, non_blocking=True))
         if self._images:
@@ -168,7 +168,7 @@ class DdpTrainer(Trainer):
         sleep(int(2e6 * milliseconds))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank, on every rank."""
+        """Return the values of all ranks, in the order of ranks."""
         return gather_objects(value, self._control)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Job variants that replace the clean job: jobs that shard the model, and efficient jobs without any problem to find.
+"""Implement variants of the clean job: jobs that shard the model, and efficient jobs in which there is nothing to find.
 
-A variant communicates while it is on, and does not while it is off. The difference is the cost of communication.
+A variant communicates only when it is on. The difference between on and off is the cost of communication.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class JobVariant(Fault[DdpTrainer]):
     """A job that replaces the clean job, with communication (on) or without communication (off)."""
 
     def switch(self, *, on: bool) -> None:
-        """Train this job."""
+        """Train this variant, with communication (on) or without it (off)."""
         self.trainer.communication.mode = "plain" if on else self.trainer.without_communication
         self.enter(on=on)
 
     @abstractmethod
     def enter(self, *, on: bool) -> None:
-        """Make the trainer train this job. The method may be called when the trainer already does so."""
+        """Make the trainer train this variant. The method may be called several times in sequence."""
 
     def leave(self) -> None:
-        """Make the trainer train the clean job."""
+        """Make the trainer train the clean job again."""
         self.trainer.other_step = None
 
     def rest(self) -> None:
@@ -57,11 +57,11 @@ class SideStreamCopies(JobVariant):
         self._prefetched: Iterator[Batch] = iter(DevicePrefetch(self.trainer.loader.usual, self.trainer.device))
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
-        """Take batches that were copied to the device."""
+        """Take batches that have been copied to the device."""
         self.trainer.loader.source = self._prefetched
 
     def leave(self) -> None:
-        """Take batches in host memory."""
+        """Take batches in host memory again."""
         self.trainer.loader.source = self.trainer.loader.usual
 
 
@@ -73,6 +73,7 @@ class Accumulation(JobVariant):
         self.trainer.other_step = self._step
 
     def _step(self, batch: Batch) -> None:
+        """Train a step on this batch and the next ones. Communicate only in the last backward."""
         trainer = self.trainer
         for left in reversed(range(_MICRO_BATCHES)):
             inputs, target = trainer.on_device(batch)
@@ -83,7 +84,7 @@ class Accumulation(JobVariant):
 
 
 class WrappedBlocks(JobVariant):
-    """Wrap each block of the model while the job trains."""
+    """Train the model with a wrapper around each block."""
 
     def prepare(self) -> None:
         """Wrap the blocks."""
@@ -97,7 +98,7 @@ class WrappedBlocks(JobVariant):
 
     @abstractmethod
     def wrap(self, block: nn.Module) -> nn.Module:
-        """Return a wrapper of a block."""
+        """Return a block within a wrapper."""
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
         """Insert the wrapped blocks."""
@@ -105,7 +106,7 @@ class WrappedBlocks(JobVariant):
             container[index] = wrapped
 
     def leave(self) -> None:
-        """Insert the bare blocks."""
+        """Insert the original blocks."""
         for container, index, block, _ in self._blocks:
             container[index] = block
 
@@ -148,7 +149,7 @@ class Checkpointing(WrappedBlocks):
 class Graphed(JobVariant):
     """Run forward and backward as one CUDA graph, and average all gradients with one all-reduce of one buffer.
 
-    The job trains a copy of the model, because DDP's hooks would tie the gradients to the stream of their creation.
+    This variant trains a copy of the model, because DDP's hooks bind gradients to the stream that created them.
     """
 
     def prepare(self) -> None:
@@ -174,6 +175,7 @@ class Graphed(JobVariant):
         self.trainer.backward(self._model, inputs, target)
 
     def _step(self, batch: Batch) -> None:
+        """Copy the batch to the tensors that the CUDA graph reads, replay the graph, and update the parameters."""
         inputs, target = batch
         self._inputs.copy_(inputs, non_blocking=True)
         self._target.copy_(target, non_blocking=True)
@@ -191,7 +193,7 @@ class Sharded(JobVariant):
         trainer = self.trainer
         self._model = copy.deepcopy(trainer.model)
         for parameter in self._model.parameters():
-            # FSDP supports only contiguous weights. Inputs may be channels-last.
+            # FSDP supports only contiguous weights, but allows channels-last inputs.
             parameter.data = parameter.data.contiguous()
         mesh = init_device_mesh(trainer.device.type, (trainer.place.world_size,))
         for shard in [*shards_of(self._model), self._model]:
@@ -200,7 +202,7 @@ class Sharded(JobVariant):
         self._strategy = trainer.strategy
 
     def enter(self, *, on: bool) -> None:
-        """Train the sharded copy, or the plain model."""
+        """Train the sharded copy (on) or the plain model (off)."""
         self.trainer.other_step = self._step if on else None
         self.trainer.strategy = "fsdp" if on else self._strategy
 
@@ -215,7 +217,7 @@ class Sharded(JobVariant):
 
 
 def _containers(model: nn.Module) -> Iterator[nn.Sequential]:
-    """Yield the outermost `nn.Sequential`s whose children all have children: the containers of blocks."""
+    """Yield the containers of blocks: each outermost `nn.Sequential` whose children all have children."""
     for child in model.children():
         if isinstance(child, nn.Sequential) and all(next(block.children(), None) is not None for block in child):
             yield child

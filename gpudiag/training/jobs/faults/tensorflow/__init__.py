@@ -1,1 +1,1 @@
-"""The training loop of the selftest under TensorFlow, and the faults that are injected into it."""
+"""Implement the selftest's training loop under TensorFlow, and the faults that are injected into it."""

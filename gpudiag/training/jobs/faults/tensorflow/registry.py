@@ -1,4 +1,4 @@
-"""TensorFlow's faults by kind, and the job that injects them."""
+"""List the faults under TensorFlow by kind, and run the job that injects them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorflowExtraCompute(Fault[DistributedTrainer]):
         self._count = max(1, round(self.amount_ms / each_ms))
 
     def switch(self, *, on: bool) -> None:
-        """Add the products to the step, or remove them."""
+        """Compute the products before each step (on), or not (off)."""
         self.trainer.extra = (lambda: self._multiply(self._count)) if on and self.affected else None
 
     def _multiply(self, count: int) -> None:
@@ -43,13 +43,13 @@ class TensorflowExtraCompute(Fault[DistributedTrainer]):
 
 
 class StepSyncs(Fault[DistributedTrainer]):
-    """Read the loss after each step, as in loops that log it, and synchronize the device.
+    """Read the loss after each step, as loops that log the loss do, and synchronize the device.
 
-    On a CPU functions are synchronous, so the fault costs almost nothing. The diagnosis must report no more than that.
+    On a CPU the training step returns when its work is done, so the fault costs almost nothing there.
     """
 
     def switch(self, *, on: bool) -> None:
-        """Read every loss, or no loss."""
+        """Read the loss after each step (on), or never (off)."""
         self.trainer.after = self._read if on and self.affected else None
 
     def _read(self, loss: Any) -> None:
@@ -69,7 +69,7 @@ class TensorflowWholeCommunication(Fault[DistributedTrainer]):
         self._communication(on)
 
     def rest(self) -> None:
-        """Communicate."""
+        """Communicate gradients again."""
         self._communication(True)
 
 

@@ -1,4 +1,4 @@
-"""A plain training loop under `tf.distribute` with points at which faults act."""
+"""Implement a training loop under `tf.distribute` with points at which faults act."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from gpudiag.training.models.registry import load_keras_workload
 from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.strategies.registry import tensorflow_strategy
 
-#: A strategy with one process per device, so that a single device can be late.
+#: A strategy with one process per device, so that a fault can slow down a single device.
 _STRATEGY = "multi-worker"
-#: Timeout of `gather` in seconds, longer than the time between two calls. The launcher handles dead processes.
+#: Timeout of `gather` in seconds. No process calls `gather` this much later than another process.
 _TIMEOUT_S = 120.0
-#: Session number of the job's store. No session of the job has this number.
+#: Number that separates the keys of `StoreGather` from those of sessions. No session has this number.
 _SESSION = 1_000_000
 
 
 class StoreGather:
-    """Gather values through the launcher's store, without a collective. All processes gather in the same order."""
+    """Gather values through the launcher's key-value store. All processes must make their calls in the same order."""
 
     def __init__(self, place: ClusterPosition) -> None:
         self._rank, self._size = place.rank, place.world_size
@@ -42,7 +42,7 @@ class StoreGather:
         self._count = 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every process's JSON value, by rank, on every process.
+        """Return the values of all processes, in the order of ranks. Values must be representable as JSON.
 
         Raises:
             WorkerFailedError: a process has not called this method in time.
@@ -63,10 +63,10 @@ class StoreGather:
 
 
 class DistributedTrainer(Trainer):
-    """A process of the job.
+    """The training loop of one process.
 
     Attributes:
-        after: function that is called with the loss of each step, or None.
+        after: function that is called with the loss after each step, or None.
     """
 
     def __init__(self, plan: SelftestPlan) -> None:
@@ -107,7 +107,7 @@ class DistributedTrainer(Trainer):
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every process's value, through the launcher's store."""
+        """Return the values of all processes, in the order of ranks, through the launcher's key-value store."""
         return self._store.gather(value)
 
     def marked(self, number: int) -> AbstractContextManager[object]:
@@ -124,7 +124,7 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a function that switches communication. Without communication, processes only wait for each other."""
+        """Return a function that switches the communication of gradients. Processes wait for each other in any case."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
             self.step()  # this builds the graph
@@ -137,7 +137,7 @@ class DistributedTrainer(Trainer):
 
 
 def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
-    """Return each device's gradients unchanged, after an all-reduce of one number over all devices."""
+    """Return (gradient, variable) pairs unchanged, after an all-reduce of one number over all devices."""
     pairs = list(pairs)
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
@@ -146,10 +146,10 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
 
 
 def _pin_to_own_cores() -> None:
-    """Pin each process of this machine to its share of the cores, before TensorFlow starts its threads.
+    """Pin this process to its share of the machine's cores, before TensorFlow starts its threads.
 
-    If processes shared cores, they would run faster while another process is late. Then a straggler would cost less
-    than its delay, and no trace would show this.
+    If processes shared cores, a process would run faster while another process is late. Then a straggler would cost
+    less than its delay, and no trace would show why.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
