@@ -2,7 +2,7 @@
 
     python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
-HTA is timed with two analyses. The least analysis loads the traces and computes the temporal breakdown. The full
+HTA is timed with two analyses. The minimal analysis loads the traces and computes the temporal breakdown. The full
 analysis also answers the questions of gpudiag's report, as far as HTA can. Each directory has its own table, and a
 summary has one line per directory.
 
@@ -170,7 +170,7 @@ def _absolute(path: str) -> Path:
 
 
 def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
-    """Return the interpreter of an environment with this requirement and its dependencies, installed as by a user."""
+    """Install a requirement with its dependencies into a new environment; return its interpreter."""
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
@@ -256,7 +256,7 @@ def _print_table(comparison: Comparison) -> None:
 
 
 def _print_by_trace(done: list[Comparison]) -> None:
-    """Print the summary with a row per directory."""
+    """Print the summary with a row per directory of traces."""
     print("\n| traces | gpudiag s | HTA: temporal breakdown | HTA: what gpudiag's report answers | HTA: memory |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for comparison in done:

@@ -1,4 +1,4 @@
-"""Measure time and memory of the what-if simulation as jobs grow, on real traces that are repeated.
+"""Measure time and memory of the what-if simulation for jobs of growing size, made by repeating real traces.
 
     python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
-    """Return the row of one size: medians over the rounds."""
+    """Return the table row of one size, with medians over the rounds."""
     # Two steps more than are analysed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)

@@ -207,7 +207,7 @@ def sweep(at: Rank) -> list[dict[str, Any]]:
 
 
 def pieces(at: Rank) -> list[dict[str, Any]]:
-    """Measure cpu-reduce with fewer and more chunks per bucket, and fewer and more threads."""
+    """Return the rates of cpu-reduce for each number of chunks in `PIECES` and of threads in `PIECES_THREADS`."""
     rows = []
     for threads in PIECES_THREADS:
         for name, wire in (("fp32", None), ("bf16", torch.bfloat16)):
@@ -216,7 +216,7 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
                 count = int(megabytes * 1e6) // 4
                 work = at.values(count)
                 for number in PIECES:
-                    made._pieces = number  # noqa: SLF001 # pinning new memory for each would take longer
+                    made._pieces = number  # noqa: SLF001 # pinning new memory for each number would take longer
                     run = partial(made.all_reduce, work)
                     repeats = at.repeats(run)
                     seconds = statistics.median(at.seconds(run, repeats) for _ in range(ROUNDS))

@@ -1,7 +1,7 @@
 """Compare gpudiag's kernel classes with another tool's tables: `python benchmarks/class_shares.py --root DIR`.
 
 `expectations/class_shares.json` has the sums that TraceLens publishes beside its traces; the traces must be downloaded
-to DIR. The comparison uses shares of the compute time. The exit code is 1 if a judged class differs by more than
+to DIR. The comparison uses shares of the compute time. The exit code is 1 if a class in `JUDGED` differs by more than
 `--points`.
 
     --points 3      allowed difference, in percent points

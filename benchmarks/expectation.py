@@ -101,7 +101,7 @@ def main_finding(findings: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def score(expected: Expectation, said: Said) -> Score:
-    """Return the verdict on gpudiag's output."""
+    """Return the verdict on gpudiag's output for one recording."""
     if said.analysis is None:
         right = expected.silent_is_right and all(matches(text, said.error) for text in expected.says)
         return Score(name=expected.name, verdict="right" if right else "failed", first=said.error[:80])
@@ -165,7 +165,7 @@ def _wrong_main(expected: Expectation, main: dict[str, Any]) -> list[str]:
 def _wrong_findings(expected: Expectation, findings: list[dict[str, Any]]) -> list[str]:
     """Describe forbidden findings, and findings above `info` that promise too much.
 
-    What a compiler would save is `info` at any size, because it is no fault of the program.
+    A compiler's savings are `info` at any size, because they show no fault of the program.
     """
     wrong = [f"finds {finding['code']}" for finding in findings if finding["code"] in expected.not_codes]
     if expected.most_percent is not None:

@@ -1,4 +1,4 @@
-"""Run hostile training scripts with gpudiag and without, and compare their effects.
+"""Run hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag, and compare effects.
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
@@ -148,7 +148,7 @@ def _lines(stderr: bytes) -> list[bytes]:
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:
-    """Return the row of a job: its exit code, the differences, and the duration of each run."""
+    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds."""
     plain = outcome(job, folder, profiled=False)
     profiled = outcome(job, folder, profiled=True)
     record = folder / "run" / "run.json"

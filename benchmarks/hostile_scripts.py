@@ -6,7 +6,8 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-#: The begin of scripts: it defines `train`, which prints losses in full. A job's lines replace BODY.
+#: Beginning of each script: it defines `train`, which prints losses in full precision. The job's own lines replace
+#: BODY.
 PRELUDE = """
 import os, signal, sys, time
 import torch

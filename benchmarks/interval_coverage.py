@@ -1,8 +1,11 @@
-"""Measure the coverage of the interval for the unprofiled step: `python benchmarks/interval_coverage.py DIR ...`.
+"""Measure how often the interval for the unprofiled step time contains the true step time.
+
+Usage: `python benchmarks/interval_coverage.py DIR ...`.
 
 Each directory is searched for runs (`run.json` with unprofiled steps, `traces/`), for traces next to a `truth.json`
 that contains their step time, and for recordings of `tests/traces/whole`. Each recording is analysed from its traces
-alone, and again with its run record if there is one. The truth is the mean of the unprofiled steps of the slowest rank.
+alone, and again with its run record if there is one. The true step time is the mean of the unprofiled steps of the
+slowest rank.
 
     --json FILE     write a line for each interval, with its components
 """
@@ -121,7 +124,7 @@ def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
 
 
 def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any]]:
-    """Yield the interval from traces alone."""
+    """Yield the interval of a run that is analysed from its traces alone."""
     try:
         timeline = build_timeline(read_traces(traces))
     except GpudiagError as error:

@@ -60,7 +60,7 @@ RESCUE_SECONDS = 40.0
 
 
 def judge(tried: dict[str, Any]) -> dict[str, Any]:
-    """Return a change of `analysis.json` with its verdicts. A change that was not measured has none."""
+    """Return a change of `analysis.json` with its verdicts. An unmeasured change has no verdicts."""
     row = {key: tried[key] for key in ("change", "verdict", "reason", "measured_ms", "ci95_ms", "base_ms")}
     row |= {key: tried[key] for key in ("predicted_ms", "predicted_low_ms", "predicted_high_ms")}
     measured_ms, predicted_ms = row["measured_ms"], row["predicted_ms"]
@@ -97,7 +97,7 @@ def rescue(folder: Path) -> dict[str, Any]:
 
 
 def try_model(model: str, changes: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile one model with its changes, and judge them; failures are part of the result."""
+    """Profile one model with its changes, and judge them; return failures as part of the result."""
     folder.mkdir(parents=True)
     run_dir = folder / "run"
     row: dict[str, Any] = {"model": model}

@@ -6,11 +6,12 @@ Two jobs train on the GPU, or on a CPU core where there is none: `calls` has ste
 calls, `long` has steps of about 20 ms.
 
 Blocks: in one process, blocks of 20 steps with and without line events follow each other, in random order within each
-pair. The recorder is that of `gpudiag profile --`. The steps in which it finds functions are left out. The figure is
-the median difference of a pair with its 95 % confidence interval. On a GPU times are elapsed times, else CPU times.
+pair. The events are recorded as by `gpudiag profile --`. The steps in which gpudiag selects functions are left out. The
+figure is the median difference of a pair with its 95 % confidence interval. Times are elapsed times on a GPU, else CPU
+times.
 
-Processes: each job runs with and without `gpudiag profile --`, by turns. The job itself times its steps, and notes in
-which of them line events or the profiler are on. The table compares medians within one process:
+Processes: each job runs alternately with and without `gpudiag profile --`. The job itself times its steps, and notes
+during which steps line events or the profiler are on. The table compares medians within one process:
 
 - lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
   (to choose functions), and are left out.
@@ -37,7 +38,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-#: The jobs' step. Arguments: calls and layers per step, width of a layer, number of steps or pairs of blocks, result.
+#: The step that all jobs run. Arguments: calls and layers per step, width of a layer, number of steps or pairs of
+#: blocks, result.
 JOB = """
 import json, random, sys, time
 import torch
@@ -130,11 +132,7 @@ def on_gpu() -> bool:
 
 
 def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
-    """Run a job. Return the kind of recording and the time in ms of each step.
-
-    Raises:
-        RuntimeError: the job failed. Contains its last output.
-    """
+    """Run a job. Return the kind of recording and the time in ms of each step, in order."""
     with tempfile.TemporaryDirectory() as scratch:
         program, steps = Path(scratch, "train.py"), Path(scratch, "steps.json")
         program.write_text(PROGRAM, encoding="utf-8")
@@ -157,7 +155,7 @@ def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
 
 
 def blocks_of(job: str, gpu: bool, pairs: int) -> tuple[float, tuple[float, float, float]]:
-    """Return the step in ms, and how much longer it is with line events: the median and its interval, in percent."""
+    """Return the step time in ms, and (median, low, high) of its increase with line events in percent."""
     with tempfile.TemporaryDirectory() as scratch:
         program, result = Path(scratch, "train.py"), Path(scratch, "pairs.json")
         program.write_text(BLOCKS, encoding="utf-8")

@@ -2,7 +2,7 @@
 
     python benchmarks/line_faults.py --fault saves [--fixed] [--steps 400] [--ms 30]
 
-The line of each problem ends in a comment `# fault: NAME`. `judge_scripts.py` measures the true cost with
+The line of each problem ends in a comment `# fault: NAME`. `judge_lines.py` measures the true cost with
 `alternating_blocks.py`, which changes `args.fixed` during the run.
 """
 
@@ -49,7 +49,7 @@ def faulty() -> bool:
 
 
 def spin(ms: float) -> None:
-    """Compute in Python for some milliseconds; sleep if all processes together have too few processors."""
+    """Compute in Python for `ms` milliseconds, or sleep if there are fewer processors than busy processes."""
     end = time.perf_counter() + ms / 1e3
     if CROWDED:
         time.sleep(ms / 1e3)
@@ -109,7 +109,7 @@ def hook(gradient: Tensor) -> Tensor:
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Run the fault after an update, if the fault belongs there."""
+    """Run the fault after an update, if it is one of the faults that occur there."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves

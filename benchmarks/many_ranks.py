@@ -1,10 +1,10 @@
-"""Make a job of many ranks from a recording of few: every rank is different, and one keeps the recording's fault.
+"""Make a job of many ranks from a recording of few ranks: all ranks differ, and one keeps the recording's fault.
 
     python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
 Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
 The order of a rank's events remains, and collectives end together on all ranks. The rank that `--late` names repeats
-the recording's rank with a fault; the other ranks repeat the others.
+the recorded rank that has the fault; all other ranks repeat ranks without it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
 
 
 def _moved(body: str, rank: int) -> str:
-    """Return the events with moved times: a clock offset, and up to 20 µs that vary over time."""
+    """Return a trace's text with moved event times: a clock offset, and up to 20 µs that vary over time."""
     chance = random.Random(rank)  # noqa: S311  # the same job again, not a secret
     found = [match.groups() for match in _TIMES.finditer(body)]
     start = np.array([float(begun) for begun, _ in found])
@@ -129,7 +129,7 @@ def _moved(body: str, rank: int) -> str:
 
 
 def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
-    """Return (times in µs, µs that events at this time move). The ends of collectives do not move."""
+    """Return (times in µs, shift in µs of an event at each time). The ends of collectives do not move."""
     knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)
     moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
     if not len(ends):

@@ -2,7 +2,7 @@
 
     python benchmarks/more_line_faults.py --fault transform [--fixed] [--steps 400] [--ms 20]
 
-`judge_lines.py --script benchmarks/more_line_faults.py` judges it. The line of each problem ends in a comment
+`judge_lines.py --script benchmarks/more_line_faults.py` judges the findings. The line of each problem ends in a comment
 `# fault: NAME`. Most problems take `--ms` milliseconds per step.
 """
 
@@ -45,12 +45,12 @@ MATRIX = np.random.default_rng(0).standard_normal((220, 220))
 
 
 def has(*faults: str) -> bool:
-    """Return whether this rank has one of these problems now."""
+    """Return whether `args.fault` is one of these faults and this rank has the fault now."""
     return args.fault in faults and not args.fixed and args.rank in {-1, RANK}
 
 
 def repeats(ms_of_one: float) -> range:
-    """Return a range that repeats work of a known duration for `--ms`."""
+    """Return a range with which work of `ms_of_one` milliseconds, repeated, takes `--ms`."""
     return range(max(1, round(args.ms / ms_of_one)))
 
 
@@ -170,7 +170,7 @@ class Slow(nn.Module):
     """A layer that returns its input. With the fault `forward`, it first computes in Python."""
 
     def forward(self, batch: Tensor) -> Tensor:
-        """Return the batch."""
+        """Return the batch; with the fault, first compute."""
         if has("forward"):
             self.statistics()
         return batch

@@ -2,10 +2,10 @@
 
 Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
-loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than without the change.
-The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A surviving
-mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree in
-`build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
+loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than on the unchanged
+code. The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A
+surviving mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree
+in `build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
 
 Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
 bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
@@ -72,7 +72,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Return the name of the change in results."""
+        """Return the name that identifies the change in results."""
         return f"{self.module}:{self.start[0]}:{self.start[1]} {self.operator.removeprefix('core/')} {self.occurrence}"
 
 
@@ -155,7 +155,7 @@ class Tests:
         self._found: Counter[str] = Counter()
 
     def of(self, change: Change) -> list[dict[str, float]]:
-        """Return the tests to run for a change as test → seconds, in up to two groups that are run one after the other.
+        """Return the tests to run for a change as test → seconds, in one or two groups that run one after the other.
 
         These are the shortest tests that run the changed statement and fit the budget. The first group has only tests
         of the file that has killed most mutants so far, because running one file is quicker than importing all files.
@@ -179,7 +179,7 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return (tests that run the changed statement, no further tests).
+        """Return (tests to prefer, further tests): the tests that run the changed statement, and none.
 
         If the statement runs only on import, return (tests of lines that use its names, all tests of its module).
         """

@@ -5,11 +5,11 @@
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between the
-baseline and the strategies, so that drift affects all equally. The baseline is one device, or with `--floor
-independent` all devices in one process, without communication. The cost is the median of a strategy's unprofiled steps
-minus the baseline's. The true cost includes communication, and contention for everything else that devices share. CPU
-devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
+Run `gpudiag profile` with the baseline, and with each strategy on all devices. Rounds alternate between the baseline
+and the strategies, so that drift of the machine affects all equally. The baseline runs on one device, or with `--floor
+independent` on all devices without communication, in one process. The true cost is the median of a strategy's
+unprofiled steps minus the baseline's. It includes communication, and contention for everything else that devices share.
+CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
 `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing
 runs.
 
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_all(options: argparse.Namespace) -> Iterator[str]:
-    """Run everything that is missing; yield the names of failed runs."""
+    """Run every missing run; yield the names of failed runs."""
     for round_number in range(options.rounds):
         for strategy in (options.floor, *options.strategies.split(",")):
             directory = options.output / f"{strategy}-{round_number}"
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, strategy: str, directory: Path) -> bool:
 
 
 def _rows(root: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row per strategy, the baseline first; medians over the rounds."""
+    """Yield a row per strategy with medians over the rounds; the baseline is the first row."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(root.glob("*-*/analysis.json")):
         runs.setdefault(path.parent.name.rpartition("-")[0], []).append(json.loads(path.read_text()))
