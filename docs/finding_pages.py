@@ -68,7 +68,7 @@ def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: l
 
 
 def _words(rule: AnyRule, *, without: str) -> str:
-    """Return the rule's docstring as paragraphs, without a first sentence that the page already has."""
+    """Return the rule's docstring as paragraphs, without its first sentence if that equals `without`."""
     text = inspect.cleandoc(type(rule).__doc__ or "" if not isinstance(rule, type) else rule.__doc__ or "")
     text = text.removeprefix(without).strip()
     return f"{text}\n" if text else ""

@@ -3,9 +3,9 @@
     python docs/generate.py            write the generated parts again
     python docs/generate.py --check    change nothing; exit code 1 if a part is out of date or a link is dead
 
-The generated parts are the help on each command's page and the report in the README (between two marks), the pages of
-findings (from their rules), the page of thresholds (from `calibration.py`), the page of example reports (from goldens
-that tests compare with the program's output), the outputs of commands in the guides, and of the notebook.
+The generated parts are: the help on each command's page; the report in the README, between two marks; the pages of
+findings, from their rules; the page of thresholds, from `calibration.py`; the page of example reports, from goldens
+that tests compare with the program's output; and the outputs of commands in the guides and of cells in the notebook.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def readme_report() -> str:
 
 
 def example_page() -> str:
-    """Return the page of complete reports, which tests compare with the program's output."""
+    """Return the page of complete example reports, from goldens that tests compare with the program's output."""
     parts = [
         "# Reports from real recordings\n",
         "Reports as gpudiag prints them, each below its command. The traces are in the repository.\n",
@@ -144,7 +144,7 @@ def _dead_links_of(page: Path) -> list[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes from headings."""
+    """Return the anchors that GitHub makes from the headings of a page."""
     headings = HEADING.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
