@@ -1,4 +1,4 @@
-"""Define cases for calibrated thresholds: the outcome just below and just above each threshold."""
+"""Define the outcomes just below and just above each calibrated threshold."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def figures_in(path: Path) -> dict[str, str]:
 
 
 def numbers_in(path: Path) -> set[str]:
-    """Return the names of the module's numeric constants."""
+    """Return the names of the module's constants that are numbers."""
     entries = set()
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:

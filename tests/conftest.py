@@ -28,14 +28,13 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# pytest may run as a background job of a script, which ignores SIGINT. Programs that tests interrupt would inherit this
-# setting.
+# A background job of a script ignores SIGINT, and pytest may run as such a job. Programs that tests interrupt would
+# inherit this setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The tests start many programs that import the same modules. Some images set PYTHONDONTWRITEBYTECODE, which turns off
-# cached bytecode. Without cached bytecode each program compiles the modules again, which takes as long as the rest of a
-# short command.
+# cached bytecode; then each program compiles the modules again, which takes as long as the rest of a short command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -46,9 +45,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# Objects imported during collection live until the end, so garbage collections scan them without result. Without
-# garbage collections, test collection takes 3.9 instead of 6.9 CPU seconds, and tests in one process take an eighth
-# less.
+# Objects imported during collection live until the end, so that garbage collections scan them without freeing any.
+# Without garbage collections, test collection takes 3.9 instead of 6.9 CPU seconds, and the tests take an eighth less.
 gc.disable()
 
 
@@ -81,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start programs: those in an xdist group and those that need a GPU."""
+    """Add markers: `processes`, `long`, and xdist groups for tests that share recordings or module fixtures."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
@@ -109,7 +107,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Fail a test that starts a program but lacks the marker by which `make unit` excludes it."""
+    """Fail a test that starts a program without the marker `processes`, by which `make unit` excludes such tests."""
     result = yield
     if _programs and not item.get_closest_marker("processes"):
         pytest.fail(f"mark it with @pytest.mark.processes, as it starts {_programs[0]}")
@@ -125,7 +123,7 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare an output with `tests/golden/<name>`; `pytest --update-golden` rewrites the file."""
+    """Return a function that compares an output with `tests/golden/<name>`; `--update-golden` rewrites the file."""
 
     if f"rich=={version('rich')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
         pytest.skip("another rich breaks lines elsewhere")
@@ -145,7 +143,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the directory of a recording in `tests/traces/whole`, unpacked for the first test that requests it."""
+    """Return a function from the name of a recording in `tests/traces/whole` to its directory, unpacked once."""
     base = tmp_path_factory.getbasetemp()
     # Each worker of pytest-xdist has its own directory within a shared one.
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
@@ -164,7 +162,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def analysis_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Analysis]:
-    """Analyse a trace, a directory of traces or a packed recording; each is analysed once and cached."""
+    """Return a function that analyses a trace, a directory of traces or a packed recording, each only once."""
 
     @cache
     def analysed(path: Path) -> Analysis:

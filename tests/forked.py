@@ -1,9 +1,8 @@
 """Run programs that use PyTorch as forks of one process that has imported PyTorch.
 
-The import takes most of the time of such a program.
-
-The forks share only this import, and each exits as a separate program would, including `atexit`. Commands of gpudiag
-and of users do not run this way, because their tests also cover the imports.
+The import takes most of the time of such a program. The forks share only this import, and each exits as a separate
+program would, including `atexit`. Commands of gpudiag and of users run in separate processes, because their tests also
+cover the imports.
 """
 
 from __future__ import annotations
@@ -70,8 +69,10 @@ exec(program)
 
 
 class _Parent:
-    """The process that has imported PyTorch. When the current process ends, the forking process's standard input is
-    closed, and the forking process ends too."""
+    """The process that has imported PyTorch.
+
+    It ends when the current process ends, because its standard input is closed.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -143,7 +144,7 @@ class Forked:
         self.pid = _parent().fork(asked)
 
     def poll(self) -> int | None:
-        """Return the program's exit code, or None while the program runs."""
+        """Return the program's exit code, or None if it runs."""
         _parent().hear(0.0)
         self.returncode = _parent().ended.get(self.pid)
         return self.returncode

@@ -1,8 +1,8 @@
-"""Run a Python program, and the programs that it starts, in a process forked from one that has imported PyTorch.
+"""Run a Python program, and its child programs, in a process forked from one that has imported PyTorch.
 
-The program has the same arguments, variables, import path and children as a separate process. Three things differ:
-PyTorch is imported already, the first program is a child of the process that forks, and all programs have the command
-line of that process. This module imports only the standard library, because programs must load gpudiag themselves.
+The program has the same arguments, variables, import path and children as a separate process. Three properties differ:
+PyTorch is imported already, the first program is a child of the forking process, and all programs have the command line
+of the forking process. This module imports only the standard library, because programs must load gpudiag themselves.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from types import ModuleType
 from typing import Any
 
 _PRINT_PATH = [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"]
-#: The import path of a new process that has no folder of its own.
+#: The import path of a new process, without the folder of its program.
 _INSTALLED: list[str] = json.loads(subprocess.run(_PRINT_PATH, check=True, stdout=subprocess.PIPE).stdout)
 
-#: The Python programs that a program starts, in order; each is described by those that it starts.
+#: A program as the list of the Python programs that it starts, in order, each described in the same way.
 Tree = list[Any]
 
 _OPTIONS = {"-I", "-P", "-u"}
 
 
 def become_first() -> None:
-    """Run the program that the argument describes."""
+    """Run the first program, which the argument describes."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes ignore it
     _start_with([_Waiting(starts) for starts in task["starts"]])
@@ -60,9 +60,7 @@ class _Waiting:
         _pipes.append(self._writing)
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> None:
-        """Start a program with some of the options of `subprocess.Popen`: env, start_new_session, and a file as stdout,
-        to which errors are written too.
-        """
+        """Start a program with the options `env`, `start_new_session` and `stdout` (a file, also for errors)."""
         task: dict[str, Any] = {"command": command, "folder": str(Path.cwd())}
         task["env"] = dict(options.get("env", os.environ))
         task["session"] = options.get("start_new_session", False)
@@ -72,12 +70,12 @@ class _Waiting:
             file.write(json.dumps(task).encode())
 
 
-#: This process's pipes to processes that wait. When it ends, they end too.
+#: Pipes of this process to waiting processes; when this process ends, the waiting processes end too.
 _pipes: list[int] = []
 
 
 def _run_from(pipe: int) -> None:
-    """Wait for a program, and run it. Return if the parent ends without starting one."""
+    """Wait for a program, and run it; return if the parent ends without starting a program."""
     with os.fdopen(pipe, "rb") as file:
         text = file.read()
     if text:
@@ -99,7 +97,7 @@ def _run_task(task: dict[str, Any]) -> None:
 
 
 class _Started(subprocess.Popen[bytes]):
-    """A program that runs in a process that has waited."""
+    """A program that runs in a process of class `_Waiting`."""
 
     def __init__(self, command: list[str], process: _Waiting, options: Mapping[str, Any]) -> None:
         self.args, self.pid, self.returncode = command, process.pid, None
@@ -121,7 +119,7 @@ def _start_with(processes: list[_Waiting]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a Python program: python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT..."""
+    """Run a command of the form python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT... in this process."""
     begin = next(at for at, word in enumerate(command) if at and word not in _OPTIONS)
     options, words = command[1:begin], command[begin:]
     folders = [] if "-I" in options else [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

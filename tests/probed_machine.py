@@ -1,4 +1,4 @@
-"""Provide a machine with four GPUs and the output of all its probes, with figures of a real machine (4 x H200)."""
+"""Provide a machine with four GPUs and the output of all its probes, with values of a real machine (4 x H200)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def inventory(count: int = COUNT) -> Facts:
-    """Return the inventory before any measurement: its PCIe links are idle, at generation 1."""
+    """Return the inventory before any measurement, with idle PCIe links at generation 1."""
     lanes = tuple(NvLink(lane=lane, active=True, version=4, gb_per_s=26.562) for lane in range(18))
     gpus = tuple(
         Gpu(
@@ -165,7 +165,7 @@ def peer_copies(count: int = COUNT) -> PeerCopies:
 
 
 def host_memory() -> HostMemoryResult:
-    """Return the host memory result of one NUMA node."""
+    """Return the result for the host memory of one NUMA node."""
     copy = HostMemoryCopy(
         src="numa:0", dst="numa:0", size_bytes=512 * MIB, threads=32, gb_per_s=112.0, cv=0.004, repeats=3, wrong_words=0
     )

@@ -111,7 +111,7 @@ def test_usage_errors_are_two_lines_and_exit_code_2(
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make every command raise this error."""
+    """Make every command raise `error`."""
 
     def dispatch(words: list[str]) -> int:
         raise error

@@ -62,7 +62,7 @@ def definitions(folder: str) -> list[tuple[Path, Definition]]:
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yield the definitions in a statement. Expressions contain none, and most nodes are in expressions."""
+    """Yield the definitions in a statement. Expressions, which contain most nodes but no definitions, are skipped."""
     if isinstance(node, Definition):
         yield node
     for block in ("body", "orelse", "finalbody", "handlers", "cases"):

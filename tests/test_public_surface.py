@@ -1,4 +1,4 @@
-"""Test the public names, commands, exit codes and schemas; note every change here in CHANGELOG.md."""
+"""Test the public names, commands, exit codes and schemas; a change of this file needs an entry in CHANGELOG.md."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_more_degrees_of_freedom_narrow_the_interval(one: float, other: float) -
 
 
 def slow_phases(correlation: float, *, series: int, steps: int, seed: int) -> list[list[float]]:
-    """Make first-order autoregressive series with mean 100 and standard deviation 1."""
+    """Return first-order autoregressive series of step times with mean 100 and standard deviation 1."""
     random = np.random.default_rng(seed)
     values = random.normal(size=(series, steps))
     for i in range(1, steps):

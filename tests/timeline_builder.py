@@ -75,7 +75,7 @@ class TraceBuilder:
     # Position
 
     def step(self, at: int | None = None, *, number: int | None = None, mark: str | None = "ProfilerStep#{}") -> Self:
-        """Begin a step at time `at` after the trace's zero (default: the end of all recorded events).
+        """Begin a step at time `at` after the trace's zero (default: the end of the last event).
 
         With `mark=None` there is no step mark, and only the zero of later times moves.
         """
@@ -93,12 +93,12 @@ class TraceBuilder:
         return self
 
     def on(self, device: int) -> Self:
-        """Put the following device work on this device."""
+        """Put the following device work on `device`."""
         self._device = device
         return self
 
     def by(self, thread: int) -> Self:
-        """Put the following host work and launches on this thread."""
+        """Put the following host work and launches on `thread`."""
         self._thread = thread
         return self
 
@@ -143,7 +143,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
-        """Add a collective on a worker thread of the host."""
+        """Add a collective of gloo on a worker thread of the host."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )
@@ -295,7 +295,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: CollectiveCall | None = None,
     ) -> Self:
-        """Add a row; times count from the current step's start, in units."""
+        """Add a row; times count from the current step's start, in `unit_ns`."""
         if end < start:
             raise ValueError(f"{name}: ends at {end}, before it starts at {start}")
         begin, stop = ((self._zero + time) * self._unit for time in (start, end))

@@ -14,7 +14,7 @@ from tests.trace.documents import TRACES
 
 
 def middle(*, cpu: bool = False) -> TraceBuilder:
-    """Add a preceding step; later events belong to the next step, whose window is [0, 40) ms."""
+    """Build a first step; later events belong to the next step, whose window is [0, 40) ms."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).step(-9)
     return (trace.operator(0, 1) if cpu else trace.compute(0, 1)).step(0)
 

@@ -167,7 +167,7 @@ def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, out
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:
-    """Draw three steps of these calls, and the time in µs of a step's operators or kernels."""
+    """Return a trace whose steps make `calls`, and the time in µs of a step's operators (on a GPU: kernels)."""
     builder = TraceBuilder()
     names: list[Module] = []
     work: list[tuple[str, int, bool]] = []

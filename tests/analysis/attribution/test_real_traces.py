@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parents[2] / "traces"
 WHOLE = sorted(path.stem for path in (HERE / "whole").glob("*.npz"))
 
-#: Unprofiled step times in ms of four-GPU jobs whose pace the device sets.
+#: Unprofiled step times in ms of four-GPU jobs that are limited by the device.
 UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
@@ -159,7 +159,7 @@ def test_gloo_job_has_compute_transfer_and_input() -> None:
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
 def test_clock_offset_changes_nothing(offset_ms: int) -> None:
-    """Rank 1's clock is moved. The collectives of rank 1 align the clock again, so all results are the same."""
+    """Move rank 1's clock: its collectives align the clock again, so that all results are the same."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [
         replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace

@@ -33,7 +33,7 @@ def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS,
 
 
 def source(**fields: Any) -> Source:
-    """Return a source with the given fields."""
+    """Return a source with `fields`, and defaults for all other fields."""
     return Source(
         **{
             "paths": ("gpudiag-runs/main",),

@@ -1,4 +1,4 @@
-"""Build a case from traces, and its diagnosis, with the real stages."""
+"""Build a case and its diagnosis from traces, as `gpudiag analyze` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def case_of(traces: Sequence[Trace]) -> Case:
 
 
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
-    """Return the findings by code, and the validity messages by code."""
+    """Return the findings by code, and the messages about validity by code."""
     case = case_of(traces)
     diagnosis = diagnose(case)
     validity = {warning.code: warning.message for warning in (*case.timeline.validity, *diagnosis.validity)}

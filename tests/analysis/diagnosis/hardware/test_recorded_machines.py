@@ -48,7 +48,7 @@ def test_every_recorded_machine_is_judged() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_findings_of_a_recorded_machine(name: str) -> None:
+def test_recorded_machine_has_exactly_its_expected_findings(name: str) -> None:
     findings = [(f.code, f.severity, f.evidence["gpus"]) for f in examine_facts(machine(name))]
     assert sorted(findings) == sorted(EXPECTED[name])
 

@@ -109,7 +109,9 @@ def test_a_loaded_link_at_its_maximum_gives_no_finding() -> None:
         (6, {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)}, False),
     ],
 )
-def test_rings_of_known_graphs(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
+def test_ring_is_found_if_and_only_if_the_graph_has_one(
+    count: int, edges: set[tuple[int, int]], expected: bool
+) -> None:
     assert has_ring(list(range(count)), edges) is expected
 
 
@@ -119,7 +121,7 @@ def test_ring_search_ends_on_the_worst_graph() -> None:
     assert has_ring(list(range(16)), halves | {(0, 8)}) is False
 
 
-def test_wording_shared_by_rules() -> None:
+def test_lists_of_gpus_and_pairs_are_shortened() -> None:
     assert [gpu_list(x) for x in ([3], [0, 2], [0, 1], range(6), [0, 1, 2, 5])] == [
         "GPU 3", "GPUs 0 and 2", "GPUs 0 and 1", "GPUs 0-5", "GPUs 0-2 and 5",
     ]  # fmt: skip

@@ -99,7 +99,7 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
 
 
 def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
-    """Return `Verdict.beside`."""
+    """Return `Verdict.beside`: kind of work → whether a finding names it."""
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
@@ -108,7 +108,7 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str])
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """Return the errors of the first finding, or of its alternative (`instead`) if the alternative has fewer errors."""
+    """Return the errors of the first finding or of its alternative (`instead`), whichever has fewer."""
     first = alarms[0]
     equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]

@@ -1,4 +1,4 @@
-"""Check that findings explain the table: every large bucket of the ranks that set the pace has an explanation."""
+"""Check that findings explain the table: every large bucket of the ranks that others wait for has an explanation."""
 
 from __future__ import annotations
 

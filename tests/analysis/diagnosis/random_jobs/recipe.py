@@ -45,7 +45,7 @@ Kind = Literal[
     "allocation-one",
     "jitter",
 ]
-#: Kinds of jobs without a fault in which a cost that every job has is large.
+#: Kinds of jobs without a fault, in which one of the costs that every job has is large.
 Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
 
 #: A job has at most one fault of each family, because two of them could not be distinguished.

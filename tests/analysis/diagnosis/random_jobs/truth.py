@@ -48,7 +48,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     causes: tuple[Cause, ...]
 
     def share(self, cause: Cause) -> float:
-        """Return the larger of both savings as a share of the step."""
+        """Return the larger of `gain_ms` and `after_waste_ms` as a share of the step."""
         return max(cause.gain_ms, cause.after_waste_ms) / self.step_ms
 
 
@@ -90,7 +90,7 @@ _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple
 
 
 def truth_of(recipe: Recipe) -> Truth:
-    """Simulate the job, and again without each cause."""
+    """Simulate the job with all causes, and without each cause; return the cost of each cause."""
 
     @cache
     def played(without: frozenset[str]) -> float:

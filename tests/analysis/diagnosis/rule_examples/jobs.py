@@ -72,7 +72,7 @@ def silence(ms: float) -> Piece:
 
 
 def python(ms: float, name: str = "aten::to") -> Piece:
-    """Run an operator of this name that launches no kernel."""
+    """Run an operator `name` that launches no kernel."""
     return Piece("python", _ns(ms), name=name)
 
 
@@ -89,7 +89,7 @@ def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
 def named(
     ms: float, name: str, *, operator: str = "aten::add", count: int = 20, launch_us: float = 8, in_update: bool = False
 ) -> Piece:
-    """Launch `count` kernels of a name by an operator, or within an optimizer's update."""
+    """Launch `count` kernels called `name` by `operator`, or within an optimizer's update."""
     launch_ns = int(launch_us * NS_PER_US)
     return Piece("kernels", _ns(ms / count), count, launch_ns, name=name, operator=operator, in_update=in_update)
 
@@ -110,7 +110,7 @@ def item() -> Piece:
 
 
 def memory(ms: float, *, count: int, released: bool = False) -> Piece:
-    """Allocate device memory by `count` calls of `ms`, or release it by calls that wait until the device is idle."""
+    """Allocate device memory by `count` calls of `ms`; `released`: each call also waits until the device is idle."""
     return Piece("memory", _ns(ms), count, released=released)
 
 
@@ -419,7 +419,7 @@ class _Rank:
         return round(ns * self.host_pace)
 
     def _take(self, kind: EventKind, role: Role, name: str, ns: int) -> None:
-        """Record a host event that launches nothing."""
+        """Record a host event of duration `ns` that launches nothing."""
         end = self.now + ns + self._on_host(self.job.recording_ns)
         self.rows.append(_Row(kind, role, name, self.now, end))
         self.now = end

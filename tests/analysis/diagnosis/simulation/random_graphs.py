@@ -206,7 +206,7 @@ class BruteForce:
 
 
 def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list[int]]]:
-    """Return the job's graph, as measured after some iterations, and the job's indices in the order of the graph."""
+    """Return the job's graph, as measured after `settled_turns` iterations, and (host, device) job indices in order."""
     brute = BruteForce(job)
     for _ in range(settled_turns):
         brute.turn()

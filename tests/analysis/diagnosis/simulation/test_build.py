@@ -132,10 +132,11 @@ def gaps(
 ) -> list[float]:
     """Return contention-free gaps of kernels (start, gap, launch time), while collectives run at the `busy` times."""
     device = device_of(
-        start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
+        start=[start for start, _, _ in ops],
+        gap=[gap for _, gap, _ in ops],
         launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
         track=[0] * len(ops) if track is None else track,
-    )  # fmt: skip
+    )  # Return contention-free gaps of kernels (start, gap, launch time), while collectives run in the `busy` spans.
     table = SimpleNamespace(
         start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
     )

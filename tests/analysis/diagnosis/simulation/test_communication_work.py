@@ -33,7 +33,7 @@ def timeline_of(
     shift: int = 0,
     is_cpu: bool = False,
 ) -> Any:
-    """Return the timeline of a process with these host events (thread, start, end, role), by row."""
+    """Return the timeline of a process with host events `rows`: (thread, start, end, role)."""
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
     ).T

@@ -33,8 +33,10 @@ def test_removing_contention_is_idempotent() -> None:
 
 
 def contention_free(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
-    """Return contention-free µs by (name, recorded time). A rank runs kernels (µs, name) during an all-reduce, and then
-    further kernels without it."""
+    """Return contention-free durations in µs by (name, recorded duration).
+
+    Each rank runs the kernels `beside` (µs, name) during an all-reduce, and then the kernels `alone`.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):

@@ -141,7 +141,7 @@ def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
 
 
 def part_of(*collectives: tuple[int, int]) -> Any:
-    """Make collectives with these start and end times in µs."""
+    """Make collectives with (start, end) times in µs."""
     start, end = np.array(collectives, np.float64).reshape(-1, 2).T * 1000
     return SimpleNamespace(start=start, end=end, launch=np.full(len(start), NONE, np.int64))
 
@@ -153,7 +153,7 @@ def pauses(
     marks: Sequence[int] = (),
     awaited: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[float, float, int]]:
-    """Return (start, end, collective) of each wait, in µs."""
+    """Return (start in µs, end in µs, index of the collective) of each wait."""
     start, end = np.array(operators, np.int64).T * 1000
     waits = _waits(
         start,
@@ -205,7 +205,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
 def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
-    """The first collective ended at the start of the pause, so the pause waits for the second."""
+    """The first collective ended when the pause began, so the pause waits for the second collective."""
     assert pauses(OPERATORS, [(50, 100), collective]) == found
 
 
