@@ -169,7 +169,7 @@ def waste_before_launching(at: float) -> object:
 
 @CASES.of("CLEARLY_MORE")
 def communication_of_calls_only(at: float) -> object:
-    """Score communication that saves 1 ms by its host calls alone, together with launch overhead."""
+    """Severity and scoring of findings."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
@@ -199,7 +199,7 @@ def unlike(at: float) -> object:
 
 @CASES.of("FEWEST_STEPS_LEFT")
 def few_left(at: int) -> object:
-    """Make the last analysed step an outlier; the unprofiled steps agree with the others."""
+    """Return whether an outlier after `at` analysed steps is left out; the unprofiled steps agree with the others."""
     job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
@@ -209,16 +209,16 @@ def few_left(at: int) -> object:
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
 def many_outliers(at: int) -> object:
-    """Make the last `at` of eight analysed steps outliers."""
+    """Return whether steps are left out if the last `at` of eight analysed steps are outliers."""
     job = Job(ranks=1, step=(kernels(10),), steps=10, once={9 - i: (silence(200),) for i in range(at)})
     return case_of(job.traces()).steps < 8
 
 
-# Profiler overhead.
+# Limits of profiler overhead.
 
 
 def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
-    """Return a graph with one step per rank, of host nodes that take these times in ns."""
+    """Return a graph with one step per rank, of host nodes that work for `busy` ns each."""
     each = np.asarray(busy, np.float64)
     nodes = len(each) // ranks
     none = np.zeros(len(each))
@@ -253,7 +253,7 @@ def kernel_only_recording(at: float) -> object:
 
 
 def highest_overhead_tried(*, lightly: bool) -> float:
-    """Return the highest overhead per event that the fit tries if the unprofiled step is half the simulated one."""
+    """Return the highest overhead per event that is tried if the unprofiled step is half of the simulated step."""
     tried: list[float] = []
     job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_merged=lightly)]))
 
@@ -295,7 +295,7 @@ def at_higher_cost(at: float) -> object:
     return Significance._saving_at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
 
 
-# Host time.
+# Limits of host time.
 
 
 def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
@@ -312,7 +312,7 @@ CASES.of("ELSEWHERE_NS")(lambda at: elsewhere(100_000) > at)
 
 @CASES.of("COMPUTES_NS")
 def computing(at: float) -> object:
-    """Run twenty operators that take `at` ns each, on a host with a device."""
+    """Return whether twenty operators of `at` ns each are found slow, on a host with a device."""
     job = Job(ranks=1, step=(kernels(1), *[python(at / NS_PER_MS)] * 20))
     return "slow operators" in {found.cause for found in diagnosis_of(job.traces())[0].values()}
 
@@ -381,7 +381,7 @@ CASES.of("HELD_UP_FACTOR")(lambda at: held_up(10_000, 10_000 * at))
 CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 
 
-# Device time.
+# Limits of device time.
 
 
 @CASES.of("QUEUED_NS")
@@ -398,7 +398,7 @@ def found_idle(at: float) -> object:
 
 @CASES.of("AT_ONCE_NS")
 def followed_at_once(at: float) -> object:
-    """Start an op of the second stream `at` ns after the end of the first stream's op."""
+    """Return the waits of ops, one of which starts `at` ns after the end of the other stream's op."""
     none = np.full(2, NONE, np.int64)
     start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
     histories = [streams.StreamHistory(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
@@ -412,7 +412,7 @@ def followed_at_once(at: float) -> object:
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
-    """Make a call that is recorded as waiting for an op but returns `at` ns before the op ends."""
+    """Return the end of the op that a call waits for by its record, if the call returns `at` ns before that end."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
     awaited = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
@@ -437,7 +437,7 @@ def ends_a_step(at: int) -> object:
     return schedule._step_ends(graph)[1]
 
 
-# Kernels beside collectives.
+# Limits for kernels beside collectives.
 
 
 def kernels_of(duration: list[float], beside: list[float]) -> Any:
@@ -468,7 +468,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """Let the share `at` of contended kernel time have matches; other kernels are assumed to have the same slowdown."""
+    """Return whether an unmatched kernel has no estimate if the share `at` of contended kernel time has matches."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -476,7 +476,10 @@ def known(at: float) -> object:
 
 @CASES.of("TRANSFERRING")
 def slowed_by_transfer(at: float) -> object:
-    """Let two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs."""
+    """Return whether contention exceeds `at` times 100 µs of a tenth of the SMs.
+
+    Two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs.
+    """
     traces = []
     for rank in range(2):
         builder = TraceBuilder(rank, world_size=2)
@@ -491,7 +494,7 @@ def slowed_by_transfer(at: float) -> object:
     return float(contention._kernels(graph, timeline).held.max()) > at * 0.1 * 100_000
 
 
-# Rules.
+# Limits in rules.
 
 
 @CASES.of("MOSTLY_UNSEEN")
@@ -539,7 +542,7 @@ def another_each_step(at: float) -> object:
     return proposal.edit.keywords
 
 
-# The machine.
+# Limits of the machine.
 
 
 def link(*rates: float, ceiling: float | None = None) -> list[tuple[str, ...]]:

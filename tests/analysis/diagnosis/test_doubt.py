@@ -17,7 +17,7 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: The mean of these steps is 8.3 ms above their median, with a half-width of 21.4 ms.
+#: The mean of these steps is 8.3 ms above their median; the half-width of the mean's interval is 21.4 ms.
 PAUSED = (90.0, 90.0, 90.0, 90.0, 90.0, 140.0)
 EVEN = (100.0,) * 6
 
@@ -59,7 +59,7 @@ def rank(
 
 
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
-    """Return the significance for devices with these recorded steps, in ms."""
+    """Return the significance of findings for devices whose recorded steps take `recorded` ms."""
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(
@@ -163,7 +163,7 @@ def test_smaller_finding_must_survive_higher_overhead() -> None:
 
 
 def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dict[str, Any]:
-    """Return the graph of processes whose host nodes take these ms and record these events, over all steps."""
+    """Return the graph of processes, each given as (ms, recorded events) of its host nodes over all steps."""
     process = np.repeat(np.arange(len(each)), [len(busy) for busy, _ in each])
     host = SimpleNamespace(
         process=process,

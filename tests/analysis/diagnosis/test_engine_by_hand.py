@@ -78,7 +78,7 @@ def sure(
     confidence: Any = "high",
     **evidence: Any,
 ) -> str:
-    """Return the confidence of a finding that saves `gain` ms, in a case with these warnings and step times."""
+    """Return the confidence of a finding that saves `gain` ms, in a case with warnings `codes` and these step times."""
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
@@ -199,7 +199,7 @@ def test_transfer_with_missing_ranks_counts_as_unseen() -> None:
 
 
 def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
-    """Make a case of two steps of rank 0 with these ms per bucket."""
+    """Make a case of two steps of rank 0 with `buckets` in ms."""
     return case(
         tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),
@@ -260,8 +260,7 @@ def test_likely_cause_of_a_cpu_process_mentions_no_gpu() -> None:
 
 
 def reducing(took_ms: float, device_name: str = "") -> Any:
-    """Make a device with an all-reduce of 100 MB that takes this many ms, and a small one whose group size is
-    unknown."""
+    """Make a device with an all-reduce of 100 MB in `took_ms`, and a small all-reduce whose group size is unknown."""
     end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
     table = SimpleNamespace(
         start=np.zeros(3),

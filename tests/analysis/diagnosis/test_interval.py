@@ -31,7 +31,7 @@ def spans(ms: Spans) -> Any:
 def track(
     *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
 ) -> Any:
-    """Make a track with these ops and collectives, and its attribution with this transfer time, as spans in ms."""
+    """Make a track with `ops` and `collectives`, and its attribution with `transfer`; all three are spans in ms."""
     return (
         SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
         SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),
@@ -161,7 +161,8 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # A simulated step of a faster host that is not shorter sets no lower bound. Unprofiled steps need no such bounds.
+    # If the simulated step of a faster host is not shorter, it sets no lower bound. With unprofiled steps these bounds
+    # are not needed.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 

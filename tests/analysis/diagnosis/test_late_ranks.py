@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 
 def excess_in(by_part: Mapping[str, Mapping[int, float]], steps: int = 2) -> Callable[[Any, str], Any]:
-    """Return the excess of each rank over its peers, in ms by component, the same in each step."""
+    """Fake `excess_of`: return each rank's excess from `by_part` (component → rank → ms), the same in each step."""
 
     def of(_: Any, part: str) -> Any:
         by_rank = {rank: 1e6 * ms for rank, ms in by_part.get(part, {0: 0.0, 1: 0.0}).items()}
@@ -51,7 +51,7 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause of lateness, given the savings (ms) of removing each component.
+    """Return the cause of lateness, given `alone`: component → savings (ms) of removing it.
 
     `others` are the savings of all components but the largest, and `throughout` the savings of a host that is slow in
     the whole step.
@@ -76,7 +76,7 @@ def cause(
         savings_ms=lambda many: [gained(scenario) for scenario in many],
         saving_ms=gained,
     )
-    found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it
+    found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # unused here
     assert by_part == {part: alone.get(part, 0.0) for part in COMPONENTS}
     return found
 
@@ -130,7 +130,7 @@ def test_host_with_additional_pauses_stalls(
     monkeypatch: Patch, called: str, gain: float, paused: float, found: str
 ) -> None:
     monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
-    cause, pauses = stall_by_own_pauses(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # looks at none of it
+    cause, pauses = stall_by_own_pauses(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # unused here
     assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
 
 
@@ -153,7 +153,7 @@ def finding_of(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """Return the finding about ranks that are late by these ms in the component that is the cause."""
+    """Return the finding about ranks that are late by `late` (rank → ms) in the component that is the cause."""
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
@@ -428,7 +428,7 @@ def test_simulation_is_fitted_to_unprofiled_steps(
 
 
 def simulated() -> WhatIf:
-    """Simulate two ranks: rank 1 is 300 µs late at the all-reduce, and a kernel is slower while the other waits."""
+    """Simulate two ranks: a kernel of rank 1 takes 300 µs, for which rank 0 waits in the all-reduce."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

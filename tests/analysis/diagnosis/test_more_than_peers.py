@@ -68,7 +68,7 @@ def test_pauses_at_many_locations_are_not_named() -> None:
 
 
 def calling(*calls: tuple[str, int, int]) -> TraceBuilder:
-    """Make steps of 20 ms in which a thread makes these calls (start and end in µs); its kernel runs at the end."""
+    """Make steps of 20 ms in which a thread makes `calls` (name, start, end in µs) and a kernel runs at the end."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(step * 20_000)

@@ -1,4 +1,4 @@
-"""Test that causes at one location of the step become one finding, and that others stay separate."""
+"""Test that causes at one location of the step become one finding, and that causes elsewhere stay separate."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
-    """Make ranks with these analysed steps in ms, and a further step before and after them."""
+    """Make ranks, given as the ms of their analysed steps; a further step is before and after these."""
     traces = []
     for rank, steps in enumerate(ranks):
         trace, at = TraceBuilder(rank, world_size=len(ranks)), 0
@@ -46,7 +46,7 @@ EIGHT = [10.0] * 8
 
 
 def unlike(**at: float) -> list[float]:
-    """Return eight steps of 10 ms, except that s1, s2, … take these ms."""
+    """Return the ms of eight steps: `at` for the steps s1, s2, … that it names, and 10 for all others."""
     return [at.get(f"s{number}", 10.0) for number in range(1, 9)]
 
 
@@ -65,7 +65,10 @@ def unlike(**at: float) -> list[float]:
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
         (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
-        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter of the steps are not outliers
+        (
+            unlike(s1=30, s4=30, s8=30),
+            range(1, 9),
+        ),  # more than a quarter of the steps are long, so these are no outliers
     ],
 )
 def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -> None:
@@ -117,7 +120,7 @@ def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
 
 
 def likely(share: float, *, world: int = 1) -> str:
-    """Return the findings for steps of 10 ms that include a copy of this many ms."""
+    """Return the title of the likely cause if a copy takes `share` percent of each step of 10 ms; "" without one."""
     trace = TraceBuilder(0, world_size=world)
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)

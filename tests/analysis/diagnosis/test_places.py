@@ -39,9 +39,10 @@ def test_range_around_a_stall_names_it() -> None:
 
 
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
-    """Make steps of two CPU processes with pauses of these µs, each after an operator of 2 ms.
+    """Make steps of two CPU processes with pauses of `own` and `shared` µs, each after an operator of 2 ms.
 
-    Only rank 0 has the `own` pauses."""
+    Only rank 0 has the `own` pauses.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):

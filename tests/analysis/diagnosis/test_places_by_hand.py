@@ -31,7 +31,7 @@ Call = tuple[str, int, int]
 
 
 def job(*ranks: Sequence[Call]) -> Case:
-    """Make CPU processes with these calls in each step of 20 ms."""
+    """Make CPU processes, given as their calls in each step of 20 ms."""
     traces = []
     for rank, calls in enumerate(ranks):
         trace = TraceBuilder(rank, world_size=len(ranks), origin_ns=10**18 + 10**6 * rank)

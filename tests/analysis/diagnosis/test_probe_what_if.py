@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def curve(strategy: str, *points: tuple[int, float]) -> tuple[Collective, ...]:
-    """Make all-reduces of 4 ranks with these measured (MB, µs)."""
+    """Return all-reduces of 4 ranks that were measured at `points` (MB, µs)."""
     return tuple(
         Collective(
             operation="all_reduce",
@@ -42,7 +42,7 @@ def probed(*collectives: Collective) -> Facts:
 
 
 def exposed(milliseconds: float, megabytes: float, facts: Facts) -> Case:
-    """Make 10 ms of compute, then an all-reduce that nothing hides, then the update."""
+    """Make a case of 10 ms of compute, an all-reduce of `milliseconds` that nothing hides, and an update."""
     job = Job(ranks=4, step=(kernels(10), all_reduce(milliseconds, megabytes=megabytes), update(1)))
     return replace(case_of(job.traces()), facts=facts)
 

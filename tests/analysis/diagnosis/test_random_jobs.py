@@ -47,7 +47,7 @@ def test_share_has_a_wilson_interval() -> None:
 
 
 def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), **buckets: float) -> Analysis:
-    """Return the analysis of one device with a step of 100 ms and these buckets; the rest is compute."""
+    """Return the analysis of one device with a step of 100 ms and `buckets` in ms; the rest is compute."""
     parts = dict.fromkeys(BUCKETS, 0.0) | buckets
     parts["compute"] = 100.0 - sum(buckets.values())
     return Analysis(

@@ -118,7 +118,7 @@ def test_interval_contains_the_unprofiled_step(
     assert interval[1] - interval[0] < 1.2 * unprofiled_ms, "the interval is wider than the step"
 
 
-#: Rows of the table in docs/accuracy.md.
+#: Recording → its row of the table in docs/accuracy.md.
 PUBLISHED = {
     "clean": "clean",
     "slow_loader_rank2": "late loader on rank 2",

@@ -1,6 +1,7 @@
 """Test the savings of host work where one operator replaces several.
 
-The true savings are those of the same job with fused operators. All kernels take 1 µs, so that the host sets the pace.
+The true savings are those of the same job with fused operators. All kernels take 1 µs, so that the host determines the
+step time.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def job_of(*layer: Piece, layers: int = 24, recording_ns: int = 0) -> Job:
 
 
 @pytest.mark.parametrize("recording_ns", [0, 1_000])
-def test_fused_attention_saves_all_operators_but_one_on_a_host_that_sets_the_pace(recording_ns: int) -> None:
+def test_fused_attention_saves_all_operators_but_one_if_the_host_is_slower(recording_ns: int) -> None:
     found = causes(job_of(*EAGER, recording_ns=recording_ns).traces())["eager-attention"]
     saved_ms = mean(job_of(*EAGER)) - mean(job_of(*FUSED))
     assert found.recoverable_ms_per_step == pytest.approx(saved_ms, rel=0.15)
@@ -62,7 +63,7 @@ def test_fused_attention_saves_all_operators_but_one_on_a_host_that_sets_the_pac
     assert found.evidence["savings_ms_high"] >= saved_ms * 0.85
 
 
-def test_operators_save_nothing_where_the_device_sets_the_pace() -> None:
+def test_operators_save_nothing_if_the_device_is_slower() -> None:
     """Kernels take 20 times as long as their launches, so that only their own time counts."""
     eager = (
         named(1, TF32, operator="aten::bmm", count=1),
@@ -117,7 +118,7 @@ def test_other_work_of_the_host_within_a_chain_stays() -> None:
 
 
 def test_causes_of_a_compiler_save_together_at_most_the_time_above_the_device() -> None:
-    """Fused attention alone makes the device set the pace, and so does the compiled chain alone."""
+    """With fused attention alone the step is limited by the device, and so it is with the compiled chain alone."""
     chain = (short(ADD, "aten::add"), short(NORM, "aten::native_layer_norm"), short(CAST, "aten::copy_"))
     device = named(0.3, TF32, operator="aten::addmm", count=1, launch_us=10)
     found = causes(Job(ranks=1, step=(device, *EAGER, LINEAR, *chain) * 24).traces())

@@ -38,7 +38,7 @@ class Toy:
 
 
 class Doubting:
-    """Doubt findings of these codes, and record how many edits were applied before each finding was checked."""
+    """Doubt findings by code, and record how many edits were applied before each finding was checked."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes
@@ -50,7 +50,7 @@ class Doubting:
 
 
 def summed(least: float = 0.0, **parts: float) -> Any:
-    """Return a job whose host runs these parts in sequence, while its device needs at least `least` ms."""
+    """Return a job whose host runs `parts` (name → ms) in sequence, while its device needs at least `least` ms."""
     return Toy(lambda gone: max(sum(ms for part, ms in parts.items() if part not in gone), least))
 
 
@@ -59,7 +59,7 @@ def without(*parts: str) -> Any:
 
 
 def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fields: Any) -> Proposal:
-    """Return a proposal that removes these parts (by default the part named like its code)."""
+    """Return a proposal that removes `parts` (by default the part named like its code)."""
     return Proposal(
         edit=without(*(parts or (code,))),
         describe=lambda gain, percent: Finding(

@@ -1,4 +1,4 @@
-"""Test what unprofiled steps show of hosts and input, with records of a few numbers."""
+"""Test what unprofiled steps reveal about hosts and input, with run records of a few numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def times(*step_ms: float) -> StepTimes:
 def run(
     *timed: UnprofiledSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
 ) -> RunRecord:
-    """Return a run record with a rank for each argument, which has the unprofiled steps of the rank."""
+    """Return a run record with a rank for each argument, which is the unprofiled steps of the rank."""
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -106,7 +106,7 @@ def test_loader_time_is_the_time_of_the_workers_per_batch(loader: LoaderPace | N
 
 
 def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunRecord:
-    """Return a run on CPUs with these input times per rank and step; rank r has steps of 10 + r ms."""
+    """Return a run on CPUs with input times (ms) per rank and step; rank r has steps of 10 + r ms."""
     pace = loaders or [None] * len(fetching)
     timed = (
         UnprofiledSteps(host_ms=(1.0,) * len(of), input_ms=of, loader=loader)
@@ -129,11 +129,11 @@ def test_input_above_most_ranks_is_bounded_by_the_pace_of_workers() -> None:
     waits = ((0, 0, 0, 0), (9, 9, 9, 9))
     assert input_ms_above_most(fetched(*waits, loaders=(made(10.75), made(10.9)))) == {0: 0.25, 1: 0.25}
     assert input_ms_above_most(fetched(*waits, loaders=(made(4), made(10.9)))) == {0: 7, 1: 7}
-    # Workers that need longer than the measured step give no bound, because too few of their batches were seen.
+    # Make two CPU processes with steps of 20 ms that are alternately longer and shorter by `scatter_us`.
     assert input_ms_above_most(fetched(*waits, loaders=(made(12), made(12)))) == {0: 0, 1: 0}
     # The workers of one rank are unknown.
     assert input_ms_above_most(fetched(*waits, loaders=(None, made(10.9)))) is None
-    # If both bounds apply, the lower one holds.
+    # If both bounds apply, the lower bound holds.
     both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
     assert input_ms_above_most(both) == {0: 0, 1: 1}
 
@@ -186,7 +186,7 @@ def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None
 
 
 def leads(*ahead: str) -> RunRecord:
-    """Return a run with a letter per step and host: `a` for a lead of 2.5 ms over the device, `b` for 2.4 ms."""
+    """Return a run with a letter per step and host: `a` for a host lead of 2.5 ms over the device, `b` for 2.4 ms."""
     return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if letter == "a" else 2.4 for letter in of)) for of in ahead))
 
 
@@ -223,7 +223,7 @@ def test_only_stragglers_are_waited_for_in_most_steps(
         (("aaa",), True),
     ],
 )
-def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
+def test_step_is_limited_by_devices_if_every_host_is_half_a_step_ahead_in_most_steps(
     ahead: tuple[str, ...], set_pace: bool
 ) -> None:
     of = run(
@@ -232,7 +232,7 @@ def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
     assert devices_set_pace(of) == set_pace
 
 
-def test_devices_set_no_pace_if_a_host_was_not_timed() -> None:
+def test_step_is_not_limited_by_devices_if_a_host_was_not_timed() -> None:
     timed = host(50.0, lead=(50.0,))
     assert [devices_set_pace(of) for of in (run(timed), run(timed, None), run(timed, host(50.0)), run(), None)] == [
         True, False, False, False, False

@@ -1,4 +1,4 @@
-"""Test the time of lines: of lines whose events are disabled, in traced steps, and on a trace."""
+"""Test the time of lines: lines without events, lines in traced steps, and lines placed on a trace."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
 
 
 def with_step_function() -> ProcessTimes:
-    """Return a loop in `main` (line 5). Each step is a call of `helper`, and ends within this call."""
+    """Return the times of a loop in `main` (line 5). Each step is a call of `helper`, and ends within this call."""
     rows: list[Row] = []
     for step in range(4):
         begin = step * 10 * MS

@@ -15,7 +15,7 @@ from tests.analysis.pipeline.random_pipelines import Pipeline, execute, true_cos
 NOTABLE = 0.05
 #: A fault must be found if it costs this share. Between `NOTABLE` and this share, chance may decide.
 REQUIRED = 0.07
-#: Two faults whose costs differ by less than this factor may come in any order.
+#: The order of two faults whose costs differ by less than this factor does not matter.
 CLEARLY_MORE = 1.3
 #: Allowed error of an amount: relative, or as a share of the step.
 AMOUNT, AMOUNT_OF_STEP = 0.15, 0.02

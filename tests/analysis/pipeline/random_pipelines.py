@@ -44,15 +44,20 @@ class Pipeline:
     Attributes:
         stages, data_ranks, microbatches, steps: sizes.
         schedule: one of `SCHEDULES`.
-        chunks: parts of the model per stage; above 1 only if the schedule is interleaved, and then the number of
-        microbatches is a multiple of the number of stages. forward_ms, backward_ms: computation of one microbatch on
-        one stage. transfer_ms, collective_ms: time of a send, and of the other communication. gap_ms: the host's time
-        between a computation and the next operation. noise: relative standard deviation of each computation.
-        slow_transfers: share of transfers that take ten times as long. clock_ms: largest error of a worker's clock.
-        early_receives: receives are posted one computation earlier. loss_is_synchronized: the last stages of all data
-        ranks wait for each other, which is not recorded. rank: slow worker (stage, data rank) and its factor; None if
-        there is none. stage: factor of the computation of each stage. sequence: relative standard deviation of the
-        lengths of microbatches. seed: seed of the random numbers.
+        chunks: parts of the model per stage. More than 1 needs an interleaved schedule, and a number of microbatches
+            that is a multiple of the number of stages.
+        forward_ms, backward_ms: time of one microbatch on one stage.
+        transfer_ms, collective_ms: time of a send, and of a collective.
+        gap_ms: host time between a computation and the next operation.
+        noise: relative standard deviation of each computation.
+        slow_transfers: share of transfers that take ten times as long.
+        clock_ms: largest error of a worker's clock.
+        early_receives: whether receives are posted one computation earlier.
+        loss_is_synchronized: whether the last stages of all data ranks wait for each other, without a record.
+        rank: (stage, data rank, factor) of a slow worker; None if there is none.
+        stage: factor of the computation of each stage.
+        sequence: relative standard deviation of the lengths of microbatches.
+        seed: seed of the random numbers.
     """
 
     stages: int
@@ -230,7 +235,7 @@ class _Column:
         self.sent: dict[tuple[str, int, int], float] = {}
 
     def run(self, begins: dict[int, float]) -> dict[tuple[int, int], float]:
-        """Return the end of each worker's last computation."""
+        """Run all workers from the times `begins` by stage; return (stage, data rank) → end of the last computation."""
         ends: list[list[float]] = [[begins[stage]] for stage in range(self.pipeline.stages)]
         at = [0] * self.pipeline.stages
         while any(at[stage] < len(self.programs[stage]) for stage in range(self.pipeline.stages)):

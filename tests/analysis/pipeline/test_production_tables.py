@@ -1,4 +1,4 @@
-"""Test the analysis of three production jobs against the published results of ByteDance-Seed/StragglerAnalysis."""
+"""Test the analysis of three production jobs against the results that ByteDance-Seed/StragglerAnalysis publishes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_strong_scaling_compares_steps_with_the_same_samples() -> None:
     assert point.efficiency == pytest.approx(0.8)
 
 
-def test_waterfall_of_the_worked_example() -> None:
+def test_waterfall_attributes_lost_efficiency_to_parts() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
     lost = {loss.name: loss.percent for loss in fall.losses}

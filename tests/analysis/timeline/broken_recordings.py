@@ -23,7 +23,7 @@ def named(directory: Path, rank: int) -> Path:
 
 
 def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
-    """Replace the traces of these ranks by traces of a different run."""
+    """Replace the traces of `ranks` by traces of the run `second`."""
     for source in sorted(first.glob("rank*")):
         of = second if any(source == named(first, rank) for rank in ranks) else first
         (target / source.name).write_bytes((of / source.name).read_bytes())
@@ -49,7 +49,7 @@ def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, s
 
 
 def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], ranks: Sequence[int]) -> Path:
-    """Remove events of these ranks, selected by category and text."""
+    """Remove events of `ranks`, selected by category and text."""
     for path in sorted(source.glob("rank*")):
         if all(path != named(source, rank) for rank in ranks):
             (target / path.name).write_bytes(path.read_bytes())
@@ -68,13 +68,13 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
 
 
 def without_device_work(source: Path, target: Path, ranks: Sequence[int], *, calls: bool = True) -> Path:
-    """Remove device work on these ranks, as if CUPTI had failed; without `calls` remove runtime calls too."""
+    """Remove device work of `ranks`, as if CUPTI had failed; without `calls` remove runtime calls too."""
     gone = {*DEVICE_WORK, "gpu_user_annotation", *(() if calls else ("cuda_runtime", "cuda_driver"))}
     return with_events(source, target, lambda category, _: category not in gone, ranks)
 
 
 def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> Path:
-    """Remove this share of all device ops at random."""
+    """Remove a share of all device ops at random."""
     draw = np.random.default_rng(seed)
     return with_events(
         source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)

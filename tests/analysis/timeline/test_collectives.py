@@ -22,8 +22,7 @@ TRANSFER = BUCKETS.index("communication_transfer")
 def job(
     arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
 ) -> list[TraceBuilder]:
-    """Make ranks with an all-reduce per step, which each rank enters at a different time (µs) and all leave at 20
-    000."""
+    """Make ranks with an all-reduce per step, which rank i enters at `arrivals[i]` µs and all leave at 20 000 µs."""
     noise = np.random.default_rng(5)
     lengths = noise.integers(0, 900, steps)
     builders = []
@@ -169,7 +168,7 @@ def test_send_and_receive_do_not_match() -> None:
         assert cut.unsplit_ns.tolist() == cut.buckets_ns[:, TRANSFER].tolist()
 
 
-def test_captures_that_end_early_or_lose_collectives_are_matched() -> None:
+def test_traces_that_end_early_or_lose_collectives_are_matched() -> None:
     builders = [job([4_000, 12_000], steps=9)[rank] for rank in range(2)]
     whole, cut = (builder.build() for builder in builders)
     lost = cut.collectives[4]
@@ -181,7 +180,7 @@ def test_captures_that_end_early_or_lose_collectives_are_matched() -> None:
 
 
 def test_clocks_of_unknown_origin_are_aligned() -> None:
-    """The files lack baseTimeNanoseconds, so each clock has an arbitrary start."""
+    """The files lack baseTimeNanoseconds, so each clock has an arbitrary zero."""
     builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
     traces = [replace(builder.build(), origin_ns=0) for builder in builders]
     timeline = build_timeline(traces)

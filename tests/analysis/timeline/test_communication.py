@@ -107,7 +107,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
-    """An update on the device is not communication, because a job without communication has this update too."""
+    """An update on the device is not communication, because a job without communication has the same update."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
     built = timeline(
         tmp_path,
@@ -205,7 +205,7 @@ def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name
 
 
 def test_gradient_accumulated_by_ddp_alone_is_no_communication_hook(tmp_path: Path) -> None:
-    """All operators that autograd runs for this gradient are within DDP's ranges, so the user has no hook."""
+    """DDP's ranges contain all operators that autograd runs for this gradient, so the user has no hook."""
     trace = read_one(
         tmp_path,
         document(

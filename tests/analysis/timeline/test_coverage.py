@@ -32,7 +32,7 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 
 def partial(trace: TraceBuilder) -> list[str]:
-    """Return the warnings about partial coverage."""
+    """Return the messages of warnings about partial coverage."""
     return [
         warning.message for warning in build_timeline([trace.build()]).validity if warning.code == "partial-coverage"
     ]
@@ -74,7 +74,7 @@ def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
     assert covered_share(track) == pytest.approx(200 / 202, abs=0.006)
 
 
-def test_remedy_depends_on_marks() -> None:
+def test_advice_for_partial_coverage_depends_on_marks() -> None:
     assert partial(recording(60))[0].endswith("Record more steps and nothing else.")
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, 500, launch=-1)
     for at in (600, 700, 800, 900):

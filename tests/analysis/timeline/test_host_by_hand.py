@@ -174,7 +174,7 @@ def test_training_thread_operators_replace_device_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """Return the ranks assigned to traces with these ranks, and the notes about them."""
+    """Return the ranks that traces with `ranks` (None: unknown) get, and the notes about them."""
     traces = [
         replace(TraceBuilder(rank).steps(4, 100, lambda trace: trace.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)

@@ -50,7 +50,7 @@ def track(
     sizes: Sequence[int | None] = (),
     trace: int | None = None,
 ) -> TrackCalls:
-    """Make a track with these collectives, given as (start, end) in µs."""
+    """Make a track with the collectives `calls`, given as (start, end) in µs."""
     start, end = (np.array(calls, np.float64).reshape(-1, 2).T * 1000).astype(np.int64)
     return TrackCalls(
         rank=rank,
@@ -122,7 +122,7 @@ def test_collectives_of_different_sizes_do_not_match() -> None:
 
 
 def test_all_to_alls_match_whatever_each_rank_sends() -> None:
-    """One expert receives more tokens, so that each rank has sizes of its own."""
+    """One expert receives more tokens, so that ranks send different sizes."""
     tracks = [
         track(rank, entering(100 * (rank + 1)), "all_to_all", sizes=[4, 8, 4, 8, 8, 4] if rank else [8] * 6)
         for rank in range(2)
@@ -131,8 +131,8 @@ def test_all_to_alls_match_whatever_each_rank_sends() -> None:
     assert [{rank for rank, _ in arrivals(matching, index)} for index in range(2)] == [{0}, {0}]
 
 
-def test_kernel_launched_before_the_capture_belongs_to_its_streams_group() -> None:
-    """A communicator has streams of its own. The other ranks' ends would suggest the smaller group."""
+def test_kernel_launched_before_the_trace_belongs_to_its_streams_group() -> None:
+    """Each communicator uses separate streams. The other ranks' ends would suggest the smaller group."""
     groups = {"all": ProcessGroup((0, 1, 2)), "pair": ProcessGroup((0, 1))}
     traces, calls = [], []
     for rank in range(3):
@@ -179,7 +179,10 @@ def test_groups_of_one_rank_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves each all-reduce at 500 µs. The other rank arrives up to 100 µs later, as clocks agree, or 101."""
+    """The root leaves each all-reduce at 500 µs.
+
+    The other rank arrives up to 100 µs later, which is the tolerance of clocks, or 101 µs later.
+    """
     for late, expected in ((0, [1, 1]), (100, [1, 1]), (101, [0, 1])):
         tracks = []
         for rank in range(2):

@@ -62,7 +62,7 @@ def test_every_message_of_a_pipeline_is_matched_with_its_sender(schedule: Any) -
 
 
 @given(late=st.integers(0, 20), early_end=st.integers(0, 20))
-def test_captures_that_begin_at_different_messages_are_matched(late: int, early_end: int) -> None:
+def test_traces_that_begin_at_different_messages_are_matched(late: int, early_end: int) -> None:
     """Message i is sent at 10 i and received at 10 i + 1 ms."""
     sends = [("send", 1, 10.0 * number, 10.0 * number + 0.5) for number in range(60 - early_end)]
     receives = [("recv", 0, 10.0 * number - 3, 10.0 * number + 1) for number in range(late, 60)]
@@ -72,7 +72,7 @@ def test_captures_that_begin_at_different_messages_are_matched(late: int, early_
 
 
 def test_messages_in_both_directions_bound_the_offset_of_clocks() -> None:
-    """Clock b is 100 ms ahead; a message needs at least 1 ms."""
+    """Clock b is 100 ms ahead; a message takes at least 1 ms."""
     to_b = [(10.0 * number, 10.0 * number + 1 + number % 2) for number in range(10)]
     to_a = [(10.0 * number + 5, 10.0 * number + 6) for number in range(10)]
     a = [("send", 1, begun, ended) for begun, ended in to_b] + [("recv", 1, begun, ended) for begun, ended in to_a]

@@ -48,7 +48,7 @@ def test_work_belongs_to_the_step_that_launched_it() -> None:
     assert track.ops.step.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
+def test_work_launched_before_the_trace_belongs_to_no_step() -> None:
     trace = TraceBuilder().compute(0, 40, launch=None).steps(4, 100, lambda s: s.compute(50, 90), first=0)
     track = track_of(trace)
     assert track.ops.step.tolist()[0] == -1
@@ -64,14 +64,14 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
         (4, [(1, 110, 210), (2, 210, 310)]),
     ],
 )
-def test_windows_of_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
+def test_up_to_four_steps_have_these_windows_and_a_warning(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90).operator(0, 20)).build()])
     assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
 
 
 def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
-    """Return marked steps of 100 µs with this many ops of 20 µs each; the host runs ahead of the device."""
+    """Return marked steps of 100 µs, step i with `ops[i]` ops of 20 µs each; the host runs ahead of the device."""
     trace = TraceBuilder()
     if before:
         trace.compute(-20, 20, launch=None)
@@ -132,7 +132,7 @@ def test_both_steps_of_a_published_recording_of_two_are_used() -> None:
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
-    """Add this many layers of two kernels of 10 µs each."""
+    """Add `count` layers of two kernels of 10 µs each."""
     for layer in range(count):
         begin = 20 * layer
         trace.compute(begin, begin + 9, "gemm", launch=begin).compute(begin + 10, begin + 19, "norm", launch=begin + 10)
@@ -263,7 +263,7 @@ def test_pattern_of_kernels_alone_is_found() -> None:
     assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
-def test_capture_without_steps_is_one_window() -> None:
+def test_trace_without_steps_is_one_window() -> None:
     timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
     (track,) = timeline.tracks
     assert track.steps.source == "none"

@@ -35,7 +35,7 @@ STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
 
 def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = HOST) -> Streams:
-    """Make steps with this `period` whose host runs ahead by `ahead`."""
+    """Return the events of steps of `period` µs whose host runs ahead by `ahead` µs."""
     streams = Streams(ahead_us=ahead)
     for number in range(STEPS):
         streams.step(number, number * period, (number + 1) * period)
@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """Return, by an op's name, the names of the ops that this op waits for."""
+    """Return op name → names of the ops that this op waits for."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):
@@ -65,7 +65,7 @@ def waits(what_if: WhatIf) -> dict[str, set[str]]:
 
 
 def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
-    """Return the step in µs if the host takes no time and kernels of these names take these µs."""
+    """Return the step time in µs if the host takes no time and kernels take `lengths` (name → µs)."""
     measured = what_if.model.recorded
     duration = measured.duration.copy()
     for op in range(len(duration)):
@@ -130,7 +130,7 @@ def test_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
         streams.wait(7, streams.record(20))
 
     content = recorded(step, 200)
-    # The stream in which the event was recorded does not matter.
+    # The stream in which the event was recorded makes no difference.
     assert waits(simulation(read_one(tmp_path, content.document()))) == {"b1": {"a1", "c1"}, "a1": {"b1"}}
 
 
@@ -206,7 +206,7 @@ def test_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
     assert blocked_on(streams.document(facts=False)) != {"a1"}
 
 
-#: Commands of a step: (kind, stream, stream whose event a wait is for, length in µs).
+#: Commands of a step: (kind, stream, stream that a wait is for, length in µs).
 COMMANDS = st.lists(
     st.tuples(st.sampled_from(["launch", "wait"]), st.sampled_from([7, 20, 26]), st.sampled_from([7, 20, 26]), LENGTHS),
     min_size=1,
@@ -238,7 +238,7 @@ def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
 
 
 def pace(streams: Streams) -> float:
-    """Return the time between the last two steps."""
+    """Return the time in µs between the last two steps."""
     ends = [event["ts"] + event["dur"] for event in streams.events if event["name"] == "last"]
     return float(ends[-1] - ends[-2])
 

@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return the kinds of calls with these durations, far apart. Only calls with upper-case names block."""
+    """Return the kinds of blocking of calls that take `took` µs and are far apart. Upper-case names block."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -133,7 +133,7 @@ def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
-    """Return a stream's ops with these (launch, end) times."""
+    """Return a stream's ops, given as (launch, end) in µs."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
     return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
 
@@ -141,7 +141,7 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 def target_of(
     kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, awaited: Any = None
 ) -> tuple[int, float | None]:
-    """Return (op, end) of the op that a call waited for."""
+    """Return (index, end in µs) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
         [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # only histories are read

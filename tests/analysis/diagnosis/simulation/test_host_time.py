@@ -105,7 +105,7 @@ def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
 
 
 def often(length: int, times: int, *within: Call) -> list[Call]:
-    """Make calls per step, as many as `times` and each `length` µs long, with the same nested calls."""
+    """Make `times` calls per step of `length` µs each, every one with the nested calls `within`."""
     begins = range(1000, 1000 + 1000 * times, 1000)
     return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
 

@@ -1,4 +1,4 @@
-"""Test which kernels match, and estimates for unmatched ones."""
+"""Test which kernels match, and the estimates for unmatched kernels."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 def layers(
     free: Sequence[float], contended: Sequence[float], *, free_positions: int = 2, contended_positions: int = 1
 ) -> float:
-    """Return one key's contention-free duration, for kernels without and with contention.
+    """Return the contention-free duration of kernels of one key, from durations without and with contention.
 
-    `free_positions` and `contended_positions` are the numbers of positions that these kernels have in the step.
+    `free_positions` and `contended_positions` are the numbers of positions in the step of kernels without and with
+    contention.
     """
     time = np.array([*free, *contended], np.float64)
     position = np.array(
@@ -104,7 +105,7 @@ def test_repeated_layers_match_if_durations_are_similar(
 
 
 def kernels(**columns: Sequence[float]) -> _Kernels:
-    """Return kernels with these columns; the other columns are 0."""
+    """Return kernels with `columns`; all other columns are 0."""
     count = len(next(iter(columns.values())))
     whole: dict[str, Any] = {
         name: np.array(columns.get(name, [0] * count), np.int64) for name in ("op", "track", "name")

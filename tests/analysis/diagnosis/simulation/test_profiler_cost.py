@@ -41,7 +41,7 @@ CALLS = 128
     [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
 )
 def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
-    """Calls take 20, 10 and 100 ns per event, in an order that differs from their size."""
+    """Nodes with `events` events take 10, 20 and 100 ns per event; the graph has these nodes in another order."""
     takes = [20, 100, 10]
     number = [events[1], events[2], events[0]]
     busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
@@ -108,7 +108,7 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
 
 
 def pace_of(*ranks: Sequence[float], steps: int = 1, **columns: Sequence[float]) -> HostPace:
-    """Return the pace of ranks whose calls take these times, with `CALLS` calls in each step."""
+    """Return the host pace of `ranks`, given as the times of their calls; each step has `CALLS` calls."""
     host = host_of(
         busy=np.concatenate([np.array(of, float) for of in ranks]).tolist(),
         process=np.repeat(np.arange(len(ranks)), [len(of) for of in ranks]).tolist(),
@@ -180,8 +180,7 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms. The step shortens by 4 µs per ns of assumed profiler overhead, but not below the
-    device step."""
+    """Fake a host step of 30 ms, which shortens by 4 µs per ns of assumed overhead, but not below the device step."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -200,9 +199,9 @@ class FakeWhatIf:
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
-    """Return the fitted overhead per event, in ns.
+    """Return the fitted overhead per event in ns if the unprofiled step takes `step_ms`.
 
-    An overhead of 1 ns per event is 4 µs of the step. The step is fitted to a relative error of a thousandth.
+    An overhead of 1 ns per event lengthens the step by 4 µs. The fit has a tolerance of a thousandth of the step.
     """
     return fit_step_time(simulation, step_ms).per_event_ns
 
@@ -292,7 +291,7 @@ def test_host_work_is_limited_throughout_the_step() -> None:
 
 
 @pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
-def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, taken: bool) -> None:
+def test_each_host_is_limited_unless_the_step_becomes_too_short(corrected: float, *, taken: bool) -> None:
     """The limit is not applied if it shortens the step of 100 ms by more than 3 %."""
     asked: dict[int, float] = {}
 

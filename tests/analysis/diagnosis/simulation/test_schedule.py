@@ -1,4 +1,4 @@
-"""Test how a graph of a few nodes is cut into runs, and their order."""
+"""Test how the graph of a few nodes is cut into runs, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def graph(
     peers: dict[int, Sequence[int]] | None = None,
     **device: Sequence[float],
 ) -> Graph:
-    """Return a graph whose streams have these numbers of ops, by default with one host node."""
+    """Return a graph with `streams[i]` ops on stream i, by default with one host node."""
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})

@@ -33,7 +33,7 @@ def step_ns(system: System, scenario: Scenario) -> float:
 
 @st.composite
 def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
-    """Draw costs that are all at most the given costs."""
+    """Draw a scenario in which no cost exceeds its value in `costs`."""
 
     def part(column: NDArray[np.float64]) -> NDArray[np.float64]:
         factors = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(column), max_size=len(column)))
@@ -124,8 +124,8 @@ def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None
     assert (ended == 1).all()
 
 
-def test_host_that_runs_far_ahead_sets_the_pace() -> None:
-    """The host is ten steps ahead when the device's work is halved, so many iterations run at the device's pace."""
+def test_host_far_ahead_of_a_faster_device_determines_the_steady_state() -> None:
+    """The host is several steps ahead when the device's work is halved, so many iterations take the device's time."""
     job = Job()
     job.nodes = [Node(0, 90)]
     job.ops = [Op(0, 0, launch=0, latency=1, gap=0, duration=100)]
@@ -137,7 +137,7 @@ def test_host_that_runs_far_ahead_sets_the_pace() -> None:
 
 
 def steps_of(*busy: float) -> System:
-    """Make a host that works this long in each of its steps."""
+    """Return the simulation of a host that works `busy[i]` ns in step i."""
     host = host_of(busy=busy, time=np.cumsum(busy).tolist(), step=range(len(busy)))
     graph = msgspec.structs.replace(few_nodes_graph_of(host, steps=len(busy)), length_ns=float(sum(busy)))
     return System(graph)

@@ -70,7 +70,7 @@ class DaskCluster(AbstractContextManager["DaskCluster"]):
                 process.wait()
 
     def wait(self, kind: str, wanted: str) -> None:
-        """Wait until there are so many `workers`, or until the worker of this name has `work`."""
+        """Wait for `wanted` workers (if `kind` is `workers`), or until the worker `wanted` has work (`work`)."""
         words = [str(PYTHON), "-c", _WAIT, self.address, kind, wanted]
         done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
         assert done.returncode == 0, done.stderr + self.logs()
