@@ -27,7 +27,7 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(**fields: Any) -> RunRecord:
-    """Return the record of a run of four ranks on one host, with these fields changed."""
+    """Return the record of a run of four ranks on one host, with `fields` changed."""
     ranks = tuple(
         RankRecord(rank=i, local_rank=i, host="a", pid=1, device=f"cuda:{i}", device_name="NVIDIA H200")
         for i in range(4)

@@ -88,7 +88,7 @@ def network() -> Iterator[Network]:
 
 
 def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> None:
-    """Run one process on each of two nodes with separate host names, by torchrun or like scripts under Slurm."""
+    """Run one process on each of two nodes with separate host names, by torchrun or like a script under Slurm."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -166,7 +166,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
 
-    # A node that sends only its digests.
+    # One node sends only its digests.
     traced = analysis_without_paths(first)
     assert command("digest", str(second)).returncode == 0
     shutil.rmtree(second / "traces")
@@ -176,7 +176,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert command("gather", str(first), str(second)).returncode == 0
     assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
     assert analysis_without_paths(first) == traced
-    # A node that has both.
+    # One node has traces and digests.
     shutil.copytree(first / "traces", second / "traces")
     shutil.rmtree(first / "digests")
     write_json(first / "run.json", alone)
@@ -184,7 +184,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
     assert not list((first / "traces").glob("rank1*"))
     assert analysis_without_paths(first) == traced
-    # All ranks from digests, with the run's record.
+    # All ranks come from digests, with the run's record.
     assert command("digest", str(first)).returncode == 0
     shutil.rmtree(first / "traces")
     assert analysis_without_paths(first) == traced

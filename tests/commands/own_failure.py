@@ -1,4 +1,4 @@
-"""Provide a user-defined function that fails. The module imports no framework, so its processes start fast."""
+"""Provide a user-defined function that fails. The module imports no framework, so processes that load it start fast."""
 
 from __future__ import annotations
 

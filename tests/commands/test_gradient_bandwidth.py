@@ -62,7 +62,7 @@ def test_chosen_sizes_span_all_buckets() -> None:
     assert (few[0], few[-1], len(few)) == (1, 100, 8)
 
 
-def test_gradient_bandwidth_table_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_table_has_bucket_times_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     render_gradient_bandwidth(_buckets(), report_console(width=90))
     shown = capsys.readouterr().out
     assert "4 buckets, 71 MB per step" in shown

@@ -141,7 +141,7 @@ def test_messages_of_default_run_are_on_standard_error(default_run: Run) -> None
     assert run_dir.name in lines[-1]
 
 
-def test_record_of_default_run(default_run: Run) -> None:
+def test_default_run_record_has_model_options_and_steps(default_run: Run) -> None:
     _, run_dir = default_run
     assert run_dir.name.endswith("-resnet20-cifar-gloo")
     run = run_json(run_dir)

@@ -151,7 +151,7 @@ class TestSeveralGpus:
             == {collective.verified for collective in facts.collectives}
             == {True}
         )
-        # If NCCL had enabled peer access, the paths without peer access would be as fast as those with it.
+        # If NCCL had enabled peer access, the paths without peer access would be as fast as the paths with peer access.
         links = {(link.a, link.b) for link in facts.links if link.lanes}
         direct = {
             (rate.src, rate.dst): rate.gb_per_s for rate in facts.bandwidth if rate.path == "peer" and rate.peer_access

@@ -1,4 +1,4 @@
-"""Test predictions on recorded machines: laws for any model, and limits of these machines."""
+"""Test predictions on recorded machines: laws for any model, and limits of the machines."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """On a DGX-1 every GPU has direct links to four of the other seven. On a DGX-1 NCCL uses rings of neighbours."""
+    """On a DGX-1 every GPU has direct links to four of the other seven, and NCCL uses rings of neighbours."""
     for devices in (4, 8):
         predictions = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in predictions["nccl"].reason

@@ -48,7 +48,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"report-{case}-{width}.txt", drawn(CASES[case](), width))
 
 

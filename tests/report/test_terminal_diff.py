@@ -51,7 +51,7 @@ def test_documented_examples_are_correct() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"diff-{case}-{width}.txt", drawn(CASES[case](), width))
 
 

@@ -48,7 +48,7 @@ def a_pass(direction: Pass, microbatch: int, start_ms: float, end_ms: float, sta
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     output = drawn(CASES[case](), width)
     assert max(map(cell_len, output.splitlines())) <= width
     golden(f"parallel-{case}-{width}.txt", output)
