@@ -262,7 +262,7 @@ def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> 
 
 
 def with_source_lines() -> tuple[Analysis, StepView]:
-    """Return a run whose rank 2 runs two lines; the longer of two times of the second is 44 to 46 ms."""
+    """Return a run whose rank 2 runs two lines; the second line has two times, of which the longer is 44 to 46 ms."""
     analysis, step = late_rank()
     rows = [
         SourceLine(rank=2, file="train.py", line=9, function="main", source=f"    report({HOSTILE})", ms_per_step=5,

@@ -95,7 +95,7 @@ def test_collectives_are_recognized_by_operation_name(word: str, operation: str 
         ("?", None),
     ],
 )
-def test_element_sizes_by_type(dtype: str, size: int | None) -> None:
+def test_bytes_per_element_are_known_by_type(dtype: str, size: int | None) -> None:
     assert element_bytes(dtype) == size
 
 
@@ -289,7 +289,7 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
 )
-def test_share_of_sms_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
+def test_share_of_sms_is_read_from_blocks_per_sm(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
     # The host's operator may have further arguments that the kernel lacks.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))

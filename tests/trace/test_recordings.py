@@ -1,4 +1,4 @@
-"""Test that directories of different jobs are told from directories of one job's nodes."""
+"""Test that directories of different jobs are distinguished from directories of one job's nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(*paths: Path | str) -> list[Recording]:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[str]:
-    """Return the directories of two jobs' nodes: two ranks each, the first job's nodes first."""
+    """Return the directories of the nodes of two jobs with two ranks each, the first job's nodes first."""
     directories = []
     for job in ("tiny", "slow_loader_rank2"):
         for node in (0, 1):

@@ -1,4 +1,4 @@
-"""Test merging operators into steps that differ in some calls: operators still enclose their launches."""
+"""Test merging operators into steps that differ in some calls: the operators must still enclose their launches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls. Names that begin with `cuda` are runtime calls, others are launched kernels."""
+        """Add a step with `calls`.
+
+        Names that begin with `cuda` are runtime calls, all other names are launched kernels.
+        """
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -118,7 +121,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Return the count for these kernels if each launch is inside an operator of the kernel's name."""
+    """Return the count of `around` for `kernels` if each launch is inside an operator of the kernel's name."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 

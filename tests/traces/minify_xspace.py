@@ -84,7 +84,7 @@ def _end_of_steps(space: Any, steps: int | None) -> int:
 
 
 def _launched_after(space: Any, last_ps: int) -> set[int]:
-    """Return the correlation ids of launches after this time."""
+    """Return the correlation ids of launches after `last_ps`."""
     late: set[int] = set()
     for plane in space.planes:
         if plane.name.startswith("/device:"):
@@ -98,7 +98,7 @@ def _launched_after(space: Any, last_ps: int) -> set[int]:
 
 
 def _without(space: Any, gpus: int | None) -> set[int]:
-    """Remove the planes of all GPUs but the first ones. Return the correlation ids of the removed work."""
+    """Remove the planes of all GPUs but the first `gpus`. Return the correlation ids of the removed work."""
     others = [
         plane
         for plane in space.planes
@@ -114,7 +114,7 @@ def _without(space: Any, gpus: int | None) -> set[int]:
 
 
 def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
-    """Return the correlation ids of kernels shorter than this; copies and communication are kept."""
+    """Return the correlation ids of kernels shorter than `shortest_ps`, except copies and communication."""
     short: set[int] = set()
     for plane in space.planes:
         if not plane.name.startswith("/device:"):
@@ -140,7 +140,7 @@ def _without_python(plane: Any) -> None:
 
 
 def _keep_operations_only(plane: Any) -> None:
-    """Remove all events but the operations of XLA modules, and all lines without them, from lines that call nothing."""
+    """Keep only the operations of XLA modules in lines that call nothing, and remove such lines without operations."""
     names = _stat_names(plane)
     for line in plane.lines:
         if any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in line.events):
@@ -182,7 +182,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
 
 
 def _forget_unused(plane: Any) -> None:
-    """Remove unused names, and number the others from 1, the most used first."""
+    """Remove unused names, and number the remaining names from 1, the most used first."""
     events = [event for line in plane.lines for event in line.events]
     used = [ident for ident, _ in Counter(event.metadata_id for event in events).most_common()]
     number = {ident: place for place, ident in enumerate(used, start=1)}

@@ -3,7 +3,7 @@
     python -m tests.traces.pack pack DIRECTORY_OR_TRACE TARGET.npz
     python -m tests.traces.pack unpack SOURCE.npz DIRECTORY
 
-Everything that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
+All content that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
 recording. Phases other than X (arrows, instants, names of processes) are removed, as are arguments and headers that no
 reader reads.
 

@@ -65,10 +65,7 @@ def unlike(**at: float) -> list[float]:
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
         (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
-        (
-            unlike(s1=30, s4=30, s8=30),
-            range(1, 9),
-        ),  # more than a quarter of the steps are long, so these are no outliers
+        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # steps are no outliers if they are more than a quarter
     ],
 )
 def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -> None:

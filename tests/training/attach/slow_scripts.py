@@ -26,7 +26,7 @@ logger = logging.getLogger("train")
 
 
 class Samples(Dataset[torch.Tensor]):
-    """A dataset whose batches take FAULT_S to make."""
+    """A dataset of batches, each of which takes FAULT_S seconds to make."""
 
     def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds
@@ -62,7 +62,7 @@ def network() -> nn.Sequential:
 
 
 def train(kind: str, seconds: float) -> None:
-    """Train one rank for some seconds with the fault of this kind."""
+    """Train one rank for `seconds` with the fault `kind`."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     dist.init_process_group("nccl" if ON_GPU else "gloo")
     device = torch.device("cuda", local) if ON_GPU else torch.device("cpu")
@@ -112,7 +112,7 @@ def write_log(step: int) -> None:
 
 
 def all_done(mine: bool, device: torch.device) -> bool:
-    """Return True if any rank must end, so that all ranks end at the same step."""
+    """Return True if any rank must end (`mine`), so that all ranks end at the same step."""
     flag = torch.tensor(float(mine), device=device)
     dist.all_reduce(flag)
     return bool(flag.item())

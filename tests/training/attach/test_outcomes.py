@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as place:
     ],
 )  # fmt: skip
 def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
-    got, run, _, err = attach(*words, separate=code == 2)  # for a missing file, the interpreter itself sets this code
+    got, run, _, err = attach(*words, separate=code == 2)  # for a missing file, the interpreter itself exits with 2
     assert (got, run.status, run.ranks) == (code, "failed", ())
     assert run.error is not None
     assert run.error.startswith(said) or run.error.endswith(said), err
@@ -76,7 +76,7 @@ def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int,
 
 @ALONE
 def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> None:
-    """The steps are so short that convergence takes a hundred of them."""
+    """The steps are so short that convergence takes a hundred steps."""
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
@@ -202,7 +202,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Profiled(ForkedProgram):
-    """gpudiag with a script, both as forks of a process that has imported PyTorch, from when the script trains on."""
+    """A run of gpudiag with a script, both in forks; construction waits until the script trains."""
 
     def __init__(self, tmp_path: Path, *words: str, kind: str, **values: str) -> None:
         self._out, self._err = tmp_path / "out", tmp_path / "err"
@@ -212,7 +212,7 @@ class Profiled(ForkedProgram):
         self.until(self._out, "here\n")
 
     def until(self, path: Path, text: str) -> None:
-        """Wait until the program has printed a text."""
+        """Wait until the file `path`, to which the program prints, contains a text."""
         until_s = time.monotonic() + SECONDS
         while text not in path.read_text():
             assert self.poll() is None, self._err.read_text()
@@ -267,7 +267,7 @@ def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     assert process.returncode == 9
 
 
-#: Count the interrupts received within a second of the first.
+#: This program counts the interrupts received within a second of the first.
 COUNTS_INTERRUPTS = """
 import signal, sys, time
 came = []

@@ -40,7 +40,7 @@ class Stream(IterableDataset[int]):
 
 
 def pace(loader: DataLoader[int], *, used: int = 0) -> LoaderPace | None:
-    """Return the pace of the batches after the first few."""
+    """Return the workers' pace, without the first few batches."""
     watch_workers()
     times = WorkerTimes()
     batches = iter(loader)

@@ -49,7 +49,7 @@ def children() -> set[int]:
 
 @pytest.fixture
 def forks() -> Iterator[None]:
-    """Run servers as forks of a process that has imported PyTorch."""
+    """Run batch servers as forks of a process that has imported PyTorch."""
     with forked_programs_of(batch_client):
         yield
 

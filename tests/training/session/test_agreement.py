@@ -1,4 +1,4 @@
-"""Test agreement of ranks through a real store; each rank is a thread here."""
+"""Test agreement of ranks through a real store; here each rank is a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def position(rank: int, world_size: int) -> ClusterPosition:
 
 
 def together(world_size: int, task: Callable[[Agreement, int], object], *, timeout_s: float = 30) -> list[object]:
-    """Call `task` with the agreement and the rank in one thread per rank, and return the results by rank."""
+    """Call `task` with the agreement and the rank in one thread per rank; return the results by rank."""
     store = dist.HashStore()
     with ThreadPoolExecutor(world_size) as pool:
         futures = [

@@ -44,7 +44,7 @@ def spin(ms: float) -> int:
 
 
 def fails() -> None:
-    """Raise an exception after a line."""
+    """Run one line, and then raise an exception."""
     time.sleep(0.0005)
     raise KeyError
 
@@ -288,7 +288,7 @@ def test_fetch_and_step_function_are_seen_in_each_step() -> None:
     def one_step() -> None:
         next(batches)
         log.begin("alone") if not log.sections else log.step()
-        time.sleep(0.0005)  # after the step
+        time.sleep(0.0005)  # a line after the step
 
     with marked_loaders():
         for _ in range(3):
@@ -342,7 +342,7 @@ def test_function_whose_lines_run_often_is_traced_no_more() -> None:
 
 
 def imported(folder: Path, text: str) -> Any:
-    """Return the function `work` of a module with this text."""
+    """Return the function `work` of a module with source `text`."""
     path = folder / "module_of_the_user.py"
     path.write_text(text)
     namespace: dict[str, Any] = {}

@@ -475,10 +475,10 @@ def test_records_state_their_schema(tmp_path: Path) -> None:
     ("timed", "ahead"),
     [
         (None, False),
-        (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known of a device
+        (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known about a device
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(1.9,) * 3), False),
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(2.1,) * 3), True),
-        # The thread waited for a full launch queue, so that its own time is that of steps with an empty queue.
+        # The thread waited for a full launch queue, so its own time is the time of steps with an empty queue.
         (UnprofiledSteps(host_ms=(9.0,) * 3, lead_ms=(2.1,) * 3, idle_host_ms=(4.0,) * 3), True),
     ],
 )

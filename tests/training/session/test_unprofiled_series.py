@@ -34,7 +34,7 @@ class Machine:
         self.clock = StepClock(self._record, lambda begin, end: (end - begin) / 1e6, self._settle, self._anchor)
 
     def step(self, *, input_us: int, launch_us: int, device_us: int) -> None:
-        """Run a step: fetch the batch, then launch work of `device_us`."""
+        """Run a step: fetch the batch, and then launch `device_us` of work."""
         begin = self.host_ns
         self.host_ns += input_us * US
         fetched = self.host_ns

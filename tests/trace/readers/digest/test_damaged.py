@@ -34,7 +34,7 @@ def read(content: bytes, limits: ReadLimits | None = None) -> None:
 
 
 def changed(change: Callable[[dict[str, Any]], None], **others: int) -> bytes:
-    """Return the digest with a changed header. `others` may claim another `size` of the header."""
+    """Return the digest with a changed header; `others` may claim a false `size` of the header."""
     _, packed, events, rest = msgspec.msgpack.decode(DIGEST[len(HEAD) :])
     header = msgspec.msgpack.decode(zlib.decompress(packed))
     change(header)
@@ -48,7 +48,7 @@ def test_unchanged_parts_are_read() -> None:
 
 
 def column(part: str, name: str, index: int, value: int) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a column: its length (0), width (1) or begin (2)."""
+    """Return a change of the header: a column's length (index 0), width (1) or begin (2) becomes `value`."""
 
     def change(header: dict[str, Any]) -> None:
         columns = header[part] if part == "events" else header[part]["columns"]
@@ -69,7 +69,7 @@ def field(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def all_constant(length: int, **values: int) -> Callable[[dict[str, Any]], None]:
-    """Return a change of all event columns to `length` equal values, which take no bytes."""
+    """Return a change of the header: all event columns have `length` equal values, which take no bytes."""
 
     def change(header: dict[str, Any]) -> None:
         header["events"] = {name: [length, 0, values.get(name, 0)] for name in header["events"]}

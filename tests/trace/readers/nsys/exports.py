@@ -1,7 +1,7 @@
-"""Write recordings as Nsight Systems exports them to SQLite, with the tables and columns that NVIDIA documents.
+"""Write recordings in the SQLite format of Nsight Systems, with the tables and columns that NVIDIA documents.
 
-The exports of `nsys` itself are not public in a form that could be kept here. Events, times and names are those of real
-recordings of other profilers; only the layout is made here. Two versions of the schema are written:
+No export of `nsys` itself is public under terms that allow a copy here. Events, times and names come from real
+recordings of other profilers; only the layout is generated. Two versions of the schema are written:
 
 * `SCHEMA_2022`: texts of NVTX ranges stand in their rows; no mangled names and no records of CUDA events.
 * `SCHEMA_2024`: schema 3.16 of Nsight Systems 2024.6; texts are registered strings (`textId`).
@@ -163,7 +163,7 @@ class ExportWriter:
         return self._strings[text]
 
     def rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert rows with the columns that this version of the table has; other values are left out."""
+        """Insert rows; values for columns that this version of the table lacks are left out."""
         if table not in self._inserts:
             return
         insert, columns = self._inserts[table]
@@ -180,7 +180,7 @@ class ExportWriter:
         kind: int = _PUSH_POP,
         payload: bytes | None = None,
     ) -> None:
-        """Write a range of a thread, which is a global thread id; `payload` is binary data with its header."""
+        """Write a range of a thread; `thread` is a global thread id, and `payload` is binary data with its header."""
         own: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
         own["binaryData"] = payload
         self.rows(
@@ -227,7 +227,7 @@ def write_export(
 
 
 class _Process:
-    """Write the events of one trace as those of a process; `shift_ns` is added to all times."""
+    """Write the events of one trace as events of a process; `shift_ns` is added to all times."""
 
     def __init__(self, writer: ExportWriter, pid: int, trace: Trace, shift_ns: int) -> None:
         self._writer = writer

@@ -22,7 +22,8 @@ from tests.trace.readers.nsys.exports import SCHEMA_2022, SCHEMA_2024, Schema, w
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
-#: Return the export of a recording in `tests/traces`, in a version of the schema, with or without operators.
+#: A function that returns the export of a recording in `tests/traces`, in a version of the schema, with or without
+#: operators.
 Exporter = Callable[..., Path]
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA_2022, SCHEMA_2024], ids=["2022", "2024"])
 EXPORTED = (
@@ -50,7 +51,7 @@ def export_of(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
 
 def events_of(trace: Trace, begin: int) -> Counter[tuple[object, ...]]:
-    """Return the events of the exported kinds, without threads, whose numbers differ; times since `begin`."""
+    """Return the events of the exported kinds, with times since `begin` and without threads, whose numbers differ."""
     events = trace.events
     rows = events.rows_of(*EXPORTED)
     columns = (
@@ -157,7 +158,7 @@ def test_verdict_does_not_need_operators(export_of: Exporter, job: str) -> None:
 
 
 def with_user_ranges(trace: Trace, name: str) -> Trace:
-    """Return a trace without operators and ranges, except for its steps, which get this name with their number."""
+    """Return a trace without operators and ranges, except its steps, which are renamed to `name` with their number."""
     events = trace.events
     steps = np.zeros(len(events), np.bool_)
     steps[trace.step_marks[0].row] = True

@@ -1,4 +1,4 @@
-"""Test finding communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
+"""Test the recognition of communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
 
 Copies are known by their routes, and ops by their names.
 """
@@ -131,7 +131,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # In each of three steps, 210 gradients (102 MB) are copied in each direction. The other copies are batches.
+        # In each of three steps, 210 gradients (102 MB) are copied in each direction. All other copies are batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210
@@ -146,7 +146,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         assert 0.95 * 3 * 210 < len(added) <= 3 * 210
 
 
-def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
+def test_recorded_reduction_on_the_cpu_is_the_first_finding_with_its_cost() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
     # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This

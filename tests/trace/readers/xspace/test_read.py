@@ -52,7 +52,7 @@ def test_steps_waits_and_input_are_found(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if track.rank == 0 else 0
         assert means["communication_wait"] == waits
-        # The transfer is 300 µs of the all-reduce, and the executor's wait until the function ends.
+        # The transfer consists of 300 µs of the all-reduce, and of the executor's wait until the function ends.
         assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
