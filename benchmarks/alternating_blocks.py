@@ -2,13 +2,13 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. It must have a switch `--fixed`, and read `args.fixed` where the problem would occur. This
-program keeps a reference to `args` and changes `args.fixed` every `--block` steps, in the order with, without, without,
-with the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of
-each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed`
-only at the start of an epoch: it makes each epoch as long as a block. Forked DataLoader workers also read the changed
-`args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under `torchrun`, use
-`--seconds inf`, so that all ranks measure the same blocks; rank 0 prints the result.
+The script is unchanged. The script must have a switch `--fixed`, and read `args.fixed` where the problem would occur.
+This program keeps a reference to `args` and changes `args.fixed` every `--block` steps, in the order with, without,
+without, with the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and
+end of each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read
+`args.fixed` only at the start of an epoch: it makes each epoch as long as a block. Forked DataLoader workers also read
+the changed `args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under
+`torchrun`, use `--seconds inf`, so that all ranks measure the same blocks; rank 0 prints the result.
 
 The last line of output is a JSON object in ms: the step times with and without the problem (medians, and one per
 block), and the host's wait for the device at the ends of blocks. A long wait shows that the device determines the step

@@ -4,10 +4,10 @@
 
 `starts` measures whole processes that import nothing or import PyTorch, alternately with and without gpudiag. `steps`
 measures alternating blocks of steps with and without gpudiag's hook in one process, before all ranks have joined and
-after the measurement. It also measures the cost of a call of the hook minus that of an empty call. `processes` measures
-the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like `steps`,
-for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter). On a GPU
-it measures elapsed time instead of CPU time. Differences are medians of pairs, with their 95 % interval.
+after the measurement. A second result is the cost of a call of the hook minus that of an empty call. `processes`
+measures the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
+`steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter).
+On a GPU it measures elapsed time instead of CPU time. Differences are medians of pairs, with their 95 % interval.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: A training program. Its first argument is the number of pairs of blocks with and without the hook; with 0 it measures
-#: steps only once.
+#: A training program. The program's first argument is the number of pairs of blocks with and without the hook; with 0
+#: it measures steps only once.
 TRAINS = """
 import json, os, random, sys, time
 import torch

@@ -114,7 +114,7 @@ def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:
-    """Return True if `first` is a correct first finding for a script of this kind."""
+    """Return True if `first` is a correct first finding for a script of kind `kind`."""
     causes, rank = EXPECTED[kind]
     if first is None or first["code"] not in causes:
         return False

@@ -151,7 +151,7 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
 
 
 def bound_for(row: dict[str, str]) -> float | None:
-    """Return the allowed relative difference for this row, or None if there is no requirement."""
+    """Return the allowed relative difference for a reference row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
     # Copies in both directions at once have no requirement: half of their total is not the bandwidth of one direction.
@@ -286,7 +286,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may differ, because a burst of other traffic may disturb it.
+            # Links need to agree in 98 of 100 figures only, because a burst of other traffic may disturb a figure.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

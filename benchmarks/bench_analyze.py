@@ -33,8 +33,8 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: Programs run in this directory, because `python -m` in the repository would import the repository's modules instead
-#: of the installed ones.
+#: Directory in which programs run. In the repository, `python -m` would import the repository's modules instead of the
+#: installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -45,7 +45,7 @@ TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 
 #: HTA's full analysis: the time breakdown, overlapped communication, causes of idle time, kernels, and launch
 #: statistics of all ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
-#: `get_potential_stragglers` raises a ValueError on these traces.
+#: HTA's `get_potential_stragglers` raises a ValueError on the compared traces.
 _HTA_REPORT_PROGRAM = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Return the candidates in table order. The table compares each of them with `hta`."""
+        """Return the candidates in table order. The table compares each candidate with `hta`."""
         return [self.ours, self.reading, self.floor, self.hta, self.hta_report]
 
 

@@ -91,7 +91,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     step_count = after - first
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
-    # the host events of these steps, and the device work that they launched
+    # the host events of the copied steps, and the device work that they launched
     body = on_host & (events.start_ns >= begin) & (events.start_ns < end)
     launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
     body |= ~on_host & np.isin(events.correlation, launched)

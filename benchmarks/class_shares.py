@@ -36,7 +36,7 @@ JUDGED = ("matmul", "attention", "normalization", "elementwise")
 
 
 def share(ms: dict[str, float], names: tuple[str, ...], total_ms: float) -> float:
-    """Return the sum of `ms` over these names, in percent of the total."""
+    """Return the sum of `ms` over `names`, in percent of the total."""
     return 100 * sum(ms.get(name, 0.0) for name in names) / total_ms
 
 

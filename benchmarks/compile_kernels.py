@@ -45,7 +45,7 @@ def main() -> None:
     source = (probes / "kernels.cu").read_text()
     digest = hashlib.sha256(source.encode()).hexdigest()
     code = compile_ptx(sys.argv[1], source)
-    # This compiler adds constants that describe its targets. No kernel uses these constants.
+    # This compiler adds constants that describe its targets; no kernel uses these constants.
     unused = ".global .align 8 .u64"
     lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.startswith(unused)]
     (probes / "kernels.ptx").write_text(f"// kernels.cu sha256 {digest}\n" + "\n".join(lines) + "\n")

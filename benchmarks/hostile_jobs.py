@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hostile_scripts import HostileJob
 
 SECONDS = 120
-#: A process counts as remaining if it has not ended after this many seconds.
+#: Seconds after which a process that has not ended counts as remaining.
 SETTLE_S = 1.0
 #: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
@@ -96,7 +96,7 @@ def _files(folder: Path, directories: tuple[Path, ...]) -> list[str]:
 
 
 def _processes_left(folder: Path) -> list[str]:
-    """Return the command lines of remaining processes of this run, and end these processes."""
+    """Return the command lines of remaining processes of the run, and end the processes."""
     until_s = time.monotonic() + SETTLE_S
     while (found := _processes(folder)) and time.monotonic() < until_s:
         time.sleep(0.1)

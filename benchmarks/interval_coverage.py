@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
-    """Print how many of these intervals contain the truth, and each interval that does not."""
+    """Print how many intervals contain the true step time, and each interval that does not."""
     if not ones:
         return
     misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]

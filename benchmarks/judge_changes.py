@@ -53,7 +53,7 @@ CHANGES = {
 }
 #: Savings, in percent of the step, from which a finding must exist, and below which a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
-#: An amount is right within this relative difference to the measured savings.
+#: Largest relative difference of a right amount to the measured savings.
 TOLERANCE = 0.35
 #: Maximum duration of the analysis of a run that was stopped, in seconds.
 RESCUE_SECONDS = 40.0

@@ -30,7 +30,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "line_faults.py"
 FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"
-#: An amount is right within this share of the true cost, or within this many milliseconds.
+#: Largest difference of a right amount to the true cost: a share of the true cost, or milliseconds.
 TOLERANCE, TOLERANCE_MS = 0.15, 1.0
 #: Values of the events that mark the end of a step, and the beginning of gpudiag's own work.
 STEP, PAUSE = -3, -4

@@ -38,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "library_scripts"
 #: A problem with a smaller share of the step is not counted.
 LEAST_PERCENT = 3.0
-#: An amount is right within this relative difference to the true one.
+#: Largest relative difference of a right amount to the true amount.
 TOLERANCE = 0.3
 #: Size of an archive of run directories in bytes, and the maximum number of archives.
 ARCHIVE_BYTES, ARCHIVES = 15_000_000, 3

@@ -44,7 +44,7 @@ CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sc
 
 
 def faulty() -> bool:
-    """Return whether this rank has the problem now."""
+    """Return whether the current rank has the problem now."""
     return not args.fixed and args.rank in {-1, RANK}
 
 

@@ -45,7 +45,7 @@ MATRIX = np.random.default_rng(0).standard_normal((220, 220))
 
 
 def has(*faults: str) -> bool:
-    """Return whether `args.fault` is one of these faults and this rank has the fault now."""
+    """Return whether `args.fault` is one of `faults` and the current rank has this fault now."""
     return args.fault in faults and not args.fixed and args.rank in {-1, RANK}
 
 
@@ -60,7 +60,7 @@ def crop(sample: list[float]) -> list[float]:
 
 
 def jitter(sample: list[float]) -> list[float]:
-    """Transform a sample; with a fault in transforms, repeat the transform for this sample's share of `--ms`."""
+    """Transform a sample; with a fault in transforms, repeat the transform for the sample's share of `--ms`."""
     end = time.perf_counter() + max(1, WORKERS.get(args.fault, 0)) * args.ms / BATCH / 1e3
     while has("transform", "transform-2", "spawned") and time.perf_counter() < end:
         sample = [number * 1.0001 for number in sample]  # fault: transform transform-2 spawned

@@ -157,8 +157,8 @@ class Tests:
     def of(self, change: Change) -> list[dict[str, float]]:
         """Return the tests to run for a change as test → seconds, in one or two groups that run one after the other.
 
-        These are the shortest tests that run the changed statement and fit the budget. The first group has only tests
-        of the file that has killed most mutants so far, because running one file is quicker than importing all files.
+        The tests are the shortest that run the changed statement and fit the budget. The first group has only tests of
+        the file that has killed most mutants so far, because running one file is quicker than importing all files.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -169,7 +169,7 @@ class Tests:
         return [part for part in (telling, {name: chosen[name] for name in sorted(chosen.keys() - telling)}) if part]
 
     def found_by(self, name: str) -> None:
-        """Count a mutant that this test killed."""
+        """Count a mutant that the test `name` killed."""
         self._found[_file(name)] += 1
 
     def _telling(self) -> list[str]:
@@ -322,7 +322,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
     arguments = BUILD / "arguments"
     for go in goes:
         arguments.write_text("\n".join(go), encoding="utf-8")
-        # Hypothesis's examples and the bytecode of an earlier mutant are invalid for this mutant.
+        # Hypothesis's examples and the bytecode of an earlier mutant are invalid for the next mutant.
         shutil.rmtree(TREE / ".hypothesis", ignore_errors=True)
         Path(importlib.util.cache_from_source(str(change.module))).unlink(missing_ok=True)
         command = " ".join((*PYTEST, "-x", f"@{arguments}"))

@@ -92,7 +92,7 @@ def result_of(directory: Path, name: str) -> Path | None:
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with predictions that the current predictor makes from the recorded facts."""
+    """Return a benchmark's measurements with predictions that the current predictor makes from the recorded facts."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [prediction.candidate for prediction in benchmark.predictions]
     cannot = {

@@ -27,7 +27,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-#: Width of the report in characters. It is so large that line breaks rarely split expected phrases.
+#: Width of the report in characters. The width is so large that line breaks rarely split expected phrases.
 WIDTH = 160
 
 

@@ -8,10 +8,10 @@
 Run `gpudiag profile` with the baseline, and with each strategy on all devices. Rounds alternate between the baseline
 and the strategies, so that drift of the machine affects all equally. The baseline runs on one device, or with `--floor
 independent` on all devices without communication, in one process. The true cost is the median of a strategy's
-unprofiled steps minus the baseline's. It includes communication, and contention for everything else that devices share.
-CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
-`communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing
-runs.
+unprofiled steps minus the baseline's. The true cost includes communication, and contention for everything else that
+devices share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount
+of `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from
+existing runs.
 
 TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
 `tensorflow[and-cuda]`.
@@ -33,7 +33,7 @@ FLOORS = ("one", "independent")
 ALONE = "independent"
 #: A run that takes longer counts as hung, because TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
-#: Requirement: the reported cost differs from the true cost by at most this share.
+#: Requirement: largest relative difference of the reported cost to the true cost.
 CLOSE = 0.25
 
 

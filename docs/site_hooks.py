@@ -31,7 +31,7 @@ _LEFT_OUT = {"package.md"}
 def on_config(config: Any) -> Any:
     """Replace folders and `*` in the navigation by pages; for an offline site, remove features that need a server.
 
-    These are the menu of versions and instant navigation. With instant navigation, no script of the theme runs on a
+    The menu of versions and instant navigation need a server. With instant navigation, no script of the theme runs on a
     page that is opened from the file system.
     """
     docs = Path(config["docs_dir"])

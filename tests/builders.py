@@ -34,7 +34,7 @@ def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: s
 
 
 def analysis(*devices: Device, **fields: Any) -> Analysis:
-    """Return an analysis of these devices; the step time is the first device's by default."""
+    """Return an analysis of `devices`; the step time is the first device's by default."""
     step_ms = devices[0].step_ms if devices else 0.0
     fields.setdefault("framework", "pytorch")
     fields.setdefault("world_size", len(devices))

@@ -13,7 +13,7 @@ WHOLE = ROOT / "tests" / "traces" / "whole"
 
 
 class DocumentedReport(NamedTuple):
-    """One report.
+    """A report on the page, with the command that prints it.
 
     Attributes:
         title: heading on the page.

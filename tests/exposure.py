@@ -1,7 +1,7 @@
 """Run a command, and try meanwhile to access its listeners and temporary files from a second account.
 
 gloo listens on the loopback address and accepts every connection, because it has no option for authentication. gloo's
-listeners do not unpickle data and hold no keys. A `TCPStore` server would answer a query of such a store.
+listeners do not unpickle data and hold no keys. A `TCPStore` server, in contrast, would answer a query.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch creates directories with this prefix, with or without gpudiag. Other users can list such a directory but
-    # cannot write to it.
+    # PyTorch creates directories with the prefix `torchinductor_`, with or without gpudiag. Other users can list such a
+    # directory but cannot write to it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)

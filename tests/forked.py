@@ -1,8 +1,8 @@
 """Run programs that use PyTorch as forks of one process that has imported PyTorch.
 
-The import takes most of the time of such a program. The forks share only this import, and each exits as a separate
-program would, including `atexit`. Commands of gpudiag and of users run in separate processes, because their tests also
-cover the imports.
+The import takes most of the time of a program that uses PyTorch. The forks share only this import, and each exits as a
+separate program would, including `atexit`. Commands of gpudiag and of users run in separate processes, because their
+tests also cover the imports.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: The program of the process that forks. For each line of JSON on its standard input, this process forks. It writes the
-#: fork's process id when the fork starts, and again when the fork has ended.
+#: The program of the process that forks. For each line of JSON on its standard input, this process forks. The forking
+#: process writes the fork's process id when the fork starts, and again when the fork has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
@@ -71,7 +71,7 @@ exec(program)
 class _Parent:
     """The process that has imported PyTorch.
 
-    It ends when the current process ends, because its standard input is closed.
+    The process ends when the current process ends, because its standard input is closed.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _PRINT_PATH = [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(s
 #: The import path of a new process, without the folder of its program.
 _INSTALLED: list[str] = json.loads(subprocess.run(_PRINT_PATH, check=True, stdout=subprocess.PIPE).stdout)
 
-#: A program as the list of the Python programs that it starts, in order, each described in the same way.
+#: A program as the list of the Python programs that it starts, in order; each of these is such a list too.
 Tree = list[Any]
 
 _OPTIONS = {"-I", "-P", "-u"}
@@ -42,7 +42,8 @@ def become_first() -> None:
 class _Waiting:
     """A process that waits until its parent starts its program.
 
-    It is forked before its parent's program runs, because the fork of a running program would continue that program.
+    The process is forked before its parent's program runs, because the fork of a running program would continue that
+    program.
     """
 
     def __init__(self, starts: Tree) -> None:

@@ -134,7 +134,7 @@ def test_check_detects_inspection_of_names(line: str) -> None:
 
 def test_remaining_patterns_are_not_for_event_names() -> None:
     with_patterns = {path.name for path in modules() if "re" in imported(path)}
-    # These are names of planes in TensorFlow's file, and of TensorBoard directories.
+    # The remaining patterns are for names of planes in TensorFlow's file, and of TensorBoard directories.
     assert with_patterns <= {"xspace.py", "log_directory.py"}
 
 

@@ -67,7 +67,7 @@ def test_interpreter_that_hangs_is_unknown(tmp_path: Path) -> None:
 
 
 def test_copies_that_cannot_start_are_reported_with_a_reason(tmp_path: Path) -> None:
-    """The recorded machine has four GPUs and this one has none, so the probe of copies reports that CUDA sees none."""
+    """The recorded machine has four GPUs, but the test runs without GPUs, so the probe of copies finds none."""
     options = DoctorOptions(root=write_tree("container-2-cpus", tmp_path), limit_s=60)
     checks = {check.code: check for check in doctor(options, inventory=lambda: machine("h200x4")).checks}
     assert checks["peer-access"].status == "ok"

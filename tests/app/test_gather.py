@@ -140,7 +140,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path) -> None:
 def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: bool) -> None:
     """Train in two directories, and gather the second one's records into the first."""
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
-    # An earlier run with more ranks left these records, which are not part of this run.
+    # An earlier run with more ranks left these records, which are not part of the gathered run.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
@@ -283,7 +283,7 @@ def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None
     write_log(first, "worker7", "a", 7, 1)
     write_log(second, "rank1", "b", 1, 0)
     write_log(second, "worker7", "b", 7, 1)
-    write_log(second, "worker8", "b", 8, 99)  # this log is of another program
+    write_log(second, "worker8", "b", 8, 99)  # the log is of another program
     write_log(tmp_path / "b", "secret", "b", 2, 0)
     (second / "lines" / "secret.json.gz").rename(tmp_path / "secret")
     (second / "lines" / "rank2.json.gz").symlink_to(tmp_path / "secret")

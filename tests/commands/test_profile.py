@@ -40,7 +40,7 @@ def names_in_trace(run_dir: Path, rank: int, folder: str = "traces") -> list[str
 
 
 def processes_of(run_dir: Path) -> list[str]:
-    """Return this run's living processes: the launcher and workers have the run directory in their command lines.
+    """Return the run's living processes; command lines of the launcher and workers contain the run directory.
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """

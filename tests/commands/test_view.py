@@ -71,7 +71,7 @@ def trace_viewer(page: Page, url: str) -> Frame:
 
 
 def heights(frame: Frame, text: str) -> list[float]:
-    """Return the vertical position of each heading with this text, in order."""
+    """Return the vertical position of each heading `text`, in order."""
     boxes = [box.bounding_box() for box in frame.get_by_text(text).all() if box.is_visible()]
     return sorted(box["y"] for box in boxes if box is not None)
 
@@ -125,7 +125,7 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert computed[name]["stepTimeMs"] == pytest.approx(analysis.steps.mean_ms, rel=0.03)
             kernels = table(url, runs[name], "kernel_stats")["rows"]
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
-    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for rank 2.
+    # Rank 2 is the straggler, and `gpudiag analyze` reports the following parts for rank 2.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
     table_of_steps = computed["slow_loader_rank2"]
     assert table_of_steps["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)

@@ -276,7 +276,7 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
     )
     try:
         setattr(message, field.name, chance.choice(choices))
-    except (ValueError, TypeError, AttributeError):  # the field cannot have this value, or is repeated
+    except (ValueError, TypeError, AttributeError):  # the field cannot have the value, or is repeated
         message.ClearField(field.name)
 
 

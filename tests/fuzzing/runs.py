@@ -117,7 +117,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
     errors = io.StringIO()
     sink = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that only this command counts
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that only the following command counts
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     wrong = None

@@ -61,7 +61,8 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: NVML function → field of the inventory that it fills. An error of the function is recorded under this field.
+#: NVML function → field of the inventory that it fills. An error of the function is recorded under the name of the
+#: field.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",

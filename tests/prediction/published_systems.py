@@ -31,7 +31,7 @@ MACHINES = {
     "DGX-1 (8x P100)": "dgx-1",
     "AWS p3.16xlarge (8x V100)": "gcp-8x-v100",
 }
-#: A measured lead below this percentage is a tie.
+#: Relative lead below which a measurement is a tie.
 TIE = 0.02
 
 
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def candidate(self) -> Candidate:
-        """Return the strategy of this row."""
+        """Return the strategy of the row."""
         on_host = self.placement.startswith("cpu")
         if self.strategy in {"independent", "horovod"}:
             name = self.strategy

@@ -98,11 +98,11 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::addmm", 30, 40, first + 1)
     yield operator("aten::add", 85, 10, first + 2)
     yield mark("b", "Linear", 100, 50)
-    # This operator creates no node, so that the next operator has the same number.
+    # The operator `aten::detach` creates no node, so that the next operator has the same number.
     yield operator("aten::detach", 101, 1, first + 3)
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)
-    # Each thread numbers its nodes separately, so some have the same numbers.
+    # Each thread numbers its nodes separately, so some nodes of both threads have the same numbers.
     yield operator("aten::other", 183, 1, first + 3, tid=BACKWARD)
     yield from backward("MseLossBackward0", 185, 15, first + 4)
     yield from backward("AddmmBackward0", 220, 20, first + 3)

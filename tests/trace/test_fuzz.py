@@ -65,7 +65,7 @@ def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
             return value | {path[0]: _replaced(value[path[0]], path[1:], other)}
         return [*value[: path[0]], _replaced(value[path[0]], path[1:], other), *value[path[0] + 1 :]]
     except (KeyError, IndexError, TypeError):
-        return value  # an earlier change removed this value
+        return value  # an earlier change removed the value
 
 
 def _check(trace: Trace) -> None:

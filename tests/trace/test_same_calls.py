@@ -203,7 +203,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # the second thread launches the same kernels slightly later
+        two.apart += 13  # the second thread launches equal kernels slightly later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]

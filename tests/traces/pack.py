@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_WRITTEN = (1980, 1, 1, 0, 0, 0)  # a constant time, so that the same recording gives the same file
+_WRITTEN = (1980, 1, 1, 0, 0, 0)  # a constant time, so that equal recordings give equal files
 
 
 def _in_order(event: dict[str, Any]) -> tuple[str, str, Decimal]:

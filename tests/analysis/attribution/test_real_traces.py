@@ -30,8 +30,10 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Return the directories of jobs; each trace in `public*` is a separate job. Two of these traces have no work of a
-    known device."""
+    """Return the directories of jobs; each trace in `public*` is a separate job.
+
+    Two traces in `public*` have no work of a known device.
+    """
     directories = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
     return sorted(directory for directory in directories if not directory.name.startswith("public")) + alone
@@ -147,8 +149,10 @@ def test_steps_without_marks_have_the_same_length(name: str, source: str, monkey
 
 
 def test_gloo_job_has_compute_transfer_and_input() -> None:
-    """Two CPU ranks have compute, transfer and input. Their collectives match, although the ends differ by
-    milliseconds."""
+    """Two CPU ranks have compute, transfer and input.
+
+    Collectives of the ranks match, although their ends differ by milliseconds.
+    """
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):

@@ -26,7 +26,8 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
-#: Starts of six steps. The third step takes 130 µs and the others 100 µs; the first and the last are not analysed.
+#: Starts of six steps. The third step takes 130 µs and every other step 100 µs; the first and the last are not
+#: analysed.
 STARTS = (0, 100, 200, 330, 430, 530)
 SIZE = 1_000_000
 
@@ -87,7 +88,7 @@ def test_collectives_are_summarized_by_kind() -> None:
     assert found.transfer_us == 20
     # Half of the eight collectives have a wait of 20 µs.
     assert found.wait_us == 10
-    # 1 MB in 20 µs is 50 GB/s; with two ranks the bus bandwidth is the same.
+    # 1 MB in 20 µs is 50 GB/s; with two ranks the bus bandwidth equals this rate.
     assert found.busbw_gb_per_s == near(50)
     three = summarise_collectives(timeline(ranks=3))[0]
     assert (three.ranks, three.per_step) == (3, 1)

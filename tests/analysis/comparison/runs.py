@@ -1,4 +1,4 @@
-"""Make small analyses to compare. Their portions sum to their buckets."""
+"""Make small analyses to compare, whose portions sum to their buckets."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def overlapping(trace: Trace, factor: int) -> Trace:
 
 
 def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Remove a share of this rank's collectives from its trace."""
+    """Remove a share of the collectives of a trace."""
     rows = np.array([call.row for call in trace.collectives], np.intp)
     lost = np.zeros(len(trace.events), np.bool_)
     lost[rows[np.random.default_rng(seed).random(len(rows)) < share]] = True

@@ -130,7 +130,7 @@ def what_if_of(job: Job) -> WhatIf:
     return what_if
 
 
-# Severity and scoring.
+# Severity and scoring of findings.
 
 CASES.of("WARNING_PERCENT")(severity_of)
 CASES.of("CRITICAL_PERCENT")(severity_of)
@@ -169,7 +169,7 @@ def waste_before_launching(at: float) -> object:
 
 @CASES.of("CLEARLY_MORE")
 def communication_of_calls_only(at: float) -> object:
-    """Severity and scoring of findings."""
+    """Return whether communication has savings: its host calls alone save 1 ms, and launch overhead saves `at` ms."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
@@ -347,13 +347,13 @@ def waited(pause: int) -> int:
 
 
 def test_pause_of_minimum_length_waits_for_a_collective() -> None:
-    """The timeline uses the same limit within operators."""
+    """The timeline uses an equal limit for pauses within operators."""
     assert [waited(model_of_timeline.WAITED_NS + more) for more in (-1, 0)] == [0, 1]
 
 
 @CASES.of("COPY_BEHIND_NS")
 def behind_a_copy(at: float) -> object:
-    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after this call."""
+    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after that call."""
     events: Any = Of(
         rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
         direction=np.full(3, Direction.HOST_TO_DEVICE),
@@ -513,7 +513,8 @@ def unseen(at: float) -> object:
 def synchronizes(at: int) -> object:
     """Return the ranks that synchronize more than their peers.
 
-    One of three ranks synchronizes `at` times, and the others once."""
+    One of three ranks synchronizes `at` times, and the other two once.
+    """
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
@@ -623,7 +624,9 @@ def more_flops(at: float) -> object:
 def hot_expert(own: list[float], usual: list[float]) -> bool:
     """Return whether rank 1 is late because of its experts.
 
-    `own` are the times of rank 1's two segments, `usual` those of rank 0. The first segment is beside an all-to-all."""
+    `own` are the times of rank 1's two segments, and `usual` are the times of rank 0's two segments. The first segment
+    is beside an all-to-all.
+    """
     beside = np.array([[True, False], [True, False]])
     what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)
     with (

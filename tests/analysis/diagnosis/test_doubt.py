@@ -237,7 +237,7 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
     result = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
     assert result.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(result) == doubted
-    # The savings of this finding are unknown.
+    # The savings of the finding are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 

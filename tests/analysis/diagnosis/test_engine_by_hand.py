@@ -78,7 +78,7 @@ def sure(
     confidence: Any = "high",
     **evidence: Any,
 ) -> str:
-    """Return the confidence of a finding that saves `gain` ms, in a case with warnings `codes` and these step times."""
+    """Return the confidence of a finding that saves `gain` ms, in a case with warnings `codes` and given step times."""
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )

@@ -136,7 +136,7 @@ def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
 
 
 def test_interval_includes_input_of_unprofiled_steps() -> None:
-    timed = (119.9, 120.0, 120.1)  # these steps scatter by less than 2 % of 120 ms
+    timed = (119.9, 120.0, 120.1)  # the steps of `timed` scatter by less than 2 % of 120 ms
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
@@ -161,8 +161,8 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # If the simulated step of a faster host is not shorter, it sets no lower bound. With unprofiled steps these bounds
-    # are not needed.
+    # If the simulated step of a faster host is not shorter, it sets no lower bound. With unprofiled steps, no bounds
+    # from faster or slower hosts are needed.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 

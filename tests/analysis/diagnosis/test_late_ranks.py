@@ -84,7 +84,7 @@ def cause(
 def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in this component only
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in input only
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 

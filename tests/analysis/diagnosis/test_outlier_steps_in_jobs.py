@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
-    """Make ranks, given as the ms of their analysed steps; a further step is before and after these."""
+    """Make ranks, given as the ms of their analysed steps, with a further step before and after the analysed steps."""
     traces = []
     for rank, steps in enumerate(ranks):
         trace, at = TraceBuilder(rank, world_size=len(ranks)), 0
@@ -33,7 +33,7 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 
 
 def kept(case: Case) -> list[int]:
-    """Return the remaining steps, which are the same on all tracks."""
+    """Return the numbers of the steps that are kept, which are equal on all tracks."""
     kept_case = without_outlier_steps(case)
     steps = {tuple(track.window_steps.tolist()) for track in kept_case.tracks}
     assert len(steps) == 1
@@ -107,8 +107,10 @@ def test_cpu_processes_keep_all_steps() -> None:
 
 
 def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
-    """The mean with three steps of 30 ms is 17.5 ms. These steps stay if unprofiled steps are nearer to 17.5 than to 10
-    ms."""
+    """The mean with three steps of 30 ms is 17.5 ms.
+
+    Steps of 30 ms stay if unprofiled steps are nearer to 17.5 than to 10 ms.
+    """
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
     assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]

@@ -44,9 +44,10 @@ def job(*ranks: Sequence[Call]) -> Case:
 
 
 def pausing(*until: int) -> list[Call]:
-    """Make calls `a`, `b`, `c`, … with a pause before each of these start times.
+    """Make calls `a`, `b`, `c`, … with a pause before each start time in `until`.
 
-    The last call lasts until the step's end."""
+    The last call lasts until the step's end.
+    """
     calls = [("a", 0, 1000)]
     for place, at in enumerate(until):
         calls.append(("bcdef"[place], at, at + 500 if place < len(until) - 1 else 19_990))

@@ -59,7 +59,7 @@ def test_savings_are_those_of_the_other_transport() -> None:
     assert transports(facts) == ("nccl", "nccl-no-p2p", "gloo")
     result = finding(case, "communication-bound")
     # Over NCCL the all-reduce takes 2 ms (interpolated between 50 and 150 MB), 8 ms less than recorded. Without peer
-    # access it takes as long as recorded. gloo was not measured at this size.
+    # access the all-reduce takes as long as recorded. gloo was not measured at this size.
     assert result.evidence["savings_ms_at_probed"] == {"nccl": pytest.approx(8.0, abs=0.05)}
     assert result.recoverable_ms_per_step == pytest.approx(10.0, abs=0.05)
 

@@ -1,6 +1,6 @@
 """Test random jobs: known causes are found, findings explain the table, and a loader is not misreported.
 
-`benchmarks/random_jobs.py` runs more of these jobs and lists the errors of each.
+`benchmarks/random_jobs.py` runs more random jobs and lists the errors of each job.
 """
 
 from __future__ import annotations

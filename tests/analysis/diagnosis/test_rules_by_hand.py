@@ -129,7 +129,8 @@ def test_mostly_marked_input_has_the_cause_loader(marked: float, *, known: bool)
 def test_blocking_calls_are_counted_by_outermost_operator() -> None:
     """Rank 0 reads twice inside the operator `outer`, and rank 1 reads once outside of operators.
 
-    An operator of a different thread contains none of these reads."""
+    An operator of a different thread contains none of the reads.
+    """
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

@@ -1,4 +1,4 @@
-"""Test how findings that save the same time share this time, in toy jobs whose step time is a formula.
+"""Test how findings that save the same time share the savings, in toy jobs whose step time is a formula.
 
 A toy job's scenario is the set of causes that are removed.
 """

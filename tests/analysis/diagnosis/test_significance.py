@@ -127,12 +127,12 @@ def test_interval_covers_half_and_twice_the_overhead() -> None:
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
     assert low < recorded_ms - 2 * cost_ms
-    # Only the host sets the pace, and at other times it may be 1.3 times as slow.
+    # The host alone determines the step time, and at other times it may be 1.3 times as slow.
     assert recorded_ms - cost_ms / 2 < high < 1.3 * recorded_ms
 
 
 def cpu_ranks(scatter_us: int) -> Case:
-    """The host alone determines the step time, and at other times it may be 1.3 times as slow."""
+    """Make two CPU processes with steps of 20 ms that are alternately longer and shorter by `scatter_us`."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         at = 0

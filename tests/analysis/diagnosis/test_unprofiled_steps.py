@@ -226,7 +226,7 @@ def test_run_record_without_these_fields_gives_no_figures() -> None:
 #: Each device takes 26.4 ms, of which exposed communication takes 8 ms. In recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: Host time per step. It is the job's unprofiled step if the profiler does not slow the host.
+#: Host time per step. The job's unprofiled step equals it if the profiler does not slow the host.
 HOST_MS = 28.0
 
 

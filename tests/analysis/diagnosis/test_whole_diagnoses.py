@@ -2,7 +2,7 @@
 
 The expected diagnoses are in `tests/golden/diagnoses`.
 
-Other tests check what must be right; this test shows every other effect of a change.
+Other tests check the required results; this test shows every other effect of a change.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ FAULTS = ("none", "stage", "compute", "sequence")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 #: A fault that costs a smaller share of the step need not be found.
 _WORTH = 0.07
-#: Amounts are right within this share of the truth, or of the step.
+#: Largest error of a right amount: a share of the true amount, or of the step.
 _CLOSE, _CLOSE_TO_STEP = 0.15, 0.02
-#: A false straggler must not promise more than this share of the step.
+#: Largest share of the step that a false straggler may promise as savings.
 _FALSE = 0.05
 
 

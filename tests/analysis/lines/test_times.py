@@ -137,7 +137,7 @@ def test_section_is_placed_on_the_trace_by_its_step_marks() -> None:
     by_node = lines.by_node(shift + 20 * MS, shift + 30 * MS)
     helper = next(node for node in by_node if process.tree.position[node][1] == 22)
     assert by_node[helper] == pytest.approx(3 * MS, abs=20)
-    assert lines_on_trace(process, marks * 2) is None  # these marks are of another recording
+    assert lines_on_trace(process, marks * 2) is None  # the marks are of another recording
     assert lines_on_trace(process, marks[:1]) is None
 
 
@@ -165,7 +165,7 @@ def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
 
 
 def with_step_function() -> ProcessTimes:
-    """Return the times of a loop in `main` (line 5). Each step is a call of `helper`, and ends within this call."""
+    """Return the times of a loop in `main` (line 5). Each step is a call of `helper`, and ends within that call."""
     rows: list[Row] = []
     for step in range(4):
         begin = step * 10 * MS

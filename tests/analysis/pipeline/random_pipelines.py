@@ -1,8 +1,8 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
 The simulator runs each worker's program of computations, sends and receives with a clock, and does not use the graph of
-`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to the same job, with the same random numbers,
-without this fault.
+`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
+without the fault.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Pipeline:
         return tuple(fault for fault, there in zip(FAULTS, present, strict=True) if there)
 
     def without(self, fault: str) -> Pipeline:
-        """Return the same job without a fault; the work of stages and microbatches stays the same."""
+        """Return the job without a fault; the work of stages and microbatches stays the same."""
         if fault == "rank":
             return dataclasses.replace(self, rank=None)
         if fault == "stage":

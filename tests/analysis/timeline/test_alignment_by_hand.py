@@ -134,7 +134,7 @@ def test_moving_a_clock_needs_half_of_the_shorter_trace(overlap: int, *, believa
 
 
 def test_collectives_that_one_rank_did_not_record_need_not_fit() -> None:
-    """The other rank recorded the last three of eleven ends, and a further end between them."""
+    """The second rank recorded the last three of eleven ends, and a further end between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
     # Ends within the tolerance of the trace's edge count as recorded.
@@ -197,7 +197,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
     assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)
     assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
     assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the other offset is hardly larger
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the second offset is hardly larger
     assert alignment_of(fitting(15, 101)) == (101, 15, False)
     # If clocks are not comparable, the size of the offset does not decide.
     assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
@@ -318,7 +318,7 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         return len(one.a), one.residual_ns / NS_PER_US
 
     assert alignment_of(12) == (12, 0)
-    assert alignment_of(9) == (12, 0)  # three quarters match by their ends, and the others lie between them
+    assert alignment_of(9) == (12, 0)  # three quarters match by their ends, and all other collectives lie between these
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0

@@ -205,7 +205,7 @@ def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name
 
 
 def test_gradient_accumulated_by_ddp_alone_is_no_communication_hook(tmp_path: Path) -> None:
-    """DDP's ranges contain all operators that autograd runs for this gradient, so the user has no hook."""
+    """DDP's ranges contain all operators that autograd runs for the gradient, so the user has no hook."""
     trace = read_one(
         tmp_path,
         document(

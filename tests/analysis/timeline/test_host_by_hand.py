@@ -72,7 +72,7 @@ def test_synchronization_and_waits_for_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers this copy, which starts after its call returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers the copy, which starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],

@@ -132,7 +132,7 @@ def test_all_to_alls_match_whatever_each_rank_sends() -> None:
 
 
 def test_kernel_launched_before_the_trace_belongs_to_its_streams_group() -> None:
-    """Each communicator uses separate streams. The other ranks' ends would suggest the smaller group."""
+    """Each communicator uses separate streams. The other ranks' ends suggest the smaller group, which is wrong."""
     groups = {"all": ProcessGroup((0, 1, 2)), "pair": ProcessGroup((0, 1))}
     traces, calls = [], []
     for rank in range(3):

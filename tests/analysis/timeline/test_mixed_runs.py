@@ -162,7 +162,7 @@ def test_collectives_in_only_one_trace_need_not_match() -> None:
     assert warning(Rank(0), late) == ""
     early = Rank(1, ends=(-35, -25, -15, 5, 15, 25, 35), matched=(False, False, False, True, True, False, False))
     assert warning(Rank(0), early) == ""
-    # Matches outside of the other rank's capture do not count.
+    # Matches outside of the other rank's trace do not count.
     elsewhere = Rank(1, ends=(5, 15, 25, 35, 45, 55), matched=(True, False, False, False, True, True))
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 

@@ -86,7 +86,7 @@ def test_messages_in_both_directions_bound_the_offset_of_clocks() -> None:
 
 
 def test_one_kernel_can_send_and_receive() -> None:
-    """As in 1F1B: a batch of stage 0 sends the next activations and receives the gradients of earlier ones."""
+    """As in 1F1B, a batch of stage 0 sends the next activations and receives the gradients of earlier activations."""
     first = [("send", 1, 0.0, 1.0), ("send_recv", 1, 10.0, 20.0), ("send_recv", 1, 30.0, 40.0), ("recv", 1, 50.0, 60.0)]
     last = [("recv", 0, 0.0, 1.0), ("send_recv", 0, 19.0, 20.0), ("send_recv", 0, 39.0, 40.0), ("send", 0, 59.0, 60.0)]
     matched = match_messages([track_of(0, first), track_of(1, last)])

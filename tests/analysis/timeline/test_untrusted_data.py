@@ -1,4 +1,4 @@
-"""Test that damaged recordings are reported and give no certain cause, and that intact ones pass."""
+"""Test that damaged recordings are reported and give no certain cause, and that intact recordings give no warning."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_marks_without_numbers_get_counts() -> None:
 
 def test_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
-    trace.step(400, mark=None).copy(-250, -240, launch=1)  # this copy was launched in step 4 and ran during step 1
+    trace.step(400, mark=None).copy(-250, -240, launch=1)  # the copy was launched in step 4 and ran during step 1
     track = track_of(trace)
     assert (np.diff(track.bounds) > 0).all()
 

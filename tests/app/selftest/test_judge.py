@@ -59,8 +59,8 @@ def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
-    # The differences are 26, 26.5 and 26.5 ms. Their standard deviation is 0.5 / sqrt(3), so the standard error is 0.5
-    # / 3.
+    # The differences are 26, 26.5 and 26.5 ms. The differences' standard deviation is 0.5 / sqrt(3), so the standard
+    # error is 0.5 / 3.
     assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
 
 

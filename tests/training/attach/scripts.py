@@ -284,7 +284,7 @@ def own_profiler(steps: int) -> None:
 
 
 def drift(steps: int) -> None:
-    """Train ranks that do not communicate, of which one is ten times as fast as the others.
+    """Train ranks that do not communicate; rank 1 is ten times as fast as rank 0.
 
     With the variable GROUP the ranks have a process group.
     """

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 ON_GPU = torch.cuda.is_available()
-#: With these sizes a step takes some milliseconds on either device.
+#: Sizes with which a step takes some milliseconds on a GPU or a CPU.
 WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
 #: Duration of the injected fault in seconds; it is at least as long as a step.
 FAULT_S = 0.02

@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """Simulate a pattern of calls: `.` is a forward pass, and a letter is a call of the optimizer with this name."""
+    """Return whether each call ends a step. In `pattern`, `.` is a forward pass, and a letter an optimizer's call."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":

@@ -20,8 +20,8 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Single-process tests run on one worker, which computes `losses` once. They may run at the same time as multi-process
-#: tests.
+#: Single-process tests run on one worker, which computes `losses` once. Single-process tests may run at the same time
+#: as multi-process tests.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -187,7 +187,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """The user's `sitecustomize` may be a package, and sees the same `sys.path` as without gpudiag."""
+    """The user's `sitecustomize` may be a package, and sees an unchanged `sys.path`."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

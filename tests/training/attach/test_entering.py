@@ -96,7 +96,7 @@ def test_program_may_search_for_pytorch_before_importing_it(program: str, attach
     assert [whole(rank) for rank in run.ranks] == [True]
 
 
-#: gpudiag cannot be imported in this interpreter, as with a Python version that is too old.
+#: In this interpreter gpudiag cannot be imported, as with a Python version that is too old.
 BREAKS_GPUDIAG = """
 import sys
 class Breaks:

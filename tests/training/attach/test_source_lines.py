@@ -13,7 +13,7 @@ from tests.training.attach.attached import TWO_RANKS, Attach
 pytestmark = pytest.mark.processes
 
 #: This program trains with one fault, on the line that ends with the name of the fault. `main` contains the loop and
-#: calls the other functions.
+#: calls all other functions.
 FAULTY = """
 import sys, time
 import torch

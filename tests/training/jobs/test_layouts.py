@@ -30,7 +30,7 @@ CASES: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.fixture(scope="module")
 def trained() -> list[list[dict[str, float]]]:
-    """Train all layouts in the same processes, because starting them takes longer than training."""
+    """Train all layouts in one group of processes, because starting processes takes longer than training."""
     with Job(PROGRAM, 4, CASES) as job:
         return [job.answer(rank) for rank in range(4)]
 

@@ -360,7 +360,7 @@ def test_file_that_changed_or_cannot_be_read_has_no_text(tmp_path: Path, event: 
         work()
         log.step()
     log.end()
-    assert path.stat().st_mtime > line_log._begun_s()  # written after this process began, and unchanged since
+    assert path.stat().st_mtime > line_log._begun_s()  # written after the process began, and unchanged since
     if event == "change":
         path.write_text("# one more line\nimport time\ndef work():\n    time.sleep(0.001)\n")
     os.utime(path, (time.time() + 5, time.time() + 5))

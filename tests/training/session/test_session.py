@@ -153,7 +153,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # validation follows this warm-up step
+            if number == 3:  # validation follows the third warm-up step
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
@@ -220,7 +220,7 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     assert "no scopes here" in caplog.text
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
-    # The full trace covers the same steps, because the other ranks would have recorded theirs.
+    # The full trace covers the planned steps, because other ranks would have recorded these steps.
     assert "gpudiag.step#18" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
     assert "no-light-recording" in {warning.code for warning in analysis.validity}

@@ -2,8 +2,8 @@
 
     python train_each.py RANK WORLD MEETING '[["cpu-reduce", {"compress": "bf16"}], ...]'
 
-The answer for each strategy has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
 For each strategy, the answer has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
+The ranks train on different samples, so the loss curve is right only if gradients are communicated.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = N
         ((50.3,), None, loaded(4, 16, 5, 16), ["own-maximum"]),
         ((50.3,), None, loaded(5, 16, 5, 16), []),
         ((50.3,), None, PcieLink(generation=5, width=8, maximum_generation=5, maximum_width=16), []),
-        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of this generation is unknown
+        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of generation 8 is unknown
         ((), None, loaded(5, 8, 5, 16), ["own-maximum"]),
         ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
     ],

@@ -7,14 +7,14 @@ import msgspec
 from gpudiag.model.analysis import Analysis, Finding
 from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
-#: An amount is right if it is within this share or within this many ms of the truth.
+#: Largest error of a right amount: a share of the true cost, or ms.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
 #: Minimum share of the step at which a cause is worth action, and a margin. If the cost of a cause is within the margin
-#: of this share, both reporting and omitting the cause are right.
+#: of the minimum, both reporting and omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
-#: Causes are equal if their costs differ by at most this share.
+#: Causes are equal if the relative difference of their costs is at most this.
 _TIE = 0.10
-#: A further finding is a false alarm unless removing its cause saves this share of the step.
+#: A further finding is a false alarm unless removing its cause saves at least this share of the step.
 _CONFIRMED = 0.04
 
 

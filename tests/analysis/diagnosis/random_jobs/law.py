@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 
-#: A bucket with at least this share of the step needs an explanation.
+#: Least share of the step from which a bucket needs an explanation.
 NOTABLE = 0.05
 
 _HOST = frozenset(
@@ -43,10 +43,7 @@ def unexplained(analysis: Analysis) -> tuple[str, ...]:
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """Describe the buckets that no finding explains and no message calls unexplained.
-
-    Profiler overhead needs no finding.
-    """
+    """Describe each bucket that neither a finding explains nor a message calls unexplained."""
     reported_codes = {finding.code for finding in analysis.findings}
     codes = {warning.code for warning in analysis.validity}
     if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):

@@ -128,7 +128,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """Return the job without these causes.
+        """Return the job without some of its causes.
 
         Causes are kinds of faults, `launching`, `exchange`, `input`, `scatter`, and `blocking`, without which copies do
         not block the host. If not `recorded`, the hosts have no profiler overhead.
@@ -205,7 +205,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, kind: str | None = None) -> Recipe:
-    """Draw the job of this seed, and of this kind if one is given."""
+    """Return the job of a seed, of kind `kind` if one is given."""
     chance = random.Random(seed)  # noqa: S311
     weights = [2 if name in {"none", "loader", "two"} else 1 for name in ALL_KINDS]
     drawn = chance.choices(ALL_KINDS, weights)[0]
@@ -278,7 +278,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # for this kind, `ms` is in µs per launch
+        # for kind `launch-one`, `ms` is in µs per launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5

@@ -50,7 +50,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def judged(seed: int, kind: str | None = None) -> Judged:
-    """Draw the job of this seed, diagnose it and judge the diagnosis."""
+    """Draw the job of a seed, diagnose it and judge the diagnosis."""
     recipe = draw(seed, kind)
     truth = truth_of(recipe)
     try:

@@ -12,7 +12,7 @@ from tests.analysis.diagnosis.random_jobs.recipe import Fault, Recipe
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, with the finding that should report it.
+    """A cause, with the finding that should report it.
 
     Attributes:
         name: the fault, or the cost that every job has.

@@ -42,7 +42,7 @@ _ORIGIN_NS = 10**18
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One operation of a rank in a step; created by the functions below."""
+    """An operation of a rank in a step; created by the functions below."""
 
     what: str
     ns: int = 0
@@ -213,7 +213,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return rank * self.stages // self.ranks
 
     def peers_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the same stage."""
+        """Return the ranks of the pipeline stage of `rank`."""
         return tuple(other for other in range(self.ranks) if self.stage_of(other) == self.stage_of(rank))
 
     def _leaving(
@@ -328,7 +328,7 @@ class _Rank:
             self._launch_unseen(piece)
 
     def arrive(self, piece: Piece) -> int:
-        """Launch communication after the queued compute, and return when it starts on this rank.
+        """Launch communication after the queued compute, and return its start on this rank in ns.
 
         A receive does not wait for compute.
         """

@@ -43,13 +43,13 @@ class Op:
 
 @dataclass
 class Job:
-    """Nodes and ops of all processes in program order; indices refer to these lists."""
+    """Nodes and ops of all processes in program order; indices in a node or op refer to these lists."""
 
     nodes: list[Node] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
     def last_op(self, process: int, stream: int) -> int:
-        """Return the last op enqueued on this stream, or NONE."""
+        """Return the index of the last op enqueued on a stream, or NONE."""
         indices = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
         return indices[-1] if indices else NONE
 
@@ -103,7 +103,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
     for process in range(processes):
-        # The first op, or the host, may wait for an op of the previous iteration on the other stream.
+        # The first op, or the host, may wait for an op of the previous iteration on the second stream.
         first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
         last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
         if last > first and not job.ops[first].waits and draw(st.booleans()):
@@ -142,7 +142,7 @@ class BruteForce:
         self.end = [0.0] * len(job.ops)
 
     def turn(self) -> None:
-        """Run one iteration: compute each node's time and each op's start and end from this or the last iteration."""
+        """Run one iteration: compute each node's time and each op's start and end from this and the last iteration."""
         job = self.job
         before_node = self._before([n.process for n in job.nodes])
         before_op = self._before([(op.process, op.stream) for op in job.ops])
@@ -189,7 +189,7 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """Return for each index the previous index with the same key, or else the last index with this key."""
+        """Return for each index the previous index with an equal key, or else the last index with that key."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)

@@ -75,7 +75,7 @@ def test_usual_times_are_per_device() -> None:
 
 
 def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[int, list[int]], list[float]]:
-    """Return peers and transfer time of each collective op (instance, start, end) of these tracks."""
+    """Return (peers, transfer times) of the collective ops (instance, start, end) of `tracks`."""
     parts: Any = []
     tables: Any = []
     for index, ops in enumerate(tracks):
@@ -132,11 +132,10 @@ def gaps(
 ) -> list[float]:
     """Return contention-free gaps of kernels (start, gap, launch time), while collectives run at the `busy` times."""
     device = device_of(
-        start=[start for start, _, _ in ops],
-        gap=[gap for _, gap, _ in ops],
+        start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
         launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
         track=[0] * len(ops) if track is None else track,
-    )  # Return contention-free gaps of kernels (start, gap, launch time), while collectives run in the `busy` spans.
+    )  # fmt: skip
     table = SimpleNamespace(
         start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
     )

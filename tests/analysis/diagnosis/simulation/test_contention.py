@@ -84,7 +84,7 @@ def test_layer_of_a_different_size_does_not_match() -> None:
     # Kernel times halve from layer to layer, as in a convolutional network; there is no contention.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]
     assert contention_free(sizes, [(50, "conv"), (50, "conv")]) == {}
-    # Kernels of this name take 3 times as long in every layer during the all-reduce, so the difference is not
+    # Kernels named `conv` take 3 times as long in every layer during the all-reduce, so the difference is not
     # contention.
     assert contention_free([(300, "conv")] * 3, [(100, "conv")] * 3) == {}
 

@@ -31,8 +31,7 @@ Collective = tuple[int, int, int, float]
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Return a timeline of these tracks, each with a trace; row numbers of collectives start at 100, and `names` are
-    indexed by row."""
+    """Return a timeline of `tracks`, each with a trace; collectives begin at row 100, and `names` are by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))

@@ -181,7 +181,8 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
-    # No rank synchronizes more than the others if all synchronize equally often; waits for communication do not count.
+    # If all ranks synchronize equally often, no rank synchronizes more than its peers; waits for communication do not
+    # count.
     alike = synchronizing(2, 2)
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])

@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """Return op name → names of the ops that this op waits for."""
+    """Return op name → names of the ops that the op waits for."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):
@@ -174,7 +174,7 @@ def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
 def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
     facts = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
-    if number == 1e400:  # JSON cannot represent this number
+    if number == 1e400:  # JSON cannot represent infinity
         facts = dict.fromkeys(facts, float("inf"))
     content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     what_if = simulation(read_one(tmp_path, content))

@@ -76,7 +76,7 @@ def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
     # A call of up to 8 µs does not count as a wait for the queue, even if calls usually take less.
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # The usual time is that of calls of the same name, without blocking calls.
+    # The usual time is the median over calls of the same name, without blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 

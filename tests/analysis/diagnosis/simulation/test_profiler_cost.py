@@ -209,12 +209,12 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # this overhead gives 20.02 ms
+        (20.0, 0, 2495),  # an overhead of 2495 ns gives 20.02 ms
         (24.76, 0, 1250),  # 24.76 ms is within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # this overhead gives 27.972 ms
+        (28.0, 0, 507),  # an overhead of 507 ns gives 27.972 ms
         (35.0, 0, 7.5),  # even zero overhead gives a shorter step
         (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; 1 % and 0.1 % are tolerances
         (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms

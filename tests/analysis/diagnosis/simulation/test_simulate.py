@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TURNS = 80
-#: The search for the steady state may leave this relative error, and this absolute error in jobs of a few ns.
+#: Errors that the search for the steady state may leave: relative, or absolute (ns) in jobs of a few ns.
 TOLERANCE = 2e-3
 
 

@@ -114,14 +114,14 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     [
         (50, 10, 200, True),
         (50, 10, 210, True),
-        (50, 10, 210.001, False),  # starts too long after the end of the other op
+        (50, 10, 210.001, False),  # starts too long after the end of the other stream's op
         (50, 10, 199.999, False),
         (190, 10, 200, True),
         (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
         (50, 179.999, 200, True),
         (50, 180, 200, False),  # may have started immediately after its launch
         (50, 5.001, 200, True),
-        (50, 5, 200, False),  # the other op was not launched earlier
+        (50, 5, 200, False),  # the other stream's op was not launched earlier
         (50, UNKNOWN, 200, False),
     ],
 )

@@ -114,7 +114,7 @@ def test_lost_worker_is_replaced_by_the_other(tmp_path: Path) -> None:
         _set_rank(tmp_path / f"{number:02}.json.gz", number, 12)
     (tmp_path / "dask").mkdir()
     with DaskCluster(tmp_path / "dask", workers=2) as running:
-        running.workers[0].send_signal(signal.SIGSTOP)  # this worker gets files and does not read them
+        running.workers[0].send_signal(signal.SIGSTOP)  # the stopped worker gets files and does not read them
         job = started("analyze", str(tmp_path), "--json", "--scheduler", running.address)
         try:
             running.wait("work", "worker0")

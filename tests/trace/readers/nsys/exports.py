@@ -163,7 +163,7 @@ class ExportWriter:
         return self._strings[text]
 
     def rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert rows; values for columns that this version of the table lacks are left out."""
+        """Insert rows; values for columns that the schema's version lacks are left out."""
         if table not in self._inserts:
             return
         insert, columns = self._inserts[table]

@@ -1,4 +1,4 @@
-"""Test that exports made from real recordings give the events, device times and verdicts of these recordings."""
+"""Test that exports made from real recordings have the events, device times and verdicts of the recordings."""
 
 from __future__ import annotations
 

@@ -149,8 +149,9 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
 def test_recorded_reduction_on_the_cpu_is_the_first_finding_with_its_cost() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
-    # copy of the recording lacks the shortest kernels, so their time during communication counts as wait.
+    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). The
+    # copy of the recording in this repository lacks the shortest kernels, so their time during communication counts as
+    # wait.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)
     for device in analysis.devices:

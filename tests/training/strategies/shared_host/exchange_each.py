@@ -160,7 +160,7 @@ def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def dies(plan: dict[str, Any]) -> dict[str, Any]:
-    """Kill the last rank during an all-reduce; the others must notice."""
+    """Kill the last rank during an all-reduce, which every other rank must notice."""
     exchange = make(plan)
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     sys.stdout.write("under way\n")

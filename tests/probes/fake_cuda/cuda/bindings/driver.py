@@ -1,8 +1,8 @@
 """Fake a driver whose devices are host memory and whose streams run their work immediately, on the caller's thread.
 
 The fake driver has two or more devices, addresses, copies by address, memset, events on a clock, the probes' kernels,
-and peer access that must be enabled before use. It does not model time. FAKE_CUDA is a JSON object: {"devices": number,
-"peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
+and peer access that must be enabled before use. The fake driver does not model time. FAKE_CUDA is a JSON object:
+{"devices": number, "peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
 """
 
 # ruff: noqa: N801, N802, N816 # names of the CUDA driver
