@@ -193,6 +193,7 @@ def main() -> int:
 
 
 def _draw(rows: list[dict[str, Any]]) -> None:
+    """Print a table with a row for each job."""
     table = Table("job", "exit code", "stdout bytes", "measured", "s", "s with gpudiag", "differs")
     for row in rows:
         table.add_row(

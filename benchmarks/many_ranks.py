@@ -65,6 +65,7 @@ def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int, di
 
 
 def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
+    """Write a rank's trace: the text of the recorded trace `source` with another rank, job size and times."""
     text = gzip.decompress(source.read_bytes()).decode()
     head, rest = text.split('"traceEvents"', 1)
     document = json.loads(head.rstrip().rstrip(",") + "}")
@@ -85,6 +86,7 @@ def _recorded(source: Path) -> Trace:
 
 
 def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
+    """Write a rank's digest, made from the trace `source` as `_write_rank` makes a trace."""
     trace = _recorded(source)
     events = trace.events
     rows = [call.row for call in trace.collectives]

@@ -130,6 +130,7 @@ def dead_links() -> list[str]:
 
 
 def _dead_links_of(page: Path) -> list[str]:
+    """Return a line for each link of a page whose file or heading does not exist."""
     problems = []
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):

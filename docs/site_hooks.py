@@ -63,6 +63,7 @@ def _folder(name: str, docs: Path) -> list[str]:
 
 
 def _expanded(entry: Any, docs: Path, others: list[str]) -> Any:
+    """Return an entry of the navigation with folders replaced by their pages, and `*` by `others`."""
     if isinstance(entry, dict):
         return {title: _expanded(part, docs, others) for title, part in entry.items()}
     if isinstance(entry, list):

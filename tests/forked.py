@@ -109,6 +109,7 @@ class _Parent:
             seconds = 0.0
 
     def _answer(self) -> dict[str, int]:
+        """Read an answer of the forking process; if a fork has ended, store its exit code in `ended`."""
         # Read one line at a time: the parent writes each line at once, and no line exceeds the capacity of a pipe.
         line = bytearray()
         while not line.endswith(b"\n"):

@@ -165,6 +165,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: str = "cudaMemcpyAsync",
     ) -> Self:
+        """Add a copy between host and device; `call` is the runtime call that launches it."""
         return self._device_work(
             EventKind.COPY, name, start, end, stream, launch=launch, launcher=call, size_bytes=size_bytes
         )
@@ -187,6 +188,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
+        """Add an NCCL kernel with the facts of its collective."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )

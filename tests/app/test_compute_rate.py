@@ -105,6 +105,7 @@ def rank_of(flops: StepFlops | None, *, rank: int = 0, name: str = H100, step_ms
 
 
 def run_of(*ranks: RankRecord) -> RunRecord:
+    """Return the record of a run with the given ranks."""
     return RunRecord(
         created="2026-01-01T00:00:00Z",
         command=("gpudiag", "profile"),

@@ -15,6 +15,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def _module() -> Any:
+    """Import benchmarks/expectation.py, which is no package."""
     spec = importlib.util.spec_from_file_location("expectation", BENCHMARKS / "expectation.py")
     assert spec is not None
     assert spec.loader is not None

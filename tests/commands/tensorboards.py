@@ -70,6 +70,7 @@ def viewing(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the URL that `gpudiag view` prints to `log`, as soon as it serves."""
     until = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < until:
         if found := re.search(r"http://\S+?/(?=#)", log.read_text(encoding="utf-8")):

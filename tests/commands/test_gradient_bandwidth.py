@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def _all_reduce(transport: str, size: int, time_us: float) -> Collective:
+    """Return an all-reduce of `size` bytes over `transport`."""
     busbw = size / time_us / 1e3
     return Collective(
         operation="all_reduce",
@@ -35,6 +36,7 @@ def _all_reduce(transport: str, size: int, time_us: float) -> Collective:
 
 
 def _buckets() -> ModelBuckets:
+    """Return measurements of two transports, and a reason for a strategy without measurements."""
     return ModelBuckets(
         workload="vgg16\x1b[31m",
         bucket_bytes=(1_000_000, 20_000_000, 10_000_000, 40_000_000),

@@ -166,6 +166,7 @@ def test_default_traces_have_every_range_on_every_rank_at_the_same_steps(default
 
 
 def marks_at_the_same_steps(run_dir: Path, folder: str) -> None:
+    """Check that the traces of both ranks in `folder` have all ranges, and marks of equal steps."""
     marks = []
     for rank in (0, 1):
         names = names_in_trace(run_dir, rank, folder)

@@ -31,6 +31,7 @@ needs_gpus = pytest.mark.skipif(GPUS < 2, reason="there are not two NVIDIA GPUs"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """Run `gpudiag bandwidth` once for all tests of this module; return its facts."""
     path = tmp_path_factory.mktemp("bandwidth") / "facts.json"
     page = path.with_name("page.html")
     command = [sys.executable, "-m", "gpudiag", "bandwidth", "--save", str(path), "--html", str(page)]

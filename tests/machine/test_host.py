@@ -47,6 +47,7 @@ def device(root: Path, address: str, above: str, numa: int = 0) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Write files of /proc, /sys and /etc of a host with two sockets and three GPUs; return their root."""
     for address, above in DEVICES.items():
         device(tmp_path, address, above, 1 if address.startswith("0000:b1") else 0)
     flags = "flags\t\t: fpu hypervisor sse\n"

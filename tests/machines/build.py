@@ -59,6 +59,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def gforce_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs of 7gforce: six GTX 1070 on one-lane risers, and a GTX 1080."""
     boost_mhz = (1772, 1683, 1683, 1683, 1772, 1772)
     risers = [
         Gpu(
@@ -185,6 +186,7 @@ def nvbandwidth_rows(text: str, title: str) -> list[list[float | None]]:
 
 
 def h200(directory: Path) -> Facts:
+    """Return the facts of the H200 machine from the saved output of nvbandwidth and nvidia-smi."""
     measured_text = (directory / "nvbandwidth.txt").read_text()
     smi = (directory / "nvidia-smi.txt").read_text()
     uuids = re.findall(r"UUID: (GPU-[0-9a-f-]+)", smi)
@@ -229,6 +231,7 @@ def h200(directory: Path) -> Facts:
     bandwidth: list[Bandwidth] = []
 
     def host(title: str, path: str, memory_direction: str = "one_way") -> None:
+        """Add the copies between the host and each GPU below the heading `title`."""
         for index, value in enumerate(nvbandwidth_rows(measured_text, title)[0]):
             ends = ("host", f"gpu:{index}") if path == "host_to_device" else (f"gpu:{index}", "host")
             bandwidth.append(

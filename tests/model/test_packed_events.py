@@ -68,6 +68,7 @@ def table_of(rows: list[tuple[int, ...]]) -> EventTable:
 
 
 def assert_round_trip(table: EventTable) -> None:
+    """Check that a table is equal, with equal column types, after packing and unpacking."""
     packed = pack(table)
     assert len(packed) == len(table)
     again = unpack(packed)

@@ -20,6 +20,7 @@ def job(*findings: Finding, ranks: int = 4, **fields: Any) -> Analysis:
 
 
 def finding(code: str = "host-stall", **fields: Any) -> Finding:
+    """Return a finding with usual values, and `fields` changed."""
     usual: dict[str, Any] = {
         "severity": "critical",
         "ranks": (0, 1, 2, 3),

@@ -26,6 +26,7 @@ def drawn(facts: Facts, width: int, *, colour: Colour | None = None, encoding: s
 
 
 def no_gpu() -> Facts:
+    """Return the facts of a laptop without a GPU, in a container."""
     reason = "none on the PCI bus; the NVIDIA driver library (libnvidia-ml.so.1) is not here: no driver is installed"
     return Facts(
         host=Host(

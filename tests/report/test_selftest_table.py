@@ -19,6 +19,7 @@ def result() -> Selftest:
     """Return a selftest with four rows: right, wrong, with hostile text, and too small to judge."""
 
     def row(fault: str, expected: ExpectedFinding, ms: float, found: Found | None, *why: str) -> SelftestRow:
+        """Return a row; `why` are the reasons if it is wrong."""
         return SelftestRow(
             workload="resnet50",
             fault=fault,

@@ -111,6 +111,7 @@ def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeyp
     pickled = tmp_path / "pickled"
 
     def large(path: Path, shown: str, limits: ReadLimits) -> Any:
+        """Return a large result for ranks 0 and 2, and raise the error of rank 1 while rank 0 sends."""
         if path.name == "rank0.json":
             return Large(pickled)
         while not pickled.exists():

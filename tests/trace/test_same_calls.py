@@ -59,6 +59,7 @@ class Recording:
         return read_one(directory, document(*self.events), f"{'full' if self.full else 'light'}/rank0.json")
 
     def _call(self, name: str, at: float, size: int | None) -> None:
+        """Add a runtime call or launch at `at` µs; `size` is the number of elements of a collective."""
         self.correlation += 1
         call = name if name.startswith("cuda") else "cudaLaunchKernel"
         arguments = {"correlation": self.correlation}
@@ -73,6 +74,7 @@ class Recording:
 
 
 def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
+    """Return the kernel-only trace with the operators of the full trace, and check that calls are unchanged."""
     before = light.read(directory)
     merged = with_operators(before, full.read(directory))
     if merged is not None:

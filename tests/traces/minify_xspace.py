@@ -152,6 +152,7 @@ def _keep_operations_only(plane: Any) -> None:
 
 
 def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
+    """Remove events, stats and lines of a plane that gpudiag does not read, or that the options exclude."""
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")
     for line in list(plane.lines):

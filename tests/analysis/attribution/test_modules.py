@@ -173,6 +173,7 @@ def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, 
     work: list[tuple[str, int, bool]] = []
 
     def run(call: Any, path: str, at: int) -> int:
+        """Add a module call that begins at `at` µs, with its nested calls; return its end in µs."""
         inner, forward, back = call
         module = Module("Net", path, "Any")
         if module not in names:

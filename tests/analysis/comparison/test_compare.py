@@ -149,6 +149,7 @@ def test_change_on_one_rank_without_waiting_names_that_rank() -> None:
 
 def test_unprofiled_steps_are_judged_if_both_runs_have_them() -> None:
     def timed(mean: float) -> Analysis:
+        """Return an analysis with four unprofiled steps around `mean` ms."""
         times = tuple(mean + off for off in (-0.1, 0.1, 0.0, 0.05))
         steps = Steps(
             analysed=5,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 def simulation(
     simulated: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0
 ) -> Any:
+    """Fake a what-if with step times in ms: simulated, without profiler overhead, and unprofiled."""
     return SimpleNamespace(
         simulated_ms=simulated,
         corrected_ms=corrected,
@@ -386,6 +387,8 @@ def test_mixed_runs_disable_rules_between_ranks(monkeypatch: pytest.MonkeyPatch,
     proposed: list[str] = []
 
     def rule(named: str) -> Any:
+        """Return a rule that proposes its code, and also abstains."""
+
         class Rule:
             code = named
 

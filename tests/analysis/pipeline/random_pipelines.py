@@ -142,6 +142,7 @@ class _Recorder:
         chunk: int = -1,
         microbatch: int = -1,
     ) -> None:
+        """Add an operation; `worker` is (stage, data rank), and times are in ms of the simulation."""
         begin = start + self.clocks.get(worker, 0.0)
         self.rows.append((step, worker[1], worker[0], kind, begin, end - start, chunk, microbatch))
 

@@ -25,6 +25,7 @@ ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
 def calls_on(trace: Trace, devices: tuple[int, ...], *, rank: int = 0, origin_ns: int = 0) -> TrackCalls:
+    """Return the collectives of a trace on `devices` as calls of one track."""
     rows = np.array([call.row for call in trace.collectives], np.int64)
     return track_calls(
         trace.collectives,

@@ -350,6 +350,7 @@ def test_timeline_work_grows_linearly() -> None:
     from gpudiag.analysis.attribution import attribute
 
     def calls(steps: int) -> int:
+        """Return the number of function calls that a timeline with `steps` steps takes."""
         traces = [
             TraceBuilder(rank, world_size=2)
             .steps(steps, 40 * 10, lambda s: s.sync(1, 3).compute(10, 90, launch=4).collective(200, 300, ranks=(0, 1)))

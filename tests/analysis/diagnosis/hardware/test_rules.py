@@ -42,6 +42,7 @@ def test_rule_is_silent_on_its_example(rule: FactsRule, facts: Facts) -> None:
 
 
 def assert_usable(finding: Finding, facts: Facts) -> None:
+    """Check that a finding has advice and evidence, and names only GPUs of the machine."""
     assert finding.code in FINDING_CODES
     assert finding.advice, "the finding has no advice"
     assert len(finding.title) <= 400

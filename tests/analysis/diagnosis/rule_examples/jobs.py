@@ -394,6 +394,7 @@ class _Rank:
         )
 
     def _collective(self, index: int, row: _Row) -> CollectiveCall:
+        """Return the collective or message of the kernel at position `index` of the event table."""
         _, piece = self.calls[row.correlation]
         group = "default_pg" if self.job.stages == 1 else "dp" if piece.what == "all_reduce" else "pp"
         return CollectiveCall(

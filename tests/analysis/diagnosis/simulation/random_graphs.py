@@ -152,6 +152,7 @@ class BruteForce:
         done_ends: set[int] = set()
 
         def node(i: int) -> float:
+            """Return the time in ns at which host node i ends in this iteration."""
             if i not in done_nodes:
                 done_nodes.add(i)
                 before = before_node[i]
@@ -164,6 +165,7 @@ class BruteForce:
             return self.time[i]
 
         def start(j: int) -> float:
+            """Return the time in ns at which op j starts in this iteration."""
             if j not in done_starts:
                 done_starts.add(j)
                 op, before = job.ops[j], before_op[j]

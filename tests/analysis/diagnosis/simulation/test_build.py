@@ -106,6 +106,7 @@ def test_track_indices_become_graph_indices() -> None:
 
 def test_graph_holds_whole_steps_and_their_length() -> None:
     def graph(*counts: int) -> Graph | None:
+        """Return the graph of ranks that recorded `counts[rank]` steps of different lengths."""
         traces = [
             TraceBuilder(rank, world_size=len(counts))
             .steps(count, 100 * (rank + 1), lambda trace: trace.compute(5, 80))

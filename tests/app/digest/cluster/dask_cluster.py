@@ -80,6 +80,7 @@ class DaskCluster(AbstractContextManager["DaskCluster"]):
         return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.log")))
 
     def _start(self, *words: str | Path) -> subprocess.Popen[bytes]:
+        """Start `dask WORDS...` with its output in a log file."""
         log = self._directory / f"{words[0]}{len(self.workers)}.log"
         with log.open("w") as file:
             return subprocess.Popen(

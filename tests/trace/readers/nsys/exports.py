@@ -239,6 +239,7 @@ class _Process:
         self._thread = {thread: self._pid | (pid + number) for number, thread in enumerate(threads)}
 
     def write(self, *, operators: bool, graphs_as_a_whole: bool) -> None:
+        """Write the process, its devices, and all events of the trace."""
         events = self._trace.events
         pid = self._pid >> 24
         devices = sorted({int(device) for device in events.device.tolist() if device >= 0})
@@ -253,6 +254,7 @@ class _Process:
         self._write_waits()
 
     def _write_event(self, row: int, *, operators: bool) -> None:
+        """Write the event at `row` into the table of its kind; other kinds are left out."""
         kind, name = EventKind(self._columns["kind"][row]), self._trace.events.names[self._columns["name"][row]]
         if kind == EventKind.KERNEL:
             named = self._writer.string(name)
@@ -314,6 +316,7 @@ class _Process:
                 self._writer.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", [row])
 
     def _copy(self, row: int, name: str) -> None:
+        """Write a copy, with the kinds of memory that its name states."""
         ends = _ENDS.search(name)
         kinds = [_MEMORY_KINDS.get(word, 7) for word in ends.groups()] if ends else [7, 7]
         self._device(

@@ -38,6 +38,7 @@ DEVICE_TIMES = (
 
 @pytest.fixture(scope="module")
 def export_of(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """Return the function that writes exports, each only once."""
     written: dict[tuple[object, ...], Path] = {}
 
     def export(job: str, schema: Schema = SCHEMA_2024, *, operators: bool = True) -> Path:

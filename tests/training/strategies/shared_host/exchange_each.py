@@ -31,6 +31,7 @@ WIRES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
+    """Return an all-reduce with the engine and timeout of the plan."""
     return SharedHostAllReduce(
         device=DEVICE,
         engine=plan.get("engine", "auto"),
