@@ -10,7 +10,7 @@ end of each block, and the first `--skip` steps of a block are not timed. `--by-
 the changed `args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under
 `torchrun`, use `--seconds inf`, so that all ranks measure the same blocks; rank 0 prints the result.
 
-The last line of output is a JSON object in ms: the step times with and without the problem (medians, and one per
+The last line of output is a JSON object in ms. It has the step times with and without the problem (medians, and one per
 block), and the host's wait for the device at the ends of blocks. A long wait shows that the device determines the step
 time.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
 
-Each process trains three copies of the model on a batch that is on the device. One copy uses plain DDP, one the
-strategy `nccl`, and one DDP with a Python communication hook from the start. gpudiag needs such a hook to name the
+Each process trains three copies of the model on a batch that is on the device. One copy uses plain DDP, one uses the
+strategy `nccl`, and one uses DDP with a Python communication hook from the start. gpudiag needs such a hook to name the
 communication of each bucket. The copies take turns of some steps each, in a different order each round. The output is
 the median step time of each copy, and its ratio to bare DDP with a 95 % interval (Student's t). The interval is
 computed from the ratio of each round, because the machine changes little within a round. Without GPUs, small models run

@@ -8,9 +8,9 @@ float32 gradients, also for methods that send half precision, because the figure
 available. Every sum must equal NCCL's bit by bit, because the summands are integers whose sums are exact in every
 format.
 
-Upper bounds are measured in the same run: the combined copy bandwidth of all GPUs to and from pinned host memory, in
-each direction and in both at once; the CPUs' read, add and copy bandwidth in memory and in cache; and the CPUs'
-summation rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
+Upper bounds are measured in the same run. They are the combined copy bandwidth of all GPUs to and from pinned host
+memory (in one direction, and in both at once), the CPUs' read, add and copy bandwidth (in memory and in cache), and the
+CPUs' summation rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/bench_xspace.py [TRACE] [--xprof PYTHON] [--rounds N] [--cpus N]
 
 xprof is timed twice: the whole process, which a user waits for, and the part from reading the file to the overview's
-data, without Python's start and imports. gpudiag's time is always that of the whole process, from `exec` to exit.
-Rounds are interleaved, so that other load affects both equally. Each run gets a fresh copy of the trace, because xprof
-caches its results next to it. `make tensorboard` installs xprof.
+data. That part excludes Python's start and imports. gpudiag's time is always that of the whole process, from `exec` to
+exit. Rounds are interleaved, so that other load affects both equally. Each run gets a fresh copy of the trace, because
+xprof caches its results next to it. `make tensorboard` installs xprof.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     cd benchmarks; gpudiag profile compute_models:gpt2 --devices 1 --try tf32,fused,sdpa,compile
 
-Without changes, the functions do what costs time on a GPU: matrix products in full fp32 (with PyTorch's defaults,
-convolutions and cuDNN's LSTM compute in tf32), images in contiguous format, attention that writes its scores to memory,
-and an optimizer without fusion. Each function has one argument for each change that it implements. ResNet-50, ViT,
-Llama and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on
-the device. `judge_changes.py` compares predicted with measured savings of such changes.
+Without changes, the functions do what costs time on a GPU. Matrix products are in full fp32 (with PyTorch's defaults,
+convolutions and cuDNN's LSTM compute in tf32), images are in contiguous format, attention writes its scores to memory,
+and the optimizer is not fused. Each function has one argument for each change that it implements. ResNet-50, ViT, Llama
+and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on the
+device. `judge_changes.py` compares predicted with measured savings of such changes.
 
 `TINY=1` in the environment makes models and batches small enough for a CPU.
 """

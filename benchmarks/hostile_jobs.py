@@ -3,10 +3,10 @@
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
 Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. The
-comparison covers standard output byte for byte, the exit code (128 + n if signal n ended the job), the job's lines on
-standard error, the files left in the temporary and the current directory, and the remaining processes. On standard
-error, numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. The exit code of this program
-is 1 if there is any difference.
+comparison covers standard output (byte for byte), the exit code (128 + n if signal n ended the job), the job's lines on
+standard error, files left in the temporary and the current directory, and remaining processes. On standard error,
+numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. The exit code of this program is 1 if
+there is any difference.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ out a known problem or communication. The true cost is the example's unprofiled 
 variant. Examples whose main finding is not known in advance have the verdict `stated`.
 
 The scripts of FSDP2 and tensor parallelism train for 10 steps, which is too few to measure, and have no option for
-more. These scripts run as they are (`-short`), and with a replacement of the function `range` for which `range(10)` has
-more iterations; the files are not changed.
+more. These scripts run as they are (`-short`), and a second time with a function `range` for which `range(10)` has more
+iterations. The files are not changed.
 
 `--keep DIR` receives `results.json` after each example, `reports.tar` (report and output of each run) and `runs-N.tar`
 (the run directories of the examples, at most 15 MB a file).

@@ -1,15 +1,15 @@
 """Measure the share of injected faults in the analysis that the tests detect: `make mutants`.
 
-Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
+Source locations in attribution, timeline and diagnosis are drawn at random. Each gets one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
 loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than on the unchanged
 code. The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A
 surviving mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree
 in `build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
 
-Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
-bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
-examples in rules, which are test inputs, are excluded too.
+Equivalent and untestable mutants are excluded: changes of annotations or of code for type checkers only, identity
+instead of equality, bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`,
+`strict` of zip) and the examples in rules, which are test inputs, are excluded too.
 """
 
 from __future__ import annotations

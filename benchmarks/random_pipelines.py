@@ -1,11 +1,11 @@
 """Score the analysis of random pipeline-parallel jobs: `python benchmarks/random_pipelines.py --jobs 200 --seed 0`.
 
-Each job is drawn at random (1F1B, GPipe, interleaved; 2 to 8 stages), executed by a simulator of workers, and analysed
-as a table of operations. The true cost of a fault comes from executing the job again without the fault. An analysis
-must name each fault that costs at least 7 % of the step with its ranks, and its cost within 15 % or 2 % of the step.
-The first finding must be about the costliest fault or one that costs almost as much. No false straggler finding may
-promise savings of 5 %. The simulated steps must differ from the recorded ones by less than 1 %
-(tests/analysis/pipeline/judge.py).
+Each job is drawn at random (1F1B, GPipe or interleaved; 2 to 8 stages). A simulator of workers executes the job, and
+its table of operations is analysed. The true cost of a fault comes from executing the job again without the fault. An
+analysis must name each fault that costs at least 7 % of the step. The named ranks must be right, and the cost must be
+within 15 % or 2 % of the step. The first finding must be about the costliest fault or one that costs almost as much. No
+false straggler finding may promise savings of 5 %. The simulated steps must differ from the recorded ones by less than
+1 % (tests/analysis/pipeline/judge.py).
 
 With `--traces` jobs are executed by the simulator of traces instead (1F1B and GPipe), and analysed as traces
 (tests/analysis/diagnosis/traced_pipelines.py).

@@ -2,12 +2,13 @@
 
     python benchmarks/record_shapes_cost.py [--models resnet50,gpt2] [--rounds 4] [--seconds 10]
 
-ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of it, for which the
-host determines the step time. In each round both settings (with and without shapes) record a new window as gpudiag
-does, of 2 discarded and 8 recorded steps; the order alternates between rounds. A job ends after `--rounds` rounds, or
-after `--seconds` seconds and at least two rounds. Step times come from CUDA events between recorded steps, or on a CPU
-from the host's clock. The first recorded step of a window is omitted. The output is one JSON line: the median step time
-in ms without the profiler, without shapes and with shapes, and the size of a trace in MB, plain and compressed.
+ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of the batch, for
+which the host determines the step time. In each round both settings (with and without shapes) record a new window of 2
+discarded and 8 recorded steps, as gpudiag does. The order alternates between rounds. A job ends after `--rounds`
+rounds, or after `--seconds` seconds and at least two rounds. Step times come from CUDA events between recorded steps,
+or on a CPU from the host's clock. The first recorded step of a window is omitted. The output is one JSON line. It has
+the median step time in ms without the profiler, without shapes and with shapes, and the size of a trace in MB, plain
+and compressed.
 
 `TINY=1` in the environment makes the jobs small enough for a CPU.
 """

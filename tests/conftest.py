@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The tests start many programs that import the same modules. Some images set PYTHONDONTWRITEBYTECODE, which turns off
-# cached bytecode; then each program compiles the modules again, which takes as long as the rest of a short command.
+# cached bytecode. Then each program compiles the modules again, which takes as long as the rest of a short command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

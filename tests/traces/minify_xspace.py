@@ -2,9 +2,9 @@
 
     python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US] [--python]
 
-Always removed: stats that gpudiag does not read, events of zero duration, and threads that neither launch, nor train,
-nor contain profiler overhead; of threads that run XLA modules on CPU devices, all events but the modules' operations;
-and Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
+Always removed: stats that gpudiag does not read; events of zero duration; threads that neither launch, nor train, nor
+contain profiler overhead; events other than modules' operations on threads that run XLA modules on CPU devices; and
+Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
 GPUs, short executor events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a
 checksum, except for communication kernels. Times are unchanged.
 """

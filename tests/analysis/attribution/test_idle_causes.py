@@ -170,7 +170,8 @@ def test_catching_up_is_distributed_over_following_gaps() -> None:
 def test_catching_up_ends_at_the_next_block() -> None:
     """The host is blocked for 8 ms, and later from 14 to 15 ms.
 
-    The gap from 10 to 14 ms belongs to the first block, and 1 ms of the gap from 15 to 20 ms to the second block."""
+    The first block causes the gap from 10 to 14 ms, and the second block causes 1 ms of the gap from 15 to 20 ms.
+    """
     trace = middle().compute(0, 10).sync(2, 10).operator(10, 14).compute(14, 15, launch=(13, 14)).sync(14, 15)
     trace.operator(15, 20).compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 31, "sync": 5, "launch": 4}

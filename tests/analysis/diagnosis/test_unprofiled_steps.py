@@ -182,8 +182,8 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # The first step has no previous lead. In the other steps the fetch takes 8, 2 and 7 ms, of which the previous
-    # step's lead of 5, 5 and 0 ms is hidden.
+    # The first step has no previous lead. In the other steps the fetch takes 8, 2 and 7 ms. The previous step's lead
+    # hides 5, 5 and 0 ms of it.
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)

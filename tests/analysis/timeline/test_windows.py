@@ -39,7 +39,7 @@ def test_first_and_last_step_are_left_out() -> None:
 
 
 def test_work_belongs_to_the_step_that_launched_it() -> None:
-    """The host is one and a half steps ahead: step k's kernels run while the host is in step k + 1 or k + 2."""
+    """The host is one and a half steps ahead, so the kernels of step k run while the host is in step k + 1 or k + 2."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step).compute(150, 240)

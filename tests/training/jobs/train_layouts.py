@@ -3,8 +3,7 @@
     python train_layouts.py RANK WORLD MEETING '[[{"pp": 2, "dp": 2}, false], ...]'
 
 Each pair is a layout and whether the replicas are sharded (FSDP2). For each pair, the answer has the largest difference
-between this rank's parameters and those of the undivided model after some steps, and the median change of the
-parameters.
+of this rank's parameters from the undivided model's after some steps, and the median change of the parameters.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def first_causes(truth: Truth) -> tuple[Cause, ...]:
     """Return the causes that may come first, the most expensive first; none if no cause is worth action.
 
-    Waste precedes work of equal cost: if a host waits for its loader and then launches slowly, removing either helps,
-    but only the loader can be removed entirely. Work may also come first if it costs more than all waste, or as much
-    after all waste is removed.
+    Waste precedes work of equal cost. If a host waits for its loader and then launches slowly, removing either helps,
+    but only the loader's wait can be removed entirely. Work may also come first if it costs more than all waste, or as
+    much after all waste is removed.
     """
     notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
     waste = [cause for cause in notable if cause.waste]

@@ -2,9 +2,9 @@
 
     Job(ranks=4, step=(kernels(20), all_reduce(2), update(1)), extra={2: (fetch(30),)})
 
-is a job of four ranks, where rank 2 waits 30 ms for its loader in each step. `Job.traces()` executes it as a framework
-would: the host runs ahead of the device; a collective starts on each rank when its gradients are computed, and ends on
-all ranks at once; a synchronization blocks the host until the device is idle. Times are in milliseconds.
+is a job of four ranks, where rank 2 waits 30 ms for its loader in each step. `Job.traces()` executes the job as a
+framework would. The host runs ahead of the device. A collective starts on each rank when its gradients are computed,
+and ends on all ranks at once. A synchronization blocks the host until the device is idle. Times are in milliseconds.
 """
 
 from __future__ import annotations

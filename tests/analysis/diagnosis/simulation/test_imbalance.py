@@ -112,8 +112,8 @@ def test_totals_without_excess_are_at_most_the_median(cells: list[list[int]]) ->
 
 
 def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
-    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each; the last op of rank 7 ended after both steps, and
-    # counts in the second.
+    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each. The last op of rank 7 ends after both steps, and
+    # counts in the second step.
     process = np.array([0, 0, 0, 2, 2, 3, 3, 3])
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])

@@ -238,7 +238,7 @@ def traced(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple
     """Return the traced waits of device 0 as (call in µs, waiting stream, record in µs, recorded stream).
 
     `waits` are (row of call, row of record, waiting stream, recorded stream, device). Rows 0 to 3 are calls at 0, 10,
-    20 and 30 µs; rows 1 and 2 launch on streams 7 and 9, row 2 from thread 5.
+    20 and 30 µs. Row 1 launches on stream 7, and row 2 on stream 9 from thread 5.
     """
     trace = TraceBuilder().runtime(0, 1).compute(40, 50, launch=10).by(5).compute(40, 60, stream=9, launch=20)
     built = trace.by(1).runtime(30, 31).build()

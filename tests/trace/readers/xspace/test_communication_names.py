@@ -97,8 +97,8 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, from the
-    # launch of that copy to the update, and from the launch of the update to the end of the executor's call.
+    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, then until
+    # the update, and from the launch of the update to the end of the executor's call.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 
