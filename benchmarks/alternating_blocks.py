@@ -2,7 +2,7 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. The script must have a switch `--fixed`, and read `args.fixed` where the problem would occur.
+The script runs unchanged. The script must have a switch `--fixed`, and read `args.fixed` where the problem would occur.
 This program keeps a reference to `args` and changes `args.fixed` every `--block` steps, in the order with, without,
 without, with the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and
 end of each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read

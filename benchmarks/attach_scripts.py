@@ -25,7 +25,7 @@ from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "training" / "attach" / "slow_scripts.py"
-#: A program that imports PyTorch under gpudiag and then forks the two ranks of each job.
+#: This program imports PyTorch under gpudiag and then forks the two ranks of each job.
 FORKS = """
 import dataclasses, os, pathlib, shutil, socket, sys, tempfile
 from gpudiag.training.attach import entered
@@ -56,7 +56,7 @@ for number in range(int(sys.argv[1])):
 
 ON_GPUS = torch.cuda.is_available()
 #: Kind of script → (correct codes with their causes, rank at fault or None). Without GPUs `.item()` waits for no
-#: device, so that the job with `.item()` loses its time in communication.
+#: device, so that the job `item` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),

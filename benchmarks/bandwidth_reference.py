@@ -60,7 +60,7 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Yield the directories that may contain NCCL: first that of PyTorch's wheel, then the system's."""
+    """Yield the directories that may contain NCCL: the one in PyTorch's wheel, and then the system's directories."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
@@ -96,7 +96,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """Return the reference rows; figures measured on this machine replace those of the other machine."""
+    """Return the reference rows; values measured on this machine replace values of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)

@@ -3,15 +3,15 @@
     python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
 HTA is timed with two analyses. The minimal analysis loads the traces and computes the temporal breakdown. The full
-analysis also answers the questions of gpudiag's report, as far as HTA can. Each directory has its own table, and a
-summary has one line per directory.
+analysis also answers the questions that gpudiag's report answers, as far as HTA can. Each directory has its own table,
+and a summary has one line per directory.
 
 Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
 candidates equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
 once), sampled every few milliseconds. Peaks between two samples are missed.
 
-HTA and gpudiag are installed into `build/` with their dependencies only, as for users. `--hta` and `--gpudiag` name
-existing interpreters instead.
+HTA and gpudiag are installed into `build/`, each with its dependencies only, as users install them. `--hta` and
+`--gpudiag` name existing interpreters instead.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ read_traces([sys.argv[1]])
 
 @dataclass
 class Candidate:
-    """A command and its measurements in each round."""
+    """A command, and its time and memory in each round."""
 
     name: str
     command: list[str]
@@ -192,7 +192,7 @@ def _run(command: list[str]) -> tuple[float, float]:
 
 
 def _peak_memory_mb(command: list[str]) -> float:
-    """Return the highest PSS over the process tree."""
+    """Return the highest PSS (proportional set size) of the process tree in MB while the command runs."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ELSEWHERE)
     peak = 0
     while process.poll() is None:
@@ -270,7 +270,7 @@ def _print_by_trace(done: list[Comparison]) -> None:
 
 
 def _medians(candidate: Candidate) -> tuple[float, float]:
-    """Return the medians in seconds and MB."""
+    """Return the medians over rounds: wall time in seconds, and memory in MB."""
     return statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
 
 

@@ -86,7 +86,7 @@ class Trainer:
         return float(worst)
 
     def settle(self) -> None:
-        """Wait until the device is idle and all other ranks have arrived."""
+        """Wait until the device of this rank is idle and all other ranks have arrived here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         dist.barrier()

@@ -53,7 +53,7 @@ def main() -> int:
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
     """Return the table row of one size, with medians over the rounds."""
-    # Two steps more than are analysed, because the first and the last step of a recording are excluded.
+    # Two more steps than are analysed are needed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)

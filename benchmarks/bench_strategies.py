@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 3
-#: Approximate duration of one measurement, in seconds. A measurement repeats its all-reduce back to back.
+#: Approximate duration of one measurement, in seconds. A measurement repeats its all-reduce without pauses.
 AIM_S = 0.06
 #: Megabytes of the all-reduce in the sweep over the parameters of cpu-reduce.
 SWEEP_MB = 100
@@ -66,7 +66,7 @@ PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
 class Rank:
-    """One process of the measurements. Rank 0 collects the results and prints them as JSON."""
+    """A process of the measurements. Rank 0 collects the results and prints them as JSON."""
 
     def __init__(self, meeting: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -100,7 +100,7 @@ class Rank:
         return float(worst)
 
     def seconds(self, run: Callable[[], Any], repeats: int) -> float:
-        """Return the mean time of `repeats` calls back to back, in seconds, on the slowest rank."""
+        """Return the mean time in seconds of `repeats` calls without pauses, on the slowest rank."""
         self.meet()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # Only the time of the following sums matters, so their values may grow.
+        # The results of the following sums are not checked, so their values may grow.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -352,7 +352,7 @@ def worker(options: argparse.Namespace) -> None:
 def host_memory() -> list[dict[str, Any]]:
     """Measure the combined bandwidth of all CPUs for reading, copying and adding, in GB/s of bytes read and written.
 
-    Reads with which a cache fetches a line before writing it are not counted.
+    The reads with which a cache fetches a line before writing to the line are not counted.
     """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

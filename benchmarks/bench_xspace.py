@@ -80,7 +80,7 @@ def _ours(trace: Path) -> float:
 
 
 def _theirs(python: Path, data: bytes) -> tuple[float, float]:
-    """Return the seconds of xprof's whole process, and the seconds of the overview within the process."""
+    """Return the seconds of xprof's whole process, and the seconds that the overview takes within the process."""
     directory = Path(tempfile.mkdtemp())
     try:
         trace = directory / "host.xplane.pb"
@@ -93,7 +93,7 @@ def _theirs(python: Path, data: bytes) -> tuple[float, float]:
 
 
 def _print(options: argparse.Namespace, size: int, ours: list[float], whole: list[float], inside: list[float]) -> None:
-    """Print the conditions, and a table of seconds: gpudiag's, and xprof's within and as a whole process."""
+    """Print the conditions, and a table of seconds: gpudiag's process, xprof's process, and xprof's overview alone."""
     version = subprocess.run(
         [options.xprof, "-c", "from importlib.metadata import version; print(version('xprof'))"],
         capture_output=True,

@@ -73,9 +73,9 @@ def prepare(
     channels_last: bool = False,
     compiled: bool = False,
 ) -> Training:
-    """Move the model and its batch to the device, with the given changes.
+    """Move the model and its batch to the device, and apply the chosen changes.
 
-    `gpudiag profile --try` restores the precision of matrix products before another job takes its turn.
+    The precision of matrix products need not be restored, because `gpudiag profile --try` does so before another job.
     """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     device = torch.device("cpu")
@@ -148,7 +148,7 @@ def prepare_gpt2(
     inputs = torch.randint(0, config.vocab_size, (batch or size(8, 2), tokens))
     optimizer = _adamw(fused=fused)
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # otherwise a warning of the library would split the compiled graph
+    model.loss_type = "ForCausalLM"  # without this value, a warning of the library would split the compiled graph
     return prepare(model, inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compiled)
 
 

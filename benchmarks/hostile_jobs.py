@@ -5,8 +5,8 @@
 Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. The
 comparison covers standard output (byte for byte), the exit code (128 + n if signal n ended the job), the job's lines on
 standard error, files left in the temporary and the current directory, and remaining processes. On standard error,
-numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. The exit code of this program is 1 if
-there is any difference.
+numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. This program exits with 1 if there is
+any difference.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
 
 
 def _files(folder: Path, directories: tuple[Path, ...]) -> list[str]:
-    """Return the paths below the directories, relative to `folder`."""
+    """Return the paths of files in `directories`, relative to `folder`."""
     paths = [path for directory in directories for path in directory.rglob("*")]
     return sorted(str(path.relative_to(folder)) for path in paths)
 

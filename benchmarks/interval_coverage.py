@@ -42,7 +42,7 @@ FAILED = 0.25
 
 
 def main() -> int:
-    """Count the intervals that contain the truth, and print the misses."""
+    """Count the intervals that contain the true step time, and print the intervals that miss it."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directories", nargs="+", type=Path)
     options.add_argument("--json", type=Path)

@@ -11,10 +11,11 @@ verdicts on a change:
 - amount: right if the predicted savings of such a change are within 35 % of the measured ones; wrong without a finding.
 - false: a finding recommends the change, but the change saves less than 2 %.
 
-`interval` says whether the measured savings are between the low and the high estimate. A run is stopped after `--each`
-seconds, and only the changes measured until then are judged. `--keep DIR` receives `rows.json` after each model,
-`reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw` prints the table
-and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is predicted.
+`interval` says whether the measured savings are between the low and the high estimate of the finding. A run is stopped
+after `--each` seconds, and only the changes measured until then are judged. `--keep DIR` receives `rows.json` after
+each model, `reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw`
+prints the table and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is
+predicted.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CHANGES = {
     "wavenet": "fused,compile",
     "translator": "tf32,fused,sdpa,compile",
 }
-#: Savings, in percent of the step, from which a finding must exist, and below which a finding is false.
+#: Two limits in percent of the step: from the first on, savings need a finding; below the second, a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
 #: Largest relative difference of a right amount to the measured savings.
 TOLERANCE = 0.35
@@ -152,7 +153,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the verdicts, in all and of each change."""
+    """Return the counts of verdicts: over all changes, and for each kind of change."""
     measured = [change for row in rows for change in row.get("changes", ()) if change["measured_ms"] is not None]
     counted = {"all": _count(measured)}
     for name in dict.fromkeys(change["change"] for change in measured):

@@ -56,7 +56,7 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the truth, the finding that names a line, and the verdicts of one fault."""
+    """Return the row of one fault: its true cost, the finding that names a line, and the verdicts."""
     program = [str(options.script), "--fault", fault, "--ms", str(options.ms), "--steps", "4000"]
     start = [sys.executable]
     if options.processes > 1:

@@ -38,7 +38,7 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if GPU els
 WIDTH = args.width or (2048 if GPU else 256)
 LOCK = threading.Lock()
 WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
-#: Whether workers and training processes outnumber the cores. Busy workers would then slow the training too, so that a
+#: True if workers and training processes outnumber the cores. Then busy workers would also slow the training, and a
 #: slow loader would cost more than the wait for its batches.
 CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sched_getaffinity(0))
 
@@ -77,7 +77,7 @@ def collate(samples: list[Tensor]) -> Tensor:
 
 
 def scores(out: Tensor) -> float:
-    """Imitate a metric on the CPU: copy the output to the host and sort it repeatedly."""
+    """Imitate a metric on the CPU: copy the output to the host, and sort it several times."""
     values = out.detach().float().cpu()
     for _ in range(max(1, int(args.ms / 4))):
         values.flatten().repeat(8).sort()  # fault: metric
@@ -85,7 +85,7 @@ def scores(out: Tensor) -> float:
 
 
 def norms(model: nn.Module) -> float:
-    """Read the norm of each parameter's gradient."""
+    """Return the sum of gradient norms, of which each parameter's is read from the device."""
     total = 0.0
     for parameter in model.parameters():
         if parameter.grad is not None:

@@ -3,8 +3,8 @@
     python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
 Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
-The order of a rank's events remains, and collectives end together on all ranks. The rank that `--late` names repeats
-the recorded rank that has the fault; all other ranks repeat ranks without it.
+The events of a rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names
+repeats the recorded rank that has the fault; all other ranks repeat ranks without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
 _COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
 _KNOT_US = 500.0
 _MOST_US = 20.0
-#: Clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
+#: Largest clock offset in µs: clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
 _MOST_OFFSET_US = 5_000.0
 
 

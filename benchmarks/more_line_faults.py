@@ -74,14 +74,14 @@ class Compose:
         self.transforms = transforms
 
     def __call__(self, sample: list[float]) -> list[float]:
-        """Return the transformed sample."""
+        """Return the sample after all transforms."""
         for transform in self.transforms:
             sample = transform(sample)
         return sample
 
 
 class Samples(Dataset[Tensor]):
-    """Samples that are transformed."""
+    """A dataset of transformed samples."""
 
     def __init__(self) -> None:
         self.transform = Compose(crop, jitter)
@@ -167,7 +167,7 @@ def measured() -> Iterator[None]:
 
 
 class Slow(nn.Module):
-    """A layer that returns its input. With the fault `forward`, it first computes in Python."""
+    """A layer that returns its input. With the fault `forward`, the layer first computes in Python."""
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return the batch; with the fault, first compute."""

@@ -51,10 +51,10 @@ TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=unit")
 FAST = "not processes and not long and not measured"
 
-#: Groups of operators that can replace each other in running code.
+#: Groups of operators within which a mutant can replace one operator by another.
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
-#: Options that prevent misuse; the type checker or other tests detect changes of them.
+#: Options that prevent misuse; the type checker or other tests detect their changes.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
 
 Position = tuple[int, int]
@@ -133,7 +133,7 @@ def _record_tests() -> None:
 
 
 class Tests:
-    """The tests by the lines that they run, and their durations, from one run of all tests."""
+    """The tests, the lines that each of them runs, and their durations, from one run of all tests."""
 
     def __init__(self, *, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -282,7 +282,7 @@ def _is_plausible(operator: str) -> bool:
 
 
 def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Yield (begin, end) of unchanged source: annotations, code for type checking, guard options, examples."""
+    """Yield (begin, end) of source without mutants: annotations, code for type checking, guard options, examples."""
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as found) | ast.AnnAssign(annotation=found):
@@ -338,7 +338,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
 
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
-    """Print the share of killed mutants by folder, and the source change of each other mutant."""
+    """Print the share of killed mutants by folder, and the source change of each mutant that was not killed."""
     print("\n| folder | mutants | killed | share | 95 % interval |\n| --- | ---: | ---: | ---: | --- |")
     for folder in (*FOLDERS, Path("gpudiag/analysis")):
         folder_results = [result for result in results if result["name"].startswith(f"{folder}/")]

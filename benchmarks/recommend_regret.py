@@ -2,17 +2,17 @@
 
     python benchmarks/recommend_regret.py [--output DIR] [--p2p on,off] [--workloads vgg16,resnet50,gpt,mlp]
 
-One set of processes per peer-access setting trains all workloads with all strategies, in turn. For each workload, the
-result is the predicted and measured step time of each strategy, the prediction error, and the regret. Regret is the
-excess of the step time under the strategy that `recommend` would choose over that under the fastest strategy, in
-percent. The choice is simulated from the same measurements, restricted to the finalists of `recommend`. The real
-`recommend` measures more rounds, so that the simulated choice is at most as good as the real one. A strategy that is
-more than 1.5 times as slow as another in the warm-up is not measured further.
+For each setting of peer access, one set of processes trains all workloads with all strategies in turn. For each
+workload, the result is the predicted and measured step time of each strategy, the prediction error, and the regret.
+Regret is the excess of the step time under the strategy that `recommend` would choose over that under the fastest
+strategy, in percent. The choice is simulated from the same measurements, restricted to the finalists of `recommend`.
+The real `recommend` measures more rounds, so that the simulated choice is at most as good as the real one. A strategy
+that is more than 1.5 times as slow as another in the warm-up is not measured further.
 
-The output is Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in
-`--output` are not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier
-run. With `--again` the predictions are recomputed from the recorded measurements of the machine, the model and the
-transports.
+The output is Markdown. The measurement of one setting of peer access takes about `--seconds`. Workloads already
+measured in `--output` are not measured again, so that an interrupted run can continue. `--from DIR` prints the tables
+of an earlier run. With `--again` the predictions are recomputed from the recorded measurements of the machine, the
+model and the transports.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def result_of(directory: Path, name: str) -> Path | None:
-    """Return the path of one workload's result below the directory of its launch; None if there is none."""
+    """Return the path of one workload's result below the directory of its launch, or None if there is no result."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 

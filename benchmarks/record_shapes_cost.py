@@ -32,7 +32,7 @@ from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
 ACTIVE_STEPS = 8
-#: Numbers of steps before the first round, and of steps that are timed without the profiler.
+#: Number of steps before the first round, and number of unprofiled steps.
 FIRST_STEPS, UNPROFILED_STEPS = 8, 12
 JOBS: dict[str, tuple[Callable[..., Training], int]] = {
     "resnet50": (prepare_resnet50, size(96, 8)),

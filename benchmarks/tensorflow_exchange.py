@@ -13,7 +13,7 @@ devices share. CPU devices share their cores, so one CPU device is not a valid b
 of `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from
 existing runs.
 
-TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
+TF_PYTHON is an interpreter with TensorFlow and msgspec, as `make tensorflow` installs it; on GPUs it needs
 `tensorflow[and-cuda]`.
 """
 
@@ -31,14 +31,15 @@ from typing import Any
 FLOORS = ("one", "independent")
 #: The strategy without communication, on any number of devices.
 ALONE = "independent"
-#: A run that takes longer counts as hung, because TensorFlow's profiler sometimes hangs at the end of a recording.
+#: Time limit of a run in seconds; after this time the run counts as hung, because TensorFlow's profiler sometimes hangs
+#: at the end of a recording.
 LONGEST_S = 900
 #: Requirement: largest relative difference of the reported cost to the true cost.
 CLOSE = 0.25
 
 
 def main() -> int:
-    """Run the missing runs, print the table, and write `result.json`; return 1 if a run failed."""
+    """Execute the runs that are missing, print the table, and write `result.json`; return 1 if a run failed."""
     options = _options()
     failed = [] if options.made else list(_run_all(options))
     rows = list(_rows(options.made or options.output))

@@ -86,7 +86,7 @@ def _between(path: Path, page: str, terminal: str) -> str:
 
 
 def readme_report() -> str:
-    """Return the report of `README_RECORDING`, as the terminal shows it."""
+    """Return the report of `README_RECORDING` as a terminal shows it."""
     with tempfile.TemporaryDirectory() as directory:
         unpack(README_RECORDING, Path(directory) / "traces")
         return _printed("analyze", "traces/", cwd=directory)
@@ -124,7 +124,7 @@ def _put(path: Path, text: str, *, check: bool) -> bool:
 
 
 def dead_links() -> list[str]:
-    """Find links between the project's pages whose target does not exist. Links to other sites are not checked."""
+    """Return the links between the project's pages without an existing target. Links to other sites are not checked."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return [problem for page in sorted(pages) for problem in _dead_links_of(page)]
 

@@ -3,7 +3,8 @@
     <!-- begin: output of COMMAND -->
     <!-- end: output -->
 
-Several commands are separated by ` && `. Each runs in the repository's root, and its output follows its line.
+In COMMAND, several commands are separated by ` && `. Each runs in the repository's root, and its output follows its
+line.
 """
 
 from __future__ import annotations

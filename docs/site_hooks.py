@@ -93,7 +93,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
-    """Return 404.html without the search script, because a server sends this page, from any address."""
+    """Return 404.html without the search script, which only pages opened from the file system need."""
     if template_name != "404.html":
         return output_content
     return _accessible(re.sub(rf'<script src="{re.escape(_SHIM)}"></script>', "", output_content))
@@ -101,9 +101,9 @@ def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
 
 def _accessible(output: str) -> str:
     """Return a page that screen readers can announce and whose scrolling parts keys can reach."""
-    # The theme leaves out the name of the dialog.
+    # The theme gives the search dialog no name.
     output = output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
     # The sections of the menu are landmarks, which need names that differ.
     output = _SECTION.sub(r'\1 aria-label="\3"\2\3\4', output)
-    # The theme lets keys scroll code and tables, but not the cells of notebooks.
+    # With the theme, keys can scroll code and tables, but not the cells of notebooks.
     return output.replace(_CELL, f'{_CELL} tabindex="0"')

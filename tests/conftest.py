@@ -33,8 +33,9 @@ TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The tests start many programs that import the same modules. Some images set PYTHONDONTWRITEBYTECODE, which turns off
-# cached bytecode. Then each program compiles the modules again, which takes as long as the rest of a short command.
+# The tests start many programs that import mostly the same modules. Some images set PYTHONDONTWRITEBYTECODE, which
+# turns off cached bytecode. Then each program compiles the modules again, which takes as long as the rest of a short
+# command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -88,10 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            # The group lets a single worker analyse each recording once.
+            # With a common group, a single worker analyses each recording once.
             item.add_marker(pytest.mark.xdist_group("recordings"))
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            # The group lets a single worker run the setup once.
+            # With a common group, a single worker runs the module's setup once.
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
@@ -146,7 +147,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function from the name of a recording in `tests/traces/whole` to its directory, unpacked once."""
     base = tmp_path_factory.getbasetemp()
-    # Each worker of pytest-xdist has its own directory within a shared one.
+    # Each worker of pytest-xdist has its own directory within one shared directory.
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
 
     def unpacked(name: str) -> Path:
@@ -154,7 +155,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             mine = tmp_path_factory.mktemp("whole")
             unpack(WHOLE / f"{name}.npz", mine)
             (shared / name).parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # a parallel worker has renamed its directory first
+            with contextlib.suppress(OSError):  # a parallel worker has renamed its own directory first
                 mine.rename(shared / name)
         return shared / name
 

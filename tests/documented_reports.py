@@ -103,7 +103,7 @@ REPORTS = (
 
 
 def directory_of(report: DocumentedReport, scratch: Path) -> Path:
-    """Return the directory to run the command in. Unpack a packed recording into `scratch`."""
+    """Return the directory to run the command in, and unpack a packed recording into `scratch`."""
     if not report.packed:
         return ROOT
     run = scratch / report.path

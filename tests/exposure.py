@@ -60,7 +60,7 @@ class Watched(NamedTuple):
 
 
 def run_watched(*command: str, cwd: Path | None = None, **changes: str) -> Watched:
-    """Run a command with a temporary directory that every user may read, so that only file modes deny access."""
+    """Run a command whose temporary directory every user may read, so that only the modes of its files deny access."""
     sockets: set[tuple[str, int]] = set()
     paths: set[Path] = set()
     reached: list[str] = []
@@ -115,7 +115,7 @@ def reachable(paths: Collection[Path]) -> list[str]:
 
 
 def _attempts(path: Path) -> Iterator[Callable[[], object]]:
-    """Yield the ways in which another user may access a path."""
+    """Yield the attempts of another user to access a path."""
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)

@@ -25,7 +25,7 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: The program of the process that forks. For each line of JSON on its standard input, this process forks. The forking
+#: The program of the process that forks. For each line of JSON on its standard input, the process forks. The forking
 #: process writes the fork's process id when the fork starts, and again when the fork has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
@@ -110,7 +110,7 @@ class _Parent:
 
     def _answer(self) -> dict[str, int]:
         """Read an answer of the forking process; if a fork has ended, store its exit code in `ended`."""
-        # Read one line at a time: the parent writes each line at once, and no line exceeds the capacity of a pipe.
+        # Read one byte at a time up to a line's end: the parent writes each line at once, and a line fits into a pipe.
         line = bytearray()
         while not line.endswith(b"\n"):
             piece = os.read(self._answers.fileno(), 1)

@@ -1,8 +1,9 @@
 """Run a Python program, and its child programs, in a process forked from one that has imported PyTorch.
 
-The program has the same arguments, variables, import path and children as a separate process. Three properties differ:
-PyTorch is imported already, the first program is a child of the forking process, and all programs have the command line
-of the forking process. This module imports only the standard library, because programs must load gpudiag themselves.
+The program has the arguments, variables, import path and children that it would have as a separate process. Three
+properties differ: PyTorch is imported already, the first program is a child of the forking process, and all programs
+have the command line of the forking process. This module imports only the standard library, because programs must load
+gpudiag themselves.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class _Started(subprocess.Popen[bytes]):
 
 
 def _start_with(processes: list[_Waiting]) -> None:
-    """Let `subprocess.Popen` start the next programs in these processes, except programs whose output is read."""
+    """Let `subprocess.Popen` use `processes` for the next programs, except for programs whose output is read."""
     unused, separate = iter(processes), subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
@@ -154,7 +155,7 @@ class _Imported:
         self._torch, self._spec = torch, torch.__spec__
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of `torch`; None for everything else."""
+        """Return the spec of `torch`, and None for every other module."""
         if name != "torch" or self._spec is None:
             return None
         folders = self._spec.submodule_search_locations

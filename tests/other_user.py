@@ -1,4 +1,4 @@
-"""Attempt operations as another user of this host, which only root can do."""
+"""Attempt operations as another user of this host, which is possible only for root."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
 
 
 def host_copies(count: int = COUNT) -> HostCopies:
-    """Return copies to, from and within the GPUs."""
+    """Return the results of copies to, from and within the GPUs."""
     alone = {
         ("pinned", "host_to_device", "one_way"): (55.57,),
         ("pinned", "device_to_host", "one_way"): (55.44,),
@@ -129,7 +129,7 @@ def host_copies(count: int = COUNT) -> HostCopies:
 
 
 def peer_copies(count: int = COUNT) -> PeerCopies:
-    """Return copies between every two GPUs."""
+    """Return the results of copies between every two GPUs."""
     bandwidth = []
     for a, b in itertools.permutations(range(count), 2):
         paths = [(394.1, "one_way", "dst", True), (396.4, "one_way", "src", True), (31.2, "one_way", "src", False)]
@@ -173,7 +173,7 @@ def host_memory() -> HostMemoryResult:
 
 
 def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> CollectivesResult:
-    """Return collectives at every power of two; a strategy is (name, latency in µs, bus bandwidth in GB/s)."""
+    """Return results of collectives at all powers of 2; a strategy is (name, latency in µs, bus bandwidth in GB/s)."""
     factor = 2 * (count - 1) / count
     return CollectivesResult(
         schema="gpudiag/probe-allreduce/1",

@@ -71,8 +71,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rows")
 
 
-#: This program writes a run of seven rows; its argument is the number of correct rows. Without an argument it writes no
-#: rows.
+#: This program writes a run of seven rows; its argument is the number of correct rows. Without an argument the program
+#: writes no rows.
 RUN = """
 import json, os, sys
 for right in sys.argv[2:]:

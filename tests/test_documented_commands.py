@@ -18,7 +18,7 @@ from gpudiag.commands.command_line.parser import app
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELLS = {"sh", "bash", "console"}
-#: Signs of the shell that end a command.
+#: Shell operators that end a command.
 ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}
 #: Words of placeholders: `…`, `<run>`, `[OPTIONS]`.
 PLACEHOLDER = re.compile(r"…|\.\.\.|<\w+>|\[")

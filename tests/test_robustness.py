@@ -123,7 +123,7 @@ def test_closed_streams_and_few_descriptors_are_handled(prelude: str) -> None:
     assert done.returncode in ({0} if "&" in prelude else {0, 5}), done.stderr
 
 
-#: Modules that are imported early, late, by multiprocessing, or by frameworks.
+#: Names of modules that are imported early, late, by multiprocessing, or by frameworks.
 _SHADOWS = ("json", "random", "socket", "pickle", "array", "struct", "subprocess", "logging", "re", "queue", "torch")
 
 

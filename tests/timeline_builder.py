@@ -11,8 +11,8 @@ Times are integers in `unit_ns` (default: microseconds) after the start of the c
 times count from the trace's zero. A step lasts until the next step begins.
 
 Device work is *queued ahead* by default: its launch call is at the start of its step and has zero length, so that the
-host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and
-`launch=None` omits the call.
+host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and with
+`launch=None` there is no call.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class TraceBuilder:
         )
 
     def graph(self, launch: tuple[int, int], *kernels: tuple[int, int], stream: int = 7) -> Self:
-        """Add a CUDA graph: one launch call, many kernels."""
+        """Add a CUDA graph: one launch call with many kernels."""
         self._correlation += 1
         correlation = self._correlation
         self.runtime(*launch, name="cudaGraphLaunch", correlation=correlation)

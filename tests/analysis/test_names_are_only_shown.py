@@ -37,7 +37,7 @@ def modules() -> list[Path]:
 
 
 def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
-    """Rename every event, equally on all ranks, and keep the order of names."""
+    """Rename every event, with equal new names on all ranks, and keep the order of names."""
     order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
     return tuple(
         replace(
@@ -77,7 +77,7 @@ def test_renamed_events_give_the_same_conclusions(job: str) -> None:
     traces = read_traces([TRACES / job])
     first, second = (conclusions(in_disguise(traces, key)) for key in ("#", "@"))
     assert first.replace(b"#", b"@") == second.replace(b"#", b"@")
-    # With the recorded names all values except texts are the same.
+    # With the recorded names all values except texts equal the values with new names.
     assert figures(conclusions(traces)) == figures(first)
 
 

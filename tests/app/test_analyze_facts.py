@@ -102,7 +102,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # Traces alone do not name the machine of the recording.
+        # From traces alone, the machine of the recording is unknown.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 

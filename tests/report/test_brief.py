@@ -1,4 +1,4 @@
-"""Test the words of the short report: location, the line on the rest, and the commands for more."""
+"""Test the short report: location of the finding, a line about other findings, and commands for details."""
 
 from __future__ import annotations
 

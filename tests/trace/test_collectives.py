@@ -100,7 +100,7 @@ def test_bytes_per_element_are_known_by_type(dtype: str, size: int | None) -> No
 
 
 def _recorded_arguments(operation: str, **more: Any) -> dict[str, Any]:
-    """Return the arguments that PyTorch records with a collective, with `more` changed."""
+    """Return the arguments that PyTorch records with a collective; `more` changes or adds fields."""
     return {
         "Collective name": operation,
         "In msg nelems": 1000,

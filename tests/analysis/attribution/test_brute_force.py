@@ -25,7 +25,7 @@ SPAN = 24
 
 @dataclass
 class Case:
-    """A rank as lists of (start, end) in milliseconds, which both classifications read."""
+    """A rank as lists of (start, end) in milliseconds, from which both classifications are computed."""
 
     compute: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Test the compute rate of ranks that counted their FLOPs."""
+"""Test the compute rate from ranks that counted their FLOPs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def buckets(trace: TraceBuilder, *, cpu: bool = False) -> dict[str, int]:
     trace.step(40)
     timeline = build_timeline([(trace.operator(0, 1) if cpu else trace.compute(0, 1)).build()])
     (track,) = attribute(timeline).tracks
-    # An adjacent step with as many ops as this step may become a window too.
+    # The adjacent steps may become windows too, if they have as many ops as the tested step.
     window = track.buckets_ns[timeline.tracks[0].window_steps.tolist().index(1)].tolist()
     return {bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value}
 
@@ -48,15 +48,14 @@ def test_gap_during_the_launch_call_is_launch() -> None:
 
 
 def test_synchronization_includes_late_launches() -> None:
-    """`.item()` blocks for 10 ms and the device drains; the host needs 8 ms to launch again, all caused by the
-    block."""
+    """`.item()` blocks for 10 ms, in which the device runs out of work; the host needs 8 ms to launch again."""
     trace = middle().compute(0, 10).operator(0, 12, "aten::item").sync(2, 12, "cudaStreamSynchronize")
     trace.operator(12, 18).compute(18, 40, launch=(17, 18))
     assert buckets(trace) == {"compute": 32, "sync": 8}
 
 
 def test_catching_up_lasts_at_most_as_long_as_the_block() -> None:
-    """The host is blocked for 3 ms and launch-bound for 20 ms: without the block the gap would be 3 ms shorter."""
+    """The host is blocked for 3 ms and then launch-bound for 20 ms; without the block the gap would be 3 ms shorter."""
     trace = middle().compute(0, 10).sync(7, 10).operator(10, 30).compute(30, 40, launch=(29, 30))
     assert buckets(trace) == {"compute": 20, "sync": 3, "launch": 17}
 
@@ -188,14 +187,16 @@ def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launc
 
 
 def test_time_before_a_long_block_is_not_launch() -> None:
-    """A launch takes less than 10 ms. If the host is blocked for longer after a launch, the op's delay is no launch
-    time."""
+    """A launch takes less than 10 ms.
+
+    If the host is blocked for 10 ms or more after a launch, the op's delay is no launch time.
+    """
 
     def gap(blocked: int) -> dict[str, int]:
         trace = middle().compute(0, 2).compute(5 + blocked, 40, launch=(3, 4))
         return buckets(trace.sync(4, 4 + blocked, "hipMemcpyWithStream"))
 
-    # The last millisecond before the op starts is needed to catch up after the call.
+    # The last millisecond before the op starts is the time to catch up after the call.
     assert gap(20) == {"compute": 17, "idle": 1, "launch": 1, "sync": 21}
     assert gap(9) == {"compute": 28, "idle": 1, "launch": 10, "sync": 1}
 

@@ -1,4 +1,4 @@
-"""Test known facts about the real traces in `tests/traces/`, the small traces and the full recordings."""
+"""Test known facts about the recordings in `tests/traces/`, both small traces and full recordings."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_straggler_with_late_loader_is_waited_for() -> None:
 
 
 def test_slow_transport_is_transfer_instead_of_wait() -> None:
-    """By ablation, 19.9 of 39.4 ms are communication, equally on all ranks."""
+    """An ablation shows that 19.9 of 39.4 ms are communication, equally on all ranks."""
     _, attribution = analysed(HERE / "vgg_p2poff")
     assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
     assert max(mean_ms(attribution, "communication_wait")) < 0.5
 
 
 def test_small_layers_are_bound_by_launches() -> None:
-    """Rank 2, which the others wait for, spends most of its step launching."""
+    """The other ranks wait for rank 2, which spends most of its step launching."""
     _, attribution = analysed(HERE / "tiny")
     (slowest,) = (track for track in attribution.tracks if track.rank == 2)
     assert slowest.buckets_ns[:, BUCKETS.index("launch")].sum() > 0.7 * slowest.step_ns.sum()
@@ -133,7 +133,7 @@ def test_all_collectives_within_the_windows_match(name: str) -> None:
         ("clean", "range"),
         ("clean", "pattern"),
         ("vgg_p2poff", "optimizer"),
-        ("vgg_p2poff", "pattern"),  # autograd's thread has most launches, and six ranges of collectives per step
+        ("vgg_p2poff", "pattern"),  # autograd's thread makes most launches; a step has six ranges of collectives
     ],
 )
 def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:

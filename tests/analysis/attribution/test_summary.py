@@ -26,8 +26,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
-#: Starts of six steps. The third step takes 130 µs and every other step 100 µs; the first and the last are not
-#: analysed.
+#: Start times of six steps.
 STARTS = (0, 100, 200, 330, 430, 530)
 SIZE = 1_000_000
 
@@ -112,7 +111,7 @@ def test_kernels_and_operators_with_the_most_time_are_summarized() -> None:
 
 
 def test_clock_offsets_are_listed_by_rank() -> None:
-    # Collectives end at the same time on both ranks, but 3 ms later by rank 1's clock.
+    # Collectives end at the same time on both ranks, but rank 1's clock shows these ends 3 ms later.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)
 

@@ -1,4 +1,4 @@
-"""Test the checks on recorded machines, and on recorded machines with one thing changed."""
+"""Test the checks on recorded machines, and on recorded machines with one change."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 def test_changes_sum_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
-    # Sums of figures up to 1e4 ms have a rounding error of about 1e-11 ms; a nanosecond is 1e-6 ms.
+    # Sums of times up to 1e4 ms have a rounding error of about 1e-11 ms, and a nanosecond is 1e-6 ms.
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(step.difference_ms, abs=1e-8)
     assert diff.unattributed_ms == pytest.approx(0, abs=1e-8)
     assert fsum(bucket.before_ms for bucket in diff.buckets) == pytest.approx(step.before_ms)

@@ -1,4 +1,4 @@
-"""Test the classes of kernels, by names from recordings of PyTorch, TensorFlow, JAX, inductor, on NVIDIA and AMD."""
+"""Test the classes of kernels by names in recordings of PyTorch, TensorFlow, JAX and inductor (NVIDIA and AMD)."""
 
 from __future__ import annotations
 

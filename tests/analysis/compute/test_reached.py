@@ -104,7 +104,7 @@ def test_peak_of_an_unknown_device_is_unknown(tmp_path: Path) -> None:
 
 
 def test_recording_reaches_the_rate_of_another_tools_table() -> None:
-    """TraceLens' table of matrix products (GEMM.csv): 5.5146 TFLOP without biases in 8 858.3 µs of kernels."""
+    """TraceLens' table of matrix products (GEMM.csv) has 5.5146 TFLOP without biases in 8 858.3 µs of kernels."""
     analysis = analyze(TRACES / "public2" / "h100_qwen_forward.json.gz")
     rows = {row.kernel_class: row for row in analysis.compute_classes}
     assert rows["matmul"].tflops_per_s == pytest.approx(5514.6e9 / 8858.3e-6 / 1e12, rel=1e-3)

@@ -28,7 +28,7 @@ def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str,
     case = case_of(traces)
     diagnosis = diagnose(case)
     validity = {warning.code: warning.message for warning in (*case.timeline.validity, *diagnosis.validity)}
-    # If there are two findings of a code (few slow calls, many short calls), the first of them is returned.
+    # If there are two findings of a code (few slow calls, many short calls), only the first is returned.
     findings: dict[str, Finding] = {}
     for finding in diagnosis.findings:
         findings.setdefault(finding.code, finding)

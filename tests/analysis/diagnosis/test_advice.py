@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
 TENSORFLOW = re.compile(r"\btf\.|tf\.data|jit_compile|TF_|NcclAllReduce")
 JAX = re.compile(r"\bjax\b|XLA_")
-#: Terms of other frameworks, by framework.
+#: Framework → terms of all other frameworks.
 FOREIGN = {
     "tensorflow": re.compile(f"{PYTORCH.pattern}|{JAX.pattern}"),
     "jax": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|gpudiag\\.(?:range|profile)"),

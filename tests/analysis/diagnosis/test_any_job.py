@@ -71,7 +71,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
-    """Return the scenarios by name, each applied to `costs`."""
+    """Return name → scenario, each applied to `costs`."""
     what_if = case.what_if
     assert what_if is not None
     return {
@@ -163,7 +163,7 @@ def test_graph_is_well_formed(job: Job) -> None:
 def test_findings_save_at_most_the_step_and_are_sorted(job: Job) -> None:
     case = case_of(job.traces())
     findings = diagnose(case).findings
-    # Savings by a compiler are `info` at any size, and follow `compute-bound`.
+    # Savings of a compiler are `info` at any size, and follow `compute-bound`.
     said = [
         (finding.code, finding.recoverable_ms_per_step or 0.0)
         for finding in findings

@@ -1,4 +1,4 @@
-"""Test that every calibrated constant has a source, and a case just below and one just above it."""
+"""Test that every calibrated constant has a source, and that outcomes just below and just above it differ."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether the higher overhead per event exceeds the overhead that a scatter of `at` allows."""
+    """Return whether the tested overhead exceeds the overhead that a scatter of `at` allows."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -319,7 +319,7 @@ def computing(at: float) -> object:
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)
 def slow_calls(at: int) -> object:
-    """Return whether two of `at` equally slow operators take half of the time of all."""
+    """Return whether few calls are slow: two of `at` equally slow operators take half of the time."""
     with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
         return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
 
@@ -388,8 +388,8 @@ CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 def found_idle(at: float) -> object:
     """Return the latencies of two ops.
 
-    The stream of the first op has been free for `at` ns. If that exceeds QUEUED_NS, the first op's latency counts as
-    the usual launch latency, which the second op gets too, because it was queued.
+    The stream of the first op has been free for `at` ns. If this time exceeds QUEUED_NS, the first op's latency is the
+    usual launch latency. The second op was queued, so it gets the usual launch latency.
     """
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
@@ -499,7 +499,7 @@ def slowed_by_transfer(at: float) -> object:
 
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
-    """Return whether the rule proposes or abstains if the share `at` of communication is with unrecorded ranks."""
+    """Return whether the rule proposes or abstains if the share `at` of communication is with ranks without traces."""
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
     what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
@@ -532,7 +532,7 @@ def late(at: float) -> object:
 
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
-    """Return how ranks are equalized if that saves 10 ms in the mean, and 10 x `at` ms in each step."""
+    """Return how ranks are equalized, if equal means save 10 ms and equal steps save 10 x `at` ms."""
     case = case_of(Job(ranks=2, step=DDP).traces())
     assert case.what_if is not None
     with (
@@ -624,8 +624,8 @@ def more_flops(at: float) -> object:
 def hot_expert(own: list[float], usual: list[float]) -> bool:
     """Return whether rank 1 is late because of its experts.
 
-    `own` are the times of rank 1's two segments, and `usual` are the times of rank 0's two segments. The first segment
-    is beside an all-to-all.
+    `own` are the times of rank 1's two segments, and `usual` are the times of rank 0's two segments. An all-to-all runs
+    beside the first segment.
     """
     beside = np.array([[True, False], [True, False]])
     what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)

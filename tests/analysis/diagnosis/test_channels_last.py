@@ -18,7 +18,7 @@ CUDNN_NORM = "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true
 OWN_NORM = "void at::native::batch_norm_transform_input_kernel<float, float, float, true, int>(int)"
 LAYER_NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)"
 DEPTHWISE = "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>(int)"
-#: The peak of the memory in bytes/ms.
+#: Peak bandwidth of the memory in bytes/ms.
 PEAK = 3_350e6
 
 

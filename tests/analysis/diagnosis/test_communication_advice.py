@@ -28,8 +28,10 @@ JOB = case_of(Job(ranks=4, step=(kernels(10), all_reduce(10, megabytes=100), upd
 
 
 def exchanging(operation: str, enqueue: str, around: str = "") -> Case:
-    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within the range
-    `around`."""
+    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective.
+
+    The collective is enqueued within the range `around`.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):

@@ -1,4 +1,4 @@
-"""Test what a diagnosis depends on: unusable simulations, the confidence that data allows, and a case's figures."""
+"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small buckets."""
 
 from __future__ import annotations
 
@@ -170,9 +170,10 @@ def test_exposed_time_of_a_rank_is_from_its_slowest_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end).
+    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end) in ns.
 
-    Every collective starts at 10 ns."""
+    Every collective starts at 10 ns.
+    """
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(

@@ -143,7 +143,7 @@ def test_profiler_overhead_explains_the_time_that_it_added(monkeypatch: pytest.M
     explanation = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
     assert explanation is not None
     assert (explanation.by, explanation.unexplained_ms) == ((), 20)
-    # If a finding explains enough, profiler overhead is not considered.
+    # If findings explain enough, profiler overhead is not considered.
     explanation = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
     assert explanation is not None
     assert explanation.by == ("launch-bound",)

@@ -1,4 +1,4 @@
-"""Test why a rank is late and what is reported, with a few numbers in place of a simulation."""
+"""Test why a rank is late and what is reported, with a few numbers instead of a simulation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def cause(
 ) -> str:
     """Return the cause of lateness, given `alone`: component → savings (ms) of removing it.
 
-    `others` are the savings of all components but the largest, and `throughout` the savings of a host that is slow in
-    the whole step.
+    `others` are the savings of removing all components but the largest, and `throughout` the savings if the host were
+    not slow in the whole step.
     """
     best = max(alone, key=lambda part: alone[part])
 
@@ -108,7 +108,7 @@ def test_slow_host_is_the_cause_if_its_components_together_save_half(monkeypatch
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """The ranks are late in turn by 2 ms, which is 1 ms per rank in the mean."""
+    """Each of two ranks is late by 2 ms in every other step, which is 1 ms per step in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)

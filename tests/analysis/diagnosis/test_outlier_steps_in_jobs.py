@@ -61,7 +61,7 @@ def unlike(**at: float) -> list[float]:
         (unlike(s8=15.1), range(1, 8)),
         (unlike(s3=30), range(5, 9)),
         (unlike(s5=30), range(1, 5)),
-        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs
+        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs of steps
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
         (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
@@ -78,8 +78,8 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
 
 
 def test_usual_step_is_the_median_of_the_others() -> None:
-    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For steps of 10, 20 and 23 ms the usual
-    # step is 15 ms.
+    # In steps of 10, 10, 20 and 16 ms, the third step is compared with 10 ms, the median of all other steps. In steps
+    # of 10, 20 and 23 ms, the third step is compared with 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (
@@ -107,7 +107,7 @@ def test_cpu_processes_keep_all_steps() -> None:
 
 
 def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
-    """The mean with three steps of 30 ms is 17.5 ms.
+    """With three steps of 30 ms the mean is 17.5 ms.
 
     Steps of 30 ms stay if unprofiled steps are nearer to 17.5 than to 10 ms.
     """

@@ -22,7 +22,7 @@ MOST_UNLAWFUL = 0
 
 @pytest.mark.long
 def test_random_jobs_are_diagnosed_correctly() -> None:
-    """Check all requirements in one test, so that each job is judged once."""
+    """All requirements are in one test, so that each job is judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]

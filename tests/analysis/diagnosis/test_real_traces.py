@@ -1,6 +1,6 @@
 """Test the diagnosis of recorded traces whose true costs were measured by ablation.
 
-An ablation is the unprofiled step with the fault minus the unprofiled step without it.
+An ablation is the unprofiled step time with the fault minus the unprofiled step time without it.
 
 The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
 recordings.

@@ -37,7 +37,7 @@ def mean(job: Job) -> float:
 
 
 LINEAR = short(TF32, "aten::addmm")
-#: Operators without kernels are between the first product and the last one too.
+#: Operators without kernels also run between the first product and the last product.
 EAGER = (
     short(TF32, "aten::bmm"),
     python(0.01, "aten::_unsafe_view"),
@@ -64,7 +64,7 @@ def test_fused_attention_saves_all_operators_but_one_if_the_host_is_slower(recor
 
 
 def test_operators_save_nothing_if_the_device_is_slower() -> None:
-    """Kernels take 20 times as long as their launches, so that only their own time counts."""
+    """Kernels take 20 times as long as their launches, so only kernel times count."""
     eager = (
         named(1, TF32, operator="aten::bmm", count=1),
         named(1, MUL, operator="aten::mul", count=1),
@@ -76,7 +76,7 @@ def test_operators_save_nothing_if_the_device_is_slower() -> None:
         for work_ms in (0.001, 0.1)
     ]
     assert found[0].recoverable_ms_per_step == pytest.approx(found[1].recoverable_ms_per_step, rel=0.02)
-    # Without the scores: 16 ms less one sixth of 16 ms of products.
+    # The kernels on scores take 16 ms, and fused attention adds one sixth of the 16 ms of products.
     assert found[0].recoverable_ms_per_step == pytest.approx(16 - 16 / 6, rel=0.05)
 
 
@@ -110,7 +110,7 @@ def test_batch_norm_with_one_use_saves_no_operator() -> None:
 
 
 def test_other_work_of_the_host_within_a_chain_stays() -> None:
-    """Between two operators of a chain, the host may log or compile; a compiled chain saves the usual time only."""
+    """Between two operators of a chain, the host may log or compile; compiling the chain saves only the usual time."""
     chain = (short(MUL, "aten::mul"), short(ADD, "aten::add"))
     logging = (chain[0], python(0.3, "user_annotation"), chain[1])
     plain, logged = (causes(job_of(*layer).traces())["unfused-elementwise"] for layer in (chain, logging))
@@ -132,8 +132,8 @@ def test_causes_of_a_compiler_save_together_at_most_the_time_above_the_device() 
 def passes_with_nested_operators(step: TraceBuilder) -> TraceBuilder:
     """Run ten layers of attention forward, and backward in autograd's thread.
 
-    A layer takes 100 µs from its first product's operator to its last one's, of which the shorter product takes 20.
-    Products copy their operands first, as matmul does.
+    A layer takes 100 µs from its first product's operator to its last product's operator; the shorter product takes 20
+    µs. Products copy their operands first, as matmul does.
     """
     for thread, first, outer in ((1, 0, "aten::matmul"), (BACKWARD, 1500, "evaluate_function: BmmBackward0")):
         step.by(thread)

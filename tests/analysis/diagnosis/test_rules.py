@@ -140,7 +140,7 @@ def test_rotating_late_rank_is_jitter_with_its_distribution() -> None:
 
 
 def test_rank_that_is_late_slightly_more_often_is_not_named() -> None:
-    # Of the analysed steps 1 to 5, rank 1 is late in two, and each other rank in one.
+    # In the analysed steps 1 to 5, rank 1 is late twice, and each other rank once.
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
     finding = diagnosis_of(job.traces())[0]["straggler"]
     assert finding.title.startswith("ranks take turns")

@@ -65,7 +65,7 @@ def timed(
         ([[5.0]], 100.0, None),  # one unprofiled step is not enough
         ([[5.0] * 9], None, None),
         ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # waits in two of six steps may be chance
-        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait 6 ms
+        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait for at least 6 ms
         ([[8.0] * 9, [7.0] * 9, [1.0] * 9], 100.0, 7.0),
         ([], 100.0, None),
     ],

@@ -1,6 +1,6 @@
 """Test how findings that save the same time share the savings, in toy jobs whose step time is a formula.
 
-A toy job's scenario is the set of causes that are removed.
+A toy job's scenario is the set of removed causes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_launch_overhead_is_scored_with_causes_too_small_to_report(small: float,
 
 
 def test_launch_overhead_never_saves_more_than_in_the_recorded_job() -> None:
-    """Without communication, launch overhead would save more; only what it saves with communication is reported."""
+    """Without communication, launch overhead would save more; only its savings with communication are reported."""
     job: Any = Toy(
         lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
     )
@@ -162,10 +162,10 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     [
         (20, 20, 80, True),
         (20, 20, 78.1, True),
-        (20, 20, 78, False),  # removing both saves 2 % more than either alone
-        (20, 10, 79, False),  # fixing only the first is enough, and fixing only the second is not
+        (20, 20, 78, False),  # removing both saves 2 % more than removing either
+        (20, 10, 79, False),  # fixing the first finding is enough, and fixing the second is not
         (5, 5, 95, True),
-        (4.9, 4.9, 95.1, False),  # neither is worth fixing
+        (4.9, 4.9, 95.1, False),  # neither finding is worth fixing
     ],
 )
 def test_interchangeable_waste_findings_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:

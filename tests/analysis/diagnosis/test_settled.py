@@ -1,4 +1,4 @@
-"""Test that unprofiled steps with the same wait confirm a finding about a wait, however few steps were recorded."""
+"""Test that unprofiled steps with an equal wait confirm a finding about a wait, even if few steps were recorded."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_exposed_and_total_input_time_of_unprofiled_steps() -> None:
     on_gpus = run(host(1, 1, 1, lead=(3.0, 3.0, 3.0), fetching=(5.0, 5.0, 5.0)))
     assert unprofiled_input(on_gpus) == UnprofiledInput(exposed_ms=2, fetching_ms=5)
     assert unprofiled_input(None) is unprofiled_input(run(None)) is None
-    # The result is unknown if a rank has no lead times, or if the only rank has a single step.
+    # The result is unknown if a rank has no host lead, or if the only rank has a single step.
     assert unprofiled_input(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
     assert unprofiled_input(fetched((5,))) is None
 
@@ -167,7 +167,7 @@ def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # There is no result if a rank was not timed, and none for a single rank, which has no peers.
+    # There is no result if a rank was not timed, or for a single rank, which has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6

@@ -35,7 +35,7 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """Return the job with unprofiled steps in which each rank fetches for longer, by its share of a recorded step.
+    """Return the job with unprofiled steps in which each rank fetches longer, by `share` of a recorded step.
 
     `lead` is the host's lead as a share of a recorded step; the lead also lengthens each fetch.
     """
@@ -164,7 +164,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
 
 def test_equally_slow_workers_make_no_rank_late() -> None:
     slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59 ms too
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 also need 59 ms
     assert next(iter(slow)) == "input-bound"
     late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
@@ -205,7 +205,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Means on the slowest rank without the first and the last step, as in the analysis.
+    # The means are those of the slowest rank without its first and last step, as in the analysis.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
@@ -264,7 +264,8 @@ def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> N
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same job with fast hosts, except that recording slows the host of rank 1 at the start of its step.
+#: A job like `HIDDEN_WHILE_RECORDED` with fast hosts, except that recording slows the host of rank 1 at the start of
+#: its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,
@@ -313,7 +314,7 @@ def fetching(job: Job, input_ms: Sequence[float]) -> Case:
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-#: 30 ms of untraced host time after the step's first kernels, which the trace alone reports as a stall.
+#: After the step's first kernels there are 30 ms of untraced host time, which the trace alone reports as a stall.
 ELSEWHERE = (kernels(1), silence(30))
 
 
@@ -422,7 +423,7 @@ def test_host_without_a_core_is_late_if_unprofiled_steps_confirm_it() -> None:
 
 
 def test_longer_unprofiled_steps_belong_to_the_awaited_rank() -> None:
-    """Rank 1 pauses for 30 ms of recorded steps, and for 8 ms more in unprofiled steps."""
+    """Rank 1 pauses for 30 ms in recorded steps, and for 38 ms in unprofiled steps."""
     step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
     pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))
     case = case_of(Job(ranks=2, step=step, own={1: pause}, steps=8).traces())

@@ -1,4 +1,4 @@
-"""Test that collectives as slow as a path through the host show unused NVLink."""
+"""Test that collectives which are only as fast as a path through the host show unused NVLink."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """Write JSON; an object that is short enough takes one line."""
+    """Write JSON; an object that fits into one line takes one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line

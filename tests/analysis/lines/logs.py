@@ -51,7 +51,7 @@ def log_of(
 
 
 def step_rows(begin_ns: int, middle: list[Row], end_ns: int) -> list[Row]:
-    """Return the events of a step that ends in line 9 of `main`, then gpudiag's own work of 1 us."""
+    """Return the events of a step that ends in line 9 of `main`, and then 1 µs of gpudiag's own work."""
     return [(begin_ns, -1, STEP), *middle, (end_ns, -1, PAUSE)]
 
 

@@ -149,7 +149,7 @@ def test_log_without_steps_has_no_times() -> None:
 
 
 def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
-    """Each event costs 1 us, and the traced phase was 1.5 times as slow as the unprofiled steps of 4 ms."""
+    """Each event costs 1 µs, and traced steps were 1.5 times as slow as the unprofiled steps of 4 ms."""
     rows: list[Row] = []
     for step in range(5):
         begin = step * 20 * MS

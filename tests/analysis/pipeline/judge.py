@@ -70,7 +70,7 @@ def _wrong(pipeline: Pipeline, analysis: PipelineAnalysis, costs: dict[str, floa
 
 
 def _wrong_ranks(pipeline: Pipeline, finding: Finding) -> list[str]:
-    """Describe wrong ranks of a straggler finding, if there are any."""
+    """Describe the errors in the ranks of a straggler finding."""
     if finding.cause == "rank" and pipeline.rank is not None:
         stage, data_rank, _ = pipeline.rank
         expected: tuple[int, ...] = (stage * pipeline.data_ranks + data_rank,)

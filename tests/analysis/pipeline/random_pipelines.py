@@ -1,6 +1,6 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
-The simulator runs each worker's program of computations, sends and receives with a clock, and does not use the graph of
+The simulator runs each worker's program of computations, sends and receives with a clock. It does not use the graph of
 `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
 without the fault.
 """
@@ -83,7 +83,7 @@ class Pipeline:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Return the names of the faults."""
+        """Return the names of the job's faults."""
         present = (self.rank is not None, bool(self.stage), self.sequence > 0)
         return tuple(fault for fault, there in zip(FAULTS, present, strict=True) if there)
 
@@ -112,9 +112,10 @@ def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
 
 
 def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> tuple[int, int]:
-    """Return the part of the model and the microbatch of a worker's n-th computation.
+    """Return (part of the model, microbatch) of a worker's n-th computation.
 
-    In an interleaved schedule, as many microbatches as there are stages pass one chunk before the next chunk.
+    In an interleaved schedule, a number of microbatches equal to the number of stages passes one chunk before the next
+    chunk.
     """
     turn, within = divmod(number, pipeline.stages * pipeline.chunks)
     if pipeline.chunks == 1:
@@ -218,7 +219,7 @@ def _run_step(
 
 
 class _Column:
-    """The stages of one data rank, which run until all have executed their programs."""
+    """The stages of one data rank, which run until each has executed its program."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path)
 
 
 def without_rank(source: Path, rank: int, target: Path) -> Path:
-    """Copy all traces except those of one rank."""
+    """Copy the traces of all ranks except one."""
     for path in sorted(source.glob("rank*")):
         if path != named(source, rank):
             (target / path.name).write_bytes(path.read_bytes())
@@ -39,7 +39,7 @@ def without_rank(source: Path, rank: int, target: Path) -> Path:
 
 
 def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
-    """Replace a rank's trace by the trace of a different rank, whose header says rank `says`."""
+    """Replace the trace of rank `instead_of` by the trace of `rank`, with a header that says rank `says`."""
     without_rank(source, instead_of, target)
     text = gzip.decompress(named(source, rank).read_bytes()).decode()
     head, events = text.split('"traceEvents"', 1)
@@ -82,7 +82,7 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
 
 
 def say_devices_of_calls(space: Any) -> None:
-    """Add the GPU of each call, which TensorFlow writes and the small recording lacks."""
+    """Add the GPU of each call, which TensorFlow writes but the small recording lacks."""
     device_of: dict[int, int] = {}
     for plane in space.planes:
         names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}

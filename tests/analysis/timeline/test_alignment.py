@@ -122,7 +122,7 @@ def test_collectives_lost_in_the_middle_are_skipped(seed: int, lost: int, offset
 @given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
 @examples(100)
 def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
-    """Steps of unequal length make one match much better than the others."""
+    """Steps of unequal length make one match much better than all others."""
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     count = len(job.end)
@@ -227,7 +227,7 @@ def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
-    # For each collective of one rank, the other rank has a collective of a different size with the same end.
+    # For each collective of the first rank, the second rank has a collective of a different size with the same end.
     beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),

@@ -171,7 +171,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     # On one clock (offsets up to 100 µs) the spread does not decide, because ranks may leave at different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
-    # A spread below the clock's resolution does not decide.
+    # A difference of spreads below the clock's resolution does not decide.
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20)) == [2000, 5000]
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
@@ -207,7 +207,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
 
 
 def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
-    """Return the matches of rooted collectives (letters), given matched collectives (`*`) of two ranks."""
+    """Return the matches of rooted collectives (letters) between the matched collectives (`*`) of two ranks."""
     one, other = (
         seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
         for of in (a, b)

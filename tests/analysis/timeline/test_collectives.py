@@ -56,7 +56,7 @@ def test_all_ranks_wait_for_the_last_arrival(clocks_ns: list[int] | None) -> Non
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead; only collectives with rank 2 show this."""
+    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead, which only collectives with rank 2 show."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -220,7 +220,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the residual of the clocks is too large to say which rank arrived last
+        return  # the clocks' residual is too large to tell which rank arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

@@ -1,4 +1,4 @@
-"""Test host threads, launches and tracks with a few calls, a µs below and above each limit."""
+"""Test host threads, launches and tracks with a few calls, with values a µs below and above each limit."""
 
 from __future__ import annotations
 

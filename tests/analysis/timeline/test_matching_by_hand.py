@@ -76,7 +76,7 @@ def entering(before: float, *, ends: Sequence[float] = ENDS, ahead: float = 0) -
 
 
 def arrivals(found: Matching, index: int) -> list[tuple[int, float]]:
-    """Return (rank, µs) of the last arrival at each collective of a track."""
+    """Return (rank, time in µs) of the last arrival at each collective of a track."""
     of = found.collectives[index]
     return list(zip(of.last_rank.tolist(), (of.last_arrival / 1000).tolist(), strict=True))
 
@@ -163,7 +163,7 @@ def test_instances_are_unique_across_groups() -> None:
     assert [of.instance.min() for of in matching.collectives] == [0, 0, 6, 6]
     assert arrivals(matching, 2) == [(3, end - 200) for end in ENDS]
     assert matching.missing_ranks == {3}
-    # Each group keeps the clock of its first rank.
+    # Each group keeps the clock of the first of its ranks.
     assert [clock.rank for clock in matching.clocks] == [1, 3]
 
 
@@ -231,7 +231,7 @@ def test_first_process_keeps_its_clock() -> None:
     offsets, clock_warnings = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (clock_warnings.rank, clock_warnings.offset_ns) == (1, 5_000_000)
-    # Clocks of unknown origin are aligned to the first process too.
+    # Clocks of unknown origin are also aligned to the clock of the first process.
     offsets, _ = clock(
         track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
     )
@@ -239,7 +239,7 @@ def test_first_process_keeps_its_clock() -> None:
 
 
 def test_clock_offsets_chain_across_groups() -> None:
-    """Ranks 0 and 1 share a group, and ranks 1 and 2 share a second group."""
+    """Ranks 0 and 1 share a group, and ranks 1 and 2 share another group."""
     first = track(0, entering(300), group="a")
     last = track(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
     both = [

@@ -177,7 +177,7 @@ def test_collectives_that_any_other_rank_recorded_must_match() -> None:
 def test_traces_that_do_not_overlap_match_nothing() -> None:
     later = (105, 115, 125, 135)
     assert ALONE.format("ranks 0, 1") in warning(Rank(0, matched=False), Rank(1, ends=later, matched=False))
-    # A single match of collectives by a different clock is enough.
+    # A single match of collectives on different clocks is enough.
     assert warning(Rank(0), Rank(1, ends=later, matched=(True, False, False, False))) == ""
     # A rank with too few recorded collectives cannot be judged.
     assert warning(Rank(0, ends=(5, 15, 25)), Rank(1, ends=later, matched=False)) == ""

@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def track_of(rank: int, calls: list[tuple[str, int, float, float]], *, clock_known: bool = True) -> TrackCalls:
-    """Return a track of (operation, peer, start ms, end ms)."""
+    """Return a track of messages, given as (operation, peer, start in ms, end in ms)."""
     return TrackCalls(
         rank=rank,
         trace=rank,
@@ -63,7 +63,7 @@ def test_every_message_of_a_pipeline_is_matched_with_its_sender(schedule: Any) -
 
 @given(late=st.integers(0, 20), early_end=st.integers(0, 20))
 def test_traces_that_begin_at_different_messages_are_matched(late: int, early_end: int) -> None:
-    """Message i is sent at 10 i and received at 10 i + 1 ms."""
+    """Message i is sent at 10 i ms and received at 10 i + 1 ms."""
     sends = [("send", 1, 10.0 * number, 10.0 * number + 0.5) for number in range(60 - early_end)]
     receives = [("recv", 0, 10.0 * number - 3, 10.0 * number + 1) for number in range(late, 60)]
     (messages,) = match_messages([track_of(0, sends), track_of(1, receives)])
@@ -103,7 +103,7 @@ def test_messages_to_missing_ranks_have_no_partner() -> None:
 
 
 def test_send_of_a_process_without_devices_ends_when_it_is_received(whole_recording: Callable[[str], Path]) -> None:
-    """The send is recorded until its process waits for it, which may be a microbatch later."""
+    """The recorded send lasts until its process waits for it, which may be a microbatch later."""
     tracks = build_timeline(read_traces([whole_recording("parallel/pp2dp2_1f1b")])).tracks
     ends: dict[str, dict[int, int]] = {"send": {}, "recv": {}}
     for track in tracks:

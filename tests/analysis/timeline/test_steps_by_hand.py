@@ -1,4 +1,4 @@
-"""Test steps found in launches, and windows cut to common steps, with a few numbers."""
+"""Test steps that are found in launches, and windows that are cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def starts(launched: str) -> list[int] | None:
         ("ab" * 2 + "a", None),  # fewer than six launches are no pattern
         ("abcd" * 2, None),  # two repetitions are no pattern
         ("aaaaaaaa", None),  # a name that never changes is no pattern
-        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
+        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, one and two launches apart
         ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),

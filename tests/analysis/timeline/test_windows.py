@@ -153,7 +153,7 @@ def test_repeated_layers_without_a_range_are_a_repeated_unit() -> None:
 
 
 def test_repeating_ranges_are_steps_with_the_work_after_them() -> None:
-    """The range of each forward pass has a third of the step's launches; the nested range is not a step."""
+    """The range of each forward pass contains a third of the step's launches; the nested range is not a step."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -252,7 +252,7 @@ def test_repeating_pattern_is_found_without_marks_and_optimizer() -> None:
 
 
 def test_pattern_of_kernels_alone_is_found() -> None:
-    """All launch calls have the same name, so only the kernels show where the pattern repeats."""
+    """All launch calls have the same name, so only the names of kernels show where the pattern repeats."""
     trace = TraceBuilder()
     for step in range(8):
         trace.step(100 * step, mark=None)
@@ -326,7 +326,7 @@ def test_recording_without_compute_has_no_track_and_a_remedy() -> None:
     st.integers(0, 60),
 )
 def test_windows_have_no_gaps_and_no_overlaps(steps: list[tuple[int, int, int]], ahead: int) -> None:
-    """Windows have no gaps and no overlaps, for any lengths of steps and ops and any lead of the host."""
+    """The property holds for any lengths of steps and ops, and any lead of the host."""
     trace, at = TraceBuilder(), 0
     for length, duration, kernels in steps:
         trace.step(at)

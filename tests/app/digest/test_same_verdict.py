@@ -35,7 +35,7 @@ SINGLE = sorted(
 
 
 def analysed(paths: Sequence[Path]) -> bytes:
-    """Return the JSON of an analysis without its paths."""
+    """Return the JSON of an analysis without file paths."""
     analysis = analyze(paths)
     return encode_json(msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, paths=())))
 

@@ -24,7 +24,7 @@ Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-#: Tests of a whole selftest. `.ci/run` also counts the correct rows of longer selftests.
+#: Tests of a complete selftest. `.ci/run` also counts the correct rows of longer selftests.
 MEASURED = pytest.mark.measured
 
 

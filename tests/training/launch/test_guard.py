@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the guard rests on Linux's process controls"),
 ]
 
-#: Start a grandchild in a separate session, as torchrun does, and write both process ids.
+#: This program starts a grandchild in a separate session, as torchrun does, and writes both process ids.
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {grandchild!r}], start_new_session=True)

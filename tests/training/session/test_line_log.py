@@ -167,7 +167,7 @@ def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool,
 
 @pytest.mark.xdist_group("processes")
 def test_gpudiag_is_not_the_users_if_it_is_imported_through_a_link(tmp_path: Path) -> None:
-    """Another Python may import gpudiag from a directory of links."""
+    """Another Python may import gpudiag from a directory of symbolic links."""
     (tmp_path / "gpudiag").symlink_to(Path(user_code.__file__).parents[2])
     program = "from gpudiag.training.session import user_code; print(user_code.is_own(user_code.__file__))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Test each threshold of the hardware rules just below and just above."""
+"""Test each threshold of the hardware rules, with values just below and just above it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.9, 10.0, None, "warning"),
         (5.1, 10.0, None, "warning"),
         (5.0, 10.0, None, "critical"),
-        (8.0, 10.0, (20.2, 20.0), None),  # the mean of 8.0 and half of 20.2 is 9.05
+        (8.0, 10.0, (20.2, 20.0), None),  # the limit is the mean of 8.0 and half of 20.2, which is 9.05
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
@@ -142,7 +142,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # keep one direction, and both directions at once
+    if both:  # keep one direction, and add both directions at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"

@@ -80,7 +80,7 @@ def test_findings_are_sorted_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        # The total is the rate of two links, which shows two uplinks or the limit of host memory.
+        # The total rate is that of two links, so either there are two uplinks, or host memory is the limit.
         ((27.5, 27.5, 27.5, 27.5), False),
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
@@ -128,7 +128,7 @@ def test_lists_of_gpus_and_pairs_are_shortened() -> None:
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s take 134 ms. A parameter server on x1 risers had 133 ms of exposed communication.
+    # 102.2 MB at 0.7635 GB/s take 134 ms; a parameter server on x1 risers had 133 ms of exposed communication.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 

@@ -20,7 +20,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "launch": _HOST - {"input-bound"},
     "idle": _HOST | {"communication-bound"},
 }
-#: Buckets that contain profiler overhead.
+#: Buckets that may contain profiler overhead.
 _RECORDED = frozenset({"launch", "idle", "sync"})
 
 
@@ -37,7 +37,7 @@ def pacing(analysis: Analysis) -> tuple[Device, ...]:
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
-    """Return the buckets that a validity message calls unexplained."""
+    """Return the buckets that a warning about validity calls unexplained."""
     lines = [warning.message.replace(" ", "_") for warning in analysis.validity if warning.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 

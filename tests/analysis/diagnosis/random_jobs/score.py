@@ -27,7 +27,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A count, its total and its share."""
+    """A count, the total, and the count's share of the total."""
 
     count: int
     of: int
@@ -68,7 +68,7 @@ def judged(seed: int, kind: str | None = None) -> Judged:
 
 
 def by_kind(jobs: Iterable[Judged]) -> dict[str, Share]:
-    """Return the share of right diagnoses by kind of fault."""
+    """Return kind of fault → share of right diagnoses."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for job in jobs:

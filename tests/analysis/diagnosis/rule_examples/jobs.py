@@ -1,4 +1,4 @@
-"""Simulate small training jobs for the examples of rules, and return their traces.
+"""Simulate small training jobs, the examples of rules, and return their traces.
 
     Job(ranks=4, step=(kernels(20), all_reduce(2), update(1)), extra={2: (fetch(30),)})
 
@@ -77,7 +77,7 @@ def python(ms: float, name: str = "aten::to") -> Piece:
 
 
 def collection(ms: float) -> Piece:
-    """Run Python's garbage collection, with a marked range."""
+    """Run Python's garbage collection in a marked range."""
     return Piece("collection", _ns(ms))
 
 
@@ -100,7 +100,7 @@ def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
 
 
 def read_back(ms: float, *, megabytes: float) -> Piece:
-    """Copy to pageable memory as `tensor.cpu()` does, which blocks the host until the copy ends."""
+    """Copy to pageable memory as `tensor.cpu()` does; the host is blocked until the copy ends."""
     return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=False, name="aten::copy_")
 
 
@@ -134,7 +134,7 @@ def update(ms: float) -> Piece:
     return Piece("update", _ns(ms))
 
 
-#: A step of DDP: the gradients of the last layers are reduced while those of the first layers are computed.
+#: A step of DDP: while gradients of the last layers are reduced, gradients of the first layers are computed.
 DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
 
 
@@ -192,10 +192,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slowest.tolist())
 
     def _play(self, *, recorded: bool) -> list[_Rank]:
-        """Execute all ranks. Each rank runs to its next communication, and continues when this has ended."""
+        """Execute all ranks. Each rank runs to its next communication, and continues when the communication has ended."""
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
-        # The communication that each rank has reached; None if the rank has ended.
+        # The communication that each rank has reached, or None if the rank has ended.
         arrived = [next(script, None) for script in scripts]
         sent: dict[tuple[int, int], list[int]] = {}
         while any(arrival is not None for arrival in arrived):
@@ -219,7 +219,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def _leaving(
         self, arrived: list[tuple[int, Piece] | None], sent: dict[tuple[int, int], list[int]]
     ) -> dict[int, int]:
-        """Return, by rank, the end of each communication that is complete now. Add and remove messages in `sent`."""
+        """Return rank → end in ns of its communication, for each communication that is complete now.
+
+        Messages are added to `sent`, and removed when they are received.
+        """
         leaving: dict[int, int] = {}
         for rank, arrival in enumerate(arrived):
             if arrival is None:
@@ -240,7 +243,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return leaving
 
     def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
-        """Execute a rank's steps, and yield its start of each communication."""
+        """Execute a rank's steps; yield (start in ns, operation) of each communication."""
         paces = 1 + self.scatter * np.random.default_rng((self.seed, rank)).standard_normal(self.steps)
         for number, pace in enumerate(paces.tolist()):
             player.mark(number)
@@ -352,7 +355,7 @@ class _Rank:
             self.free[_COMPUTE_STREAM] = max(self.free[_COMPUTE_STREAM], end)
 
     def trace(self) -> Trace:
-        """Return the recorded events as a reader would return them."""
+        """Return the recorded events as a trace reader would return them."""
         rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
         names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
         table = EventTable(
@@ -426,7 +429,7 @@ class _Rank:
         self.now = end
 
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
-        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of the operator and of its call
+        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of recording the operator and its call
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
@@ -452,7 +455,7 @@ class _Rank:
             self.rows.append(_Row(EventKind.ANNOTATION, Role.OPTIMIZER, "Optimizer.step#Adam.step", begin, self.now))
 
     def _launch_unseen(self, piece: Piece) -> None:
-        """Compute the times of an operation's kernels without recording events, which is ten times as fast."""
+        """Advance the clocks by an operation's kernels without recording events, which is ten times as fast."""
         host_ns, ns = self._on_host(piece.launch_ns + 2 * self.job.recording_ns), round(piece.ns * self.pace)
         free = self.free[_COMPUTE_STREAM]
         for _ in range(piece.count):
@@ -461,7 +464,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """Return start and end on the compute stream of an operation launched now."""
+        """Return (start, end) in ns on the compute stream of an operation that is launched now."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns
@@ -474,7 +477,7 @@ class _Rank:
             self.now = end
 
     def _copy(self, piece: Piece) -> None:
-        """Copy to the device, or back if an operator is named; a pageable copy blocks the host until its end."""
+        """Copy to the device, or back if `piece` names an operator; a pageable copy blocks the host until its end."""
         memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE
         back = bool(piece.name)
         named = memory.name.capitalize()
@@ -487,7 +490,7 @@ class _Rank:
         where = (_COMPUTE_STREAM, 0, self.launched)
         self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory, direction))
         if not piece.pinned:
-            # A pageable copy's call returns when the copy is done.
+            # The call of a pageable copy returns when the copy is done.
             self.now = end + 3_000
             self.rows[begin : begin + 2] = [
                 msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]

@@ -42,7 +42,7 @@ def machine(
 
 
 def host_copies(index: int, gb_per_s: float, **fields: Any) -> tuple[Bandwidth, ...]:
-    """Return pinned copies of one GPU to and from the host, at the same rate."""
+    """Return the bandwidth of pinned copies of one GPU to and from the host, at the same rate."""
     common: dict[str, Any] = {"memory": "pinned", "direction": "one_way", "size_bytes": _MIB_256, "gb_per_s": gb_per_s}
     return (
         Bandwidth(path="host_to_device", src="host", dst=f"gpu:{index}", **(common | fields)),
@@ -88,7 +88,7 @@ def peer_copies(
 
 
 def both_ways(index: int, gb_per_s: float) -> Bandwidth:
-    """Return the sum of pinned copies of one GPU to and from the host at once."""
+    """Return the total bandwidth of pinned copies of one GPU to and from the host at once."""
     return Bandwidth(
         path="host_to_device", src="host", dst=f"gpu:{index}", memory="pinned", direction="both_ways",
         size_bytes=_MIB_256, gb_per_s=gb_per_s,

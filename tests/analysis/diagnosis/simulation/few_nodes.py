@@ -1,4 +1,4 @@
-"""Build graphs of a few nodes from columns; omitted columns are zero or none."""
+"""Build graphs of a few nodes from columns; omitted columns have defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw random graphs of a few nodes, and simulate them node by node, from the formulas in graph.py alone."""
+"""Draw random graphs of a few nodes, and simulate them node by node, using only the formulas in graph.py."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ class Job:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Draw up to three processes. The processes launch on two streams, wait for the other stream and for the device,
-    and have collectives on the second stream."""
+    """Draw up to three processes. The processes launch on two streams.
+
+    They wait for the second stream and for the device, and have collectives on the second stream.
+    """
     processes = draw(st.integers(1, 3))
     job = Job()
     small = st.integers(0, 9)
@@ -116,14 +118,14 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 class BruteForce:
-    """Simulate iteration by iteration, with each node's formula."""
+    """Simulate iteration by iteration, using each node's formula."""
 
     def __init__(
         self, job: Job, costs: Scenario | None = None, order: tuple[list[int], list[int]] | None = None
     ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
-        # Costs are indexed by the position in the graph, and the lists of the job by program order.
+        # Costs are indexed by position in the graph, and lists of the job by program order.
         position = {index: at for at, index in enumerate(host)}
         op_position = {index: at for at, index in enumerate(device)}
         self.work = [
@@ -198,7 +200,7 @@ class BruteForce:
         ]
 
     def turns(self, count: int) -> float:
-        """Return the time per iteration of the slowest process, over the last half of `count` iterations."""
+        """Return the time per iteration of the slowest process in ns, over the last half of `count` iterations."""
         for _ in range(count // 2):
             self.turn()
         before = [*self.time, *self.end]

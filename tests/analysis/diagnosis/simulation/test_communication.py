@@ -18,7 +18,7 @@ def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
     """Make steps of 1 ms that are limited by the device.
 
     A step has 500 µs of kernels, 100 µs of bucket copies and 400 µs of transfer. During the transfer a kernel of 200 µs
-    runs after a gap of 20 µs instead of the usual 2 µs. All ops are launched long before they run.
+    runs after a gap of 20 µs instead of the usual 2 µs. All ops are launched long before they start.
     """
     ranks = tuple(TraceBuilder(rank, world_size=2) for rank in range(2))
     for trace in ranks:

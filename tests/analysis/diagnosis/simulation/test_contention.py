@@ -1,4 +1,4 @@
-"""Test removing contention, and which kernels match."""
+"""Test the removal of contention, and which kernels match."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_kernels_of_various_durations_do_not_match() -> None:
 
 
 def test_layer_of_a_different_size_does_not_match() -> None:
-    # Kernel times halve from layer to layer, as in a convolutional network; there is no contention.
+    # Kernel times halve from layer to layer, as in a convolutional network, without contention.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]
     assert contention_free(sizes, [(50, "conv"), (50, "conv")]) == {}
     # Kernels named `conv` take 3 times as long in every layer during the all-reduce, so the difference is not

@@ -69,7 +69,7 @@ def test_contention_counts_waiting_and_transferring_collectives() -> None:
     assert kernels.duration.tolist() == [30, 55, 5, 6]
     assert kernels.beside.tolist() == [20, 35, 0, 6]
     assert kernels.waiting.tolist() == [10, 5, 0, 6]
-    # A waiting collective occupies its share of the SMs, and a transferring collective 1.7 times its share.
+    # A waiting collective occupies its share of the SMs, and a transferring collective occupies 1.7 times its share.
     assert kernels.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
     assert kernels.free.tolist() == [False, False, True, False]
 
@@ -224,7 +224,7 @@ def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyP
     assert (components["CPU calls"], components["exposed"], components["kernels slowed beside it"]) == (1, 3, 2)
     assert (components["copying buckets"], components["copies and waits"]) == (3, 1)
     assert list(components)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
-    # A scenario that saves less than the previous ones adds nothing, and the components sum to at most the total.
+    # A scenario that saves less than the previous scenario adds nothing, and the components sum to at most the total.
     components = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
     assert (
         components["CPU calls"],
@@ -283,7 +283,8 @@ def test_communication_finding_has_evidence(monkeypatch: pytest.MonkeyPatch) -> 
     evidence = communication_finding(monkeypatch).evidence
     assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
     assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
-    # The slower device transfers for 4.5 ms per step; with full overlap only the excess over all other work remains.
+    # The slower device transfers for 4.5 ms per step. With full overlap, only the excess of transfers over all other
+    # work remains.
     assert evidence["savings_ms_with_full_overlap"] == 10
     assert communication_finding(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
     assert "bucket_copies_ms_per_step" not in evidence

@@ -99,7 +99,7 @@ def test_traced_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
     what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document()))
     assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
     assert step_us(what_if) == pytest.approx(900, abs=2)
-    # b0 may start before the a1 of its step, because its stream does not wait for the previous step.
+    # b0 may start before a1 of the same step, because b0's stream does not wait for the previous step.
     assert step_us(what_if, {"b0": 0}) == pytest.approx(500, abs=5)
 
 
@@ -217,7 +217,8 @@ COMMANDS = st.lists(
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
     """Run steps that begin and end on stream 7.
 
-    If stream A waits for stream B, the wait is for the ops that B received before B's last wait."""
+    If stream A waits for stream B, then A waits for the ops that B received before B's last wait.
+    """
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")

@@ -1,4 +1,4 @@
-"""Test the profiler overhead of each host, and fitting it to unprofiled steps."""
+"""Test the estimate of profiler overhead for each host, and its fit to unprofiled steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The minimum number of calls for a comparison: four calls in each of 32 sections.
+#: Minimum number of calls with which hosts are compared: four calls in each of 32 sections.
 CALLS = 128
 
 
@@ -129,7 +129,7 @@ USUAL = [10.0] * CALLS
         ([14.9] * CALLS, 1.49, 1.0),
         ([10.0] * 127 + [9_000], 1.0, 1.0),  # a single section is slow
         ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections are slow
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half is slow
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one more than half of the sections is slow
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
@@ -149,7 +149,7 @@ def test_faster_of_two_hosts_counts_as_usual() -> None:
 
 
 def test_sections_are_weighted_by_usual_time() -> None:
-    """The last four calls take most of the step, so the other sections have little weight."""
+    """The last four calls take most of the step, so all other sections have little weight."""
     long = [1.0] * 124 + [100.0] * 4
     assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).by_process[1] == 1.0
     assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).by_process[1] == pytest.approx(924 / 524)
@@ -216,8 +216,8 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
         (25.24, 0, 1250),
         (28.0, 0, 507),  # an overhead of 507 ns gives 27.972 ms
         (35.0, 0, 7.5),  # even zero overhead gives a shorter step
-        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; 1 % and 0.1 % are tolerances
-        (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
+        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; the tolerances are 1 % and 0.1 %
+        (5.0, 0, 4972),  # the overhead is at most twice the highest measured overhead, which gives 10 ms
     ],
 )
 def test_fitted_overhead_is_the_nearest_that_reproduces_the_unprofiled_step(
@@ -242,7 +242,7 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
     ("host_ms", "cost"),
     [
         ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median counts
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median difference counts
         ({4: 26.0, 5: 30.0}, 1250),  # of two hosts the lower difference counts, here -1 ms of host 4
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),

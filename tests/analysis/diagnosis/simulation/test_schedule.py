@@ -102,7 +102,7 @@ def test_collective_has_runs_for_start_and_end() -> None:
     [
         (3, 0, 2, True),  # the op is launched after the wait, so the wait is for the previous iteration
         (1, 99, 2, False),
-        (2, 51, 2, True),  # the op is launched by the waiting node, but ends after the wait
+        (2, 51, 2, True),  # the waiting node launches the op, but the op ends after the wait
         (2, 50, 2, False),
         (NONE, 51, 2, True),
         (NONE, 50, 2, False),
@@ -144,7 +144,7 @@ def test_run_needs_previous_run_launches_and_awaited_ops() -> None:
 
 
 def test_circular_dependencies_start_with_the_earliest_recorded_run() -> None:
-    """Two ranks have two collectives each, in different order."""
+    """Two ranks have two collectives each, in a different order."""
     of = graph(
         [2, 2],
         transfer=[5.0] * 4,

@@ -1,4 +1,4 @@
-"""Test the simulation against a node-by-node simulation, and laws that hold for any job."""
+"""Compare the simulation with a node-by-node simulation, and test laws that hold for any job."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_simulations_are_independent(job: Job, settled: int, data: st.DataObject
 @examples(50)
 def test_recorded_scenario_reproduces_recording(job: Job) -> None:
     graph, _ = graph_of(job, 60)
-    # If iterations alternate in length, the graph was measured in one of them.
+    # If iterations alternate in length, the graph was measured in one of two lengths, so the job is skipped.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
     assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 
@@ -105,7 +105,7 @@ def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None
         if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
-            # A wait for an op that is launched after the waiting node is a wait for the op of the previous iteration.
+            # If an op is launched after the node that waits for it, the wait is for the op of the previous iteration.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
         elif run.kind == RunKind.COLLECTIVE_END:
@@ -164,7 +164,7 @@ def test_no_waiting_without_collectives() -> None:
 
 
 def test_op_without_launch_starts_after_the_previous_op() -> None:
-    """The host takes 10 ns per iteration. The two ops of its stream take 15 and 5 ns, with gaps of 2 and 1 ns."""
+    """The host takes 10 ns per iteration. The stream has two ops of 15 and 5 ns, after gaps of 2 and 1 ns."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)

@@ -117,9 +117,9 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
         (50, 10, 210.001, False),  # starts too long after the end of the other stream's op
         (50, 10, 199.999, False),
         (190, 10, 200, True),
-        (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
+        (190.001, 10, 200, False),  # the previous op of the stream ended almost at the start
         (50, 179.999, 200, True),
-        (50, 180, 200, False),  # may have started immediately after its launch
+        (50, 180, 200, False),  # the op may have started immediately after its launch
         (50, 5.001, 200, True),
         (50, 5, 200, False),  # the other stream's op was not launched earlier
         (50, UNKNOWN, 200, False),
@@ -133,8 +133,10 @@ def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4, and adjacent ops with unknown launch, are not
-    analysed."""
+    """The analysed ops belong to steps 1 to 3.
+
+    Ops of steps 0 and 4, and adjacent ops with unknown launch, are excluded.
+    """
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
@@ -179,7 +181,7 @@ def known(
 ) -> dict[int, list[int]]:
     """Return op → ops that it waits for; `waits` are (time of the call, stream, time of the event record).
 
-    `index` has the op that each wait is for: (wait, stream, position of the op on the stream).
+    `index` names the op of each wait: (wait, stream, position of the op on the stream).
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))

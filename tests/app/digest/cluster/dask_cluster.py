@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / "build" / "clients-venv" / "bin" / "python"
 _QUIET = ("--no-dashboard",)
-#: Waits until the scheduler has a number of workers, or until one worker has work.
+#: This program waits until the scheduler has a number of workers, or until one worker has work.
 _WAIT = """
 import sys, time
 from distributed import Client
@@ -35,7 +35,7 @@ client.close()
 
 
 class DaskCluster(AbstractContextManager["DaskCluster"]):
-    """A scheduler and workers. All end with the context."""
+    """A scheduler and workers, which end when the context ends."""
 
     def __init__(self, directory: Path, *, workers: int) -> None:
         self._directory = directory

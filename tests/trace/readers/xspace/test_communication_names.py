@@ -1,6 +1,6 @@
 """Test the recognition of communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
 
-Copies are known by their routes, and ops by their names.
+Copies are recognized by their routes, and ops by their names.
 """
 
 from __future__ import annotations
