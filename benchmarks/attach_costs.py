@@ -7,8 +7,8 @@ measures alternating blocks of steps with and without gpudiag's hook in one proc
 after the measurement. A second result is the cost of a call of the hook minus that of an empty call. `processes`
 measures the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
 `steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter).
-On a GPU it measures elapsed time instead of CPU time. Results are medians over pairs of measurements, each with a 95 %
-interval.
+On a GPU `backward` measures elapsed time instead of CPU time. Results are medians over pairs of measurements, each with
+a 95 % interval.
 """
 
 from __future__ import annotations

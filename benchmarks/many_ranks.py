@@ -137,7 +137,7 @@ def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tup
     if not len(ends):
         return knots, moves
     nearest = np.abs(knots[:, None] - ends[None, :]).min(axis=1)
-    moves = np.clip(moves, -nearest / 3, nearest / 3)  # a third keeps the order of events
+    moves = np.clip(moves, -nearest / 3, nearest / 3)  # moves of a third of the distance keep the order
     at, index = np.unique(np.concatenate([knots, ends]), return_index=True)
     return at, np.concatenate([moves, np.zeros(len(ends))])[index]
 

@@ -33,7 +33,7 @@ _OPTIONS = {"-I", "-P", "-u"}
 
 
 def become_first() -> None:
-    """Run the first program, which the argument describes."""
+    """Run the program that the command-line argument describes, after forking processes for the programs it starts."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes ignore it
     _start_with([_Waiting(starts) for starts in task["starts"]])
@@ -171,5 +171,5 @@ class _Imported:
         return self._torch
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute nothing again."""
+        """Restore `__spec__`; the module has been executed already."""
         module.__spec__ = self._spec

@@ -85,7 +85,7 @@ def test_savings_above_the_maximum_mislead() -> None:
     main, promise = finding("straggler"), finding("slow-copy", 8.0)
     assert verdict(output(main, promise), codes=["straggler"], most_percent=10) == "right"
     assert verdict(output(main, promise), codes=["straggler"], most_percent=5) == "wrong"
-    possible = finding("slow-compute", 8.0, severity="info")  # the savings of a compiler
+    possible = finding("slow-compute", 8.0, severity="info")  # savings by a compiler are not promised
     assert verdict(output(main, possible), codes=["straggler"], most_percent=5) == "right"
 
 

@@ -306,7 +306,7 @@ def test_browser_shows_the_longest_time_of_a_source_line(tmp_path: Path) -> None
 
 
 def opened(tmp_path: Path, url: str) -> str:
-    """Return the page after its script has run."""
+    """Return the HTML of the page at `url` after its script has run."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     command = ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout

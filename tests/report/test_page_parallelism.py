@@ -55,7 +55,7 @@ def test_passes_and_ranks_are_also_tables() -> None:
     section = html.unescape(section_of(report(analysis=pipeline_job(stages=2, microbatches=4))))
     assert section.count("<details>") == 2
     assert section.count("<td>forward</td>") == section.count("<td>backward</td>") == 8
-    assert 'tabindex="0"' in section  # so that keys scroll the drawing
+    assert 'tabindex="0"' in section  # with focus, keys scroll the drawing
 
 
 def test_section_without_pipeline_has_traffic_only() -> None:

@@ -191,7 +191,7 @@ def test_messages_of_one_kernel_are_read_from_the_operators_before_its_range(tmp
             launch(52, 2),
             kernel(name, 120, 9, 2),
             message("send", 70, 1),
-            message("recv", 74, 3),  # of several ranks
+            message("recv", 74, 3),  # the peer differs from the send's peer
             event("user_annotation", "nccl:coalesced", 80, 10),
             launch(82, 3),
             kernel(name, 140, 9, 3),

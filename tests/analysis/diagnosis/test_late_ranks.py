@@ -389,7 +389,7 @@ def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() ->
     assert gain(100, 70, 100) == 30
     assert gain(100, 70, 80) == pytest.approx(24)  # 30 % of the unprofiled 80 ms, because the remainder is only 10 ms
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the remainder counts
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs communication saves only the remainder
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30

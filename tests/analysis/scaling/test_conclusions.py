@@ -169,7 +169,7 @@ def test_forecast_within_the_machine() -> None:
 
 
 def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
-    # Between many machines 100 MB take 20 ms over 10 GB/s. Backward can hide these 20 ms entirely.
+    # Between many machines, gradients of 100 MB take 20 ms at 10 GB/s. With full overlap, backward hides all 20 ms.
     outlook = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert outlook is not None
     last = outlook.forecasts[-1]

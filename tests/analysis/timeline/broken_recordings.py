@@ -18,7 +18,7 @@ _CATEGORY = re.compile(r'"cat":"([^"]*)"')
 
 
 def named(directory: Path, rank: int) -> Path:
-    """Return the trace of a rank."""
+    """Return the path of a rank's trace in a directory."""
     return directory / f"rank{rank}.pt.trace.json.gz"
 
 

@@ -78,7 +78,7 @@ def test_guard_ends_processes_that_ignore_sigterm(tmp_path: Path) -> None:
     words, private, pids = start(tmp_path, then="time.sleep(600)")
     guard = subprocess.Popen(words)
     family = read_pids(pids)
-    time.sleep(0.2)  # the grandchild takes a moment to ignore SIGTERM
+    time.sleep(0.2)  # wait until the grandchild ignores SIGTERM
     assert all(alive(pid) for pid in family)
     guard.terminate()
     assert guard.wait(120) != 0

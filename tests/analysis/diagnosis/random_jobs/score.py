@@ -27,7 +27,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A count, the total, and the count's share of the total."""
+    """A share: `count` of `of`, with its confidence interval."""
 
     count: int
     of: int

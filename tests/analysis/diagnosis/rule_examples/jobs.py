@@ -192,7 +192,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slowest.tolist())
 
     def _play(self, *, recorded: bool) -> list[_Rank]:
-        """Execute all ranks. Each rank runs to its next communication, and continues when the communication has ended."""
+        """Execute all ranks. Each rank runs to its next communication, and continues when the communication ends."""
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
         # The communication that each rank has reached, or None if the rank has ended.

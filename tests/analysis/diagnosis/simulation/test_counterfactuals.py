@@ -82,7 +82,7 @@ def job(
 def apart(**more: Any) -> Any:
     """Make two ranks.
 
-    Compared with rank 0, rank 1 has 30 ns more of input wait, 4 untraced, 5 of launching and 7 in operators.
+    Compared with rank 0, rank 1 has 30 ns more of input wait, 4 ns untraced, 5 ns in launches and 7 ns in operators.
     """
     host = host_of(
         process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],

@@ -117,7 +117,7 @@ def often(length: int, times: int, *within: Call) -> list[Call]:
         (often(99, 4), []),
         (often(100, 3), []),  # four calls of one name are needed in a step
         ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
-        (often(500, 1), [(1000, 1500)]),  # a single call of half a millisecond is enough
+        (often(500, 1), [(1000, 1500)]),  # a single call counts from half a millisecond on
         (often(499, 1), []),
         # Python scalars are first converted to a tensor; nested calls of the conversion do not count as the operator's
         # time.
@@ -144,7 +144,7 @@ def test_half_a_millisecond_without_events_is_untraced() -> None:
     # Time from a mark to the first operator and time of fetching are not untraced time.
     track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == []
-    # Time of garbage collection is untraced, however short.
+    # A garbage collection of any length is untraced time.
     track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 

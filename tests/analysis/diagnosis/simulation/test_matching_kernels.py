@@ -139,7 +139,7 @@ def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(3))
-    assert time.tolist() == [80, 48, 32]  # half of the kernels is enough
+    assert time.tolist() == [80, 48, 32]  # matches of half of the kernels are enough
 
 
 def test_kernel_loses_at_most_its_duration() -> None:

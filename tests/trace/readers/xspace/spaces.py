@@ -37,7 +37,7 @@ class LineBuilder:
 
 
 class SpaceBuilder:
-    """An XSpace."""
+    """Build an XSpace plane by plane."""
 
     def __init__(self, host: str = "node-a", begun_ns: int = 1_795_000_000_000_000_000) -> None:
         self.space = message_type("xplane", "XSpace")()
