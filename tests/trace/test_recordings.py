@@ -63,7 +63,7 @@ def test_pattern_of_two_jobs_is_two_jobs(nodes: list[str]) -> None:
     assert [recording.paths for recording in found(pattern)] == [(nodes[2],), (nodes[0],)]
 
 
-def test_copies_are_of_one_job(nodes: list[str], tmp_path: Path) -> None:
+def test_copied_directory_belongs_to_the_same_job(nodes: list[str], tmp_path: Path) -> None:
     shutil.copytree(nodes[0], tmp_path / "copy")
     analysis = analyze([*nodes[:2], tmp_path / "copy"])
     assert analysis.ranks_present == ALL

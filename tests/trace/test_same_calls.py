@@ -192,7 +192,7 @@ def on_pool(recording: Recording, *threads: int) -> Recording:
     return recording
 
 
-def test_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+def test_operators_match_if_an_executor_runs_steps_on_any_thread(tmp_path: Path) -> None:
     light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
     merged = joined(tmp_path, light, full)
     assert merged is not None
@@ -221,7 +221,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
-def test_threshold_of_common_calls_separates_its_cases(tmp_path: Path, others: int, usable: bool) -> None:
+def test_full_trace_with_too_few_common_calls_is_refused(tmp_path: Path, others: int, usable: bool) -> None:
     """Test just below and just above the minimum share of common calls."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]

@@ -100,7 +100,7 @@ def test_diff_survives_json() -> None:
         assert msgspec.json.decode(encode_json(diff), type=Diff) == diff
 
 
-def test_straggler_explains_waiting_of_others() -> None:
+def test_straggler_explains_waiting_of_other_ranks() -> None:
     diff = compare(healthy(), late_rank())
     assert (diff.outcome, diff.judged) == ("slower", "profiled")
     assert diff.cause is not None

@@ -691,7 +691,7 @@ def test_outcomes_just_below_and_just_above_a_constant_differ(name: str) -> None
     assert CASES.differ(name)
 
 
-def test_least_pause_is_the_same_as_in_the_timeline() -> None:
+def test_minimum_pause_equals_that_of_the_timeline() -> None:
     assert elsewhere(5_000, is_cpu=True) == model_of_timeline.PAUSE_NS < calibration.ELSEWHERE_NS < 100 * NS_PER_MS
 
 

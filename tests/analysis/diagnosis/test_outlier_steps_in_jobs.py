@@ -77,7 +77,7 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
         assert without_outlier_steps(case) is case
 
 
-def test_usual_step_is_the_median_of_the_others() -> None:
+def test_usual_step_is_the_median_of_all_other_steps() -> None:
     # In steps of 10, 10, 20 and 16 ms, the third step is compared with 10 ms, the median of all other steps. In steps
     # of 10, 20 and 23 ms, the third step is compared with 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
@@ -106,7 +106,7 @@ def test_cpu_processes_keep_all_steps() -> None:
     assert without_outlier_steps(cpu).outlier_steps
 
 
-def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
+def test_unprofiled_steps_decide_whether_long_steps_are_outliers() -> None:
     """With three steps of 30 ms the mean is 17.5 ms.
 
     Steps of 30 ms stay if unprofiled steps are nearer to 17.5 than to 10 ms.

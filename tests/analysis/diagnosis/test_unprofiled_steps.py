@@ -215,7 +215,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     assert [doubt.message for doubt in recording_doubts(run)] == ["because"]
 
 
-def test_run_record_without_these_fields_gives_no_figures() -> None:
+def test_run_record_without_unprofiled_fields_gives_no_figures() -> None:
     case = run_of(case_of(QUIET.traces()), [10.0, 11.0, 10.0])
     assert unprofiled_ranks(case.run) is None
     assert recording_cost(case.run) is None
@@ -386,7 +386,7 @@ BY_TURNS = [[45.0, 0.5] * 10, [0.5, 45.0] * 10]
         ([[45.0] * 20, [0.5] * 20, [0.5] * 20, [0.5] * 20], (1,), False),
     ],
 )
-def test_ranks_ahead_of_their_devices_wait_for_the_others(
+def test_ranks_ahead_of_their_devices_wait_for_other_ranks(
     leads: list[list[float]], late: tuple[int, ...], alone: bool
 ) -> None:
     case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)

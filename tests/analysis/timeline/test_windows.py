@@ -64,7 +64,7 @@ def test_work_launched_before_the_trace_belongs_to_no_step() -> None:
         (4, [(1, 110, 210), (2, 210, 310)]),
     ],
 )
-def test_up_to_four_steps_have_these_windows_and_a_warning(steps: int, expected: list[tuple[int, int, int]]) -> None:
+def test_up_to_four_steps_have_windows_and_a_warning(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90).operator(0, 20)).build()])
     assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]

@@ -80,7 +80,7 @@ def test_wait_for_absent_rank_ends_at_timeout() -> None:
     assert together(2, task, timeout_s=0.2) == ["gave up", "absent"]
 
 
-def test_rank_0_waits_for_all_to_leave() -> None:
+def test_rank_0_waits_until_all_ranks_leave() -> None:
     def task(agreement: Agreement, rank: int) -> bool:
         agreement.leave()
         return rank != 0 or agreement.wait_for_all(timeout_s=10)

@@ -175,7 +175,7 @@ def test_collectives_of_unknown_size_are_unchanged(monkeypatch: pytest.MonkeyPat
 
 def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     def pinned(size: Sequence[int], rate: float | None = 2.0) -> list[float] | None:
-        """Return the durations of a pageable copy, a pinned copy and another op if pinned copies run at `rate`."""
+        """Return the durations of a pageable copy, a pinned copy and another op if pinned copies run at `rate` GB/s."""
         of = graph((0, 100), (0, 100), (0, 100), row=[0, 1, 2], host_copy=[True, True, False], launch=[NONE] * 3)
         timeline = timeline_of([])
         events = timeline.traces[0].events

@@ -263,7 +263,7 @@ def test_without_transfer_removes_its_contention() -> None:
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
 
 
-def test_without_bucket_copy_removes_those_ops() -> None:
+def test_without_bucket_copy_removes_the_copies() -> None:
     of = exchanging()
     scenario = counterfactuals.without_bucket_copy(of, of.corrected)
     assert (scenario.duration.tolist(), scenario.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
@@ -277,7 +277,7 @@ def test_without_communication_calls_removes_their_launches() -> None:
     assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
 
 
-def test_without_communication_removes_all_of_it() -> None:
+def test_without_communication_removes_all_communication() -> None:
     of = exchanging(
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
         contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],

@@ -107,7 +107,7 @@ def test_hook_that_enqueues_and_returns_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("recorded_late", [0, 3_000])
-def test_pause_without_a_collective_end_waits_for_the_running_one(recorded_late: int) -> None:
+def test_pause_without_a_collective_end_waits_for_running_collective(recorded_late: int) -> None:
     """Rank 1 fetches for 50 ms; rank 0's thread resumes when the all-reduce ends, which is recorded later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace, fetched in zip(ranks, (0, 50_000), strict=True):

@@ -108,7 +108,7 @@ def test_broken_file_is_one_missing_rank(cluster: DaskCluster, tmp_path: Path) -
 
 
 @needs_dask
-def test_lost_worker_is_replaced_by_the_other(tmp_path: Path) -> None:
+def test_lost_worker_is_replaced_by_the_other_worker(tmp_path: Path) -> None:
     for number in range(12):
         shutil.copy(SMALL / f"rank{number % 2}.pt.trace.json.gz", tmp_path / f"{number:02}.json.gz")
         _set_rank(tmp_path / f"{number:02}.json.gz", number, 12)

@@ -210,7 +210,7 @@ def test_unprintable_notes_are_escaped() -> None:
     assert trace.notes == ("\\x1b[31m red",)
 
 
-def test_file_of_a_digest_is_refused_if_it_is_no_file(tmp_path: Path) -> None:
+def test_empty_file_truncated_digest_and_directory_are_refused(tmp_path: Path) -> None:
     empty, digest = tmp_path / "a.gpudiag-digest", tmp_path / "b.gpudiag-digest"
     empty.touch()
     digest.write_bytes(DIGEST[:-50])

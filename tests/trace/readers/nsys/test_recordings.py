@@ -108,7 +108,7 @@ def test_device_time_of_each_kernel_equals_a_query(export_of: Exporter, job: str
     assert queried
 
 
-def test_waits_for_cuda_events_are_those_of_the_recording(tmp_path: Path) -> None:
+def test_exported_event_waits_equal_recorded_event_waits(tmp_path: Path) -> None:
     recorded = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
     (exported,) = read_traces([write_export(tmp_path / "report.sqlite", recorded)])
     waits, theirs = exported.event_waits, recorded[0].event_waits

@@ -131,7 +131,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # In each of three steps, 210 gradients (102 MB) are copied in each direction. All other copies are batches.
+        # In each of three steps, 210 gradients (102 MB) are copied in each direction. All other copies are of batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210
@@ -171,7 +171,7 @@ def test_each_logical_device_is_a_rank(strategy: str) -> None:
         assert low <= communication <= high
 
 
-def test_ops_are_placed_with_ops_of_the_same_process(tmp_path: Path) -> None:
+def test_cpu_ops_belong_to_the_device_of_their_executor(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1, "python3").event("train", 0, 1000, step_num=1, _r=1).event("KernelAndDeviceFunc::Run", 5, 990)
     executor, other = built.thread(2), built.thread(3)

@@ -149,7 +149,7 @@ def test_impossible_numbers_of_devices_are_read(tmp_path: Path, ordinal: int) ->
     assert len(trace.step_marks[0].row) == 4
 
 
-def test_more_devices_than_any_process_has_stay_one_trace(tmp_path: Path) -> None:
+def test_implausible_number_of_devices_stays_one_trace(tmp_path: Path) -> None:
     built = cpu_device(device_ordinal=0, run_id=7)
     pool = built.thread(3, "tf_XLAPjRtCpuClient")
     for device in range(2000):

@@ -144,7 +144,7 @@ def test_analysis_of_a_real_xspace() -> None:
     assert "no-step-marks" not in {warning.code for warning in analysis.validity}
 
 
-def test_all_plane_events_reach_the_process() -> None:
+def test_all_events_of_planes_are_in_the_trace() -> None:
     (path,) = MIRRORED.iterdir()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(path.read_bytes()))
     events = [event for plane in space.planes for line in plane.lines for event in line.events]
