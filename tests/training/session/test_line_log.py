@@ -288,7 +288,7 @@ def test_fetch_and_step_function_are_seen_in_each_step() -> None:
     def one_step() -> None:
         next(batches)
         log.begin("alone") if not log.sections else log.step()
-        time.sleep(0.0005)  # a line after the step
+        time.sleep(0.0005)  # after the step
 
     with marked_loaders():
         for _ in range(3):
