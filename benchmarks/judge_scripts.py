@@ -59,7 +59,7 @@ def run(
     """Run a program in a new session with standard error in `log`; return its standard output.
 
     Raises:
-        RunError: it took longer than `seconds`, or its exit code was not 0.
+        RunError: the program took longer than `seconds`, or its exit code was not 0.
     """
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(

@@ -6,8 +6,8 @@
     python benchmarks/tensorflow_exchange.py --from DIR
 
 Run `gpudiag profile` with the baseline, and with each strategy on all devices. Rounds alternate between the baseline
-and the strategies, so that drift of the machine affects all equally. The baseline runs on one device, or with `--floor
-independent` on all devices without communication, in one process. The true cost is the median of a strategy's
+and the strategies, so that drift of the machine affects all runs equally. The baseline runs on one device, or with
+`--floor independent` on all devices without communication, in one process. The true cost is the median of a strategy's
 unprofiled steps minus the baseline's. The true cost includes communication, and contention for everything else that
 devices share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount
 of `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from

@@ -170,8 +170,8 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("per_event_ns", "busy", "costs"),
     [
-        # The measured limit is half of the time per event. The overhead may be half or twice the estimate, or half or
-        # twice the limit.
+        # The measured limit of the overhead is half of the time per event (`busy`). The overhead may be half or twice
+        # the estimate, or half or twice the limit.
         (1270, 4000, (635, 4000)),  # half of the estimate, and twice the limit of 2 µs
         (1270, 2000, (500, 2540)),  # half of the limit of 1 µs, and twice the estimate
         (1270, 0, (635, 2540)),  # the time per event is unknown

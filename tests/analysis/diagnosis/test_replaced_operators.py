@@ -118,7 +118,7 @@ def test_other_work_of_the_host_within_a_chain_stays() -> None:
 
 
 def test_causes_of_a_compiler_save_together_at_most_the_time_above_the_device() -> None:
-    """With fused attention alone the step is limited by the device, and so it is with the compiled chain alone."""
+    """Fused attention alone makes the device limit the step, and so does the compiled chain alone."""
     chain = (short(ADD, "aten::add"), short(NORM, "aten::native_layer_norm"), short(CAST, "aten::copy_"))
     device = named(0.3, TF32, operator="aten::addmm", count=1, launch_us=10)
     found = causes(Job(ranks=1, step=(device, *EAGER, LINEAR, *chain) * 24).traces())

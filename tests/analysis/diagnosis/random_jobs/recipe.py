@@ -267,7 +267,7 @@ def _layers(chance: random.Random, device_ms: float, *, communication: float, ti
 
 
 def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
-    """Draw a fault whose cost is in proportion to the step."""
+    """Draw a fault whose cost is proportional to the step time."""
     ms = step_ms * chance.uniform(0.15, 1.2)
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)

@@ -62,8 +62,8 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
 def test_excess_is_taken_from_segments_with_excess() -> None:
     assert above([1, 30, 10], [1, 50.5, 10]) == [[0, 0, 0], [0, 20.5, 0]]
     assert above([10, 10], [16, 14], [10, 10]) == [[0, 0], [6, 4], [0, 0]]
-    # The total of the second cell exceeds the median by 5. The first segment of this cell has an excess of 10, of which
-    # half counts.
+    # The total of the second cell exceeds the median by 5. The first segment of this cell has an excess of 10 and the
+    # second segment a deficit of 5, so half of the excess counts.
     assert above([10, 10], [20, 5], [10, 10]) == [[0, 0], [5, 0], [0, 0]]
     # The excess of one segment equals the deficit of the other segment, so the total has no excess.
     assert above([10, 10], [15, 5], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
