@@ -142,7 +142,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # keep one direction, and add both directions at once
+    if both:  # the result of one direction, and that of both at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
