@@ -2,16 +2,17 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. It must have a switch `--fixed`, and read `args.fixed` where the problem would occur. This
-program keeps a reference to `args` and changes `fixed` every `--block` steps: with the problem, without, without, with.
-A step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
-first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
-epoch: it sets `args.steps_per_epoch` to a block's length. Forked DataLoader workers see the change too. `--skip` must
-be larger than the number of batches that workers have prepared. Under `torchrun`, `--seconds inf` measures the same
-blocks on each rank, and rank 0 prints.
+The script runs unchanged. The script must have a switch `--fixed`, and read `args.fixed` where the problem would occur.
+This program keeps a reference to `args` and changes `args.fixed` every `--block` steps, in the order with, without,
+without, with the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and
+end of each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read
+`args.fixed` only at the start of an epoch: it makes each epoch as long as a block. Forked DataLoader workers also read
+the changed `args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under
+`torchrun`, use `--seconds inf`, so that all ranks measure the same blocks; rank 0 prints the result.
 
-Print one JSON object on the last line: milliseconds per step with and without the problem, in the median and of each
-block, and the host's wait for the device at the ends of blocks. A long wait shows that the device sets the pace.
+The last line of output is a JSON object in ms. It has the step times with and without the problem (medians, and one per
+block), and the host's wait for the device at the ends of blocks. A long wait shows that the device determines the step
+time.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Blocks:
         return 1e3 * (time.perf_counter() - start)
 
     def step(self, *_: Any) -> None:
-        """Count a step of an optimizer, and begin to time a block or end a block if this step does so."""
+        """Count an optimizer step, and start or end the timing of a block if this step is at its boundary."""
         self.steps += 1
         if self.steps < 0:
             return
@@ -94,13 +95,13 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
-        """Return whether no further block is needed: after 8 blocks, or after 4 or 2 if they took too long."""
+        """Return whether `done` blocks are enough: 8 are, and so are 4 or 2 that took too many seconds (`spent`)."""
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds
 
     def result(self) -> dict[str, Any]:
-        """Return the medians over blocks, in milliseconds per step."""
+        """Return medians over blocks in milliseconds per step; `lead_ms` is the host's wait at the end of a block."""
         with_problem = [ms for problem, ms in self.times if problem]
         without = [ms for problem, ms in self.times if not problem]
         if not with_problem or not without:
@@ -116,7 +117,7 @@ class Blocks:
 
 
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
-    """Make the script's argument parser give the options that it returns to `blocks` too."""
+    """Patch `ArgumentParser` so that `blocks` gets the options that the script parses."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:

@@ -2,13 +2,13 @@
 
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
-`starts` times whole processes that import nothing or import PyTorch, alternately with and without gpudiag. `steps`
-times, in one process, alternating blocks of steps with and without gpudiag's hook, both before all ranks have joined
-and after the measurement. It also measures the cost of a call of the hook minus that of an empty call. `processes`
-times the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
-`steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter),
-on a GPU if available (then in elapsed time instead of CPU time). Differences are medians of pairs, with their 95 %
-interval.
+`starts` measures whole processes that import nothing or import PyTorch, alternately with and without gpudiag. `steps`
+measures alternating blocks of steps with and without gpudiag's hook in one process, before all ranks have joined and
+after the measurement. A second result is the cost of a call of the hook minus that of an empty call. `processes`
+measures the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
+`steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter).
+On a GPU `backward` measures elapsed time instead of CPU time. Results are medians over pairs of measurements, each with
+a 95 % interval.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: A training program. Its first argument is the number of pairs of blocks with and without the hook; with 0 it measures
-#: steps only once.
+#: A training program. The program's first argument is the number of pairs of blocks with and without the hook; with 0
+#: it measures steps only once.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -162,7 +162,7 @@ def starts() -> None:
 
 
 def steps(**more: str) -> None:
-    """Compare steps with and without the hook in one process."""
+    """Print the cost of the hook per step, from blocks with and without it in one process."""
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(
@@ -190,7 +190,7 @@ def steps(**more: str) -> None:
 
 
 def processes() -> None:
-    """Compare whole processes after their recorded steps."""
+    """Print the step times of whole processes after their recorded steps, with and without gpudiag."""
     pairs = []
     for _ in range(PROCESSES):
         times = {}
@@ -206,7 +206,7 @@ def processes() -> None:
 
 
 def backward() -> None:
-    """Compare optimizers that step within backward."""
+    """Run `steps` with optimizers that step within backward."""
     for within in ("each", "one"):
         print(f"{within} optimizer within backward", flush=True)
         steps(WITHIN_BACKWARD=within, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))

@@ -2,8 +2,8 @@
 
     python benchmarks/attach_scripts.py [--processes 2] [--kinds late-loader,item] [--keep DIR] [--own-profiler 60]
 
-With --keep, leave the run directories in DIR with rows.json, which `.ci/rows.py` counts. With --own-profiler, run this
-number of jobs whose script creates its own profiler while gpudiag's runs, and report their outcomes.
+With --keep, leave the run directories and rows.json in DIR; `.ci/rows.py` counts the right rows. With --own-profiler N,
+run N jobs whose script creates its own profiler while gpudiag's runs, and report their outcomes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "training" / "attach" / "slow_scripts.py"
-#: A program that imports PyTorch under gpudiag and then forks the two ranks of each job.
+#: This program imports PyTorch under gpudiag and then forks the two ranks of each job.
 FORKS = """
 import dataclasses, os, pathlib, shutil, socket, sys, tempfile
 from gpudiag.training.attach import entered
@@ -55,8 +55,8 @@ for number in range(int(sys.argv[1])):
 """
 
 ON_GPUS = torch.cuda.is_available()
-#: Kind → correct codes and causes, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
-#: so that the job with `.item()` loses its time in communication.
+#: Kind of script → (correct codes with their causes, rank at fault or None). Without GPUs `.item()` waits for no
+#: device, so that the job `item` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),
@@ -68,7 +68,7 @@ EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
 
 
 def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
-    """Run one script, and return its outcome."""
+    """Run one script under `gpudiag profile -- torchrun`; return its row with the first finding and its verdict."""
     command = [
         sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(run_dir), "--",
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}",
@@ -103,7 +103,7 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
-    """Return whether a rank has unprofiled steps, the times of fetching their batches, and both traces."""
+    """Return whether a rank has unprofiled steps, the time spent fetching their batches, and both traces."""
     own_record = next((record for record in run["ranks"] if record["rank"] == rank), None)
     if own_record is None or own_record["error"] is not None or not own_record["timed"]:
         return False
@@ -114,7 +114,7 @@ def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:
-    """Return True if this is the correct first finding for a script of this kind."""
+    """Return True if `first` is a correct first finding for a script of kind `kind`."""
     causes, rank = EXPECTED[kind]
     if first is None or first["code"] not in causes:
         return False
@@ -122,7 +122,7 @@ def is_right(kind: str, first: dict[str, Any] | None) -> bool:
 
 
 def beside_own_profiler(runs: int) -> None:
-    """Run this number of two-process jobs whose script creates a profiler, each in a different phase of gpudiag."""
+    """Run `runs` jobs of two ranks whose script creates its own profiler, each in a different phase of gpudiag."""
     settings = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
     path = os.pathsep.join((str(ENTRY), str(ROOT)))
     around = {

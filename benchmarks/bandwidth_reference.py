@@ -6,8 +6,8 @@ Run the default and the quick probe `--runs` times each. Write facts-*.json, pag
 OUTPUT. comparison.md contains durations, the comparison with the reference, and the differences between two runs. If
 nvcc and NCCL's header are available, the C++ programs in `peers/` measure the reference on the same machine, before and
 after each run of gpudiag. The programs use the methods of nvbandwidth and nccl-tests. Without nvcc the reference is the
-CSV, which nvbandwidth and nccl-tests measured on another machine of the same kind. Exit with code 1 if a requirement of
-the project is missed.
+CSV: results of nvbandwidth and nccl-tests on another machine of the same kind. Exit with code 1 if a requirement of the
+project is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
-#: Requirements of the project: allowed relative differences, and seconds for 4 GPUs.
+#: Requirements of the project: allowed relative differences, and the time of each probe on 4 GPUs in seconds.
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -60,14 +60,14 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Yield the directories that may contain NCCL: first that of PyTorch's wheel, then the system's."""
+    """Yield the directories that may contain NCCL: the one in PyTorch's wheel, and then the system's directories."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
 
 
 def run_peers(output: Path, number: int) -> PeerFigures:
-    """Run one round of the programs in `peers/`, and save their output."""
+    """Run the programs in `peers/` once, save their output, and return their figures."""
     figures: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
@@ -96,7 +96,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """Return the reference rows; figures measured on this machine replace those of the other machine."""
+    """Return the reference rows; values measured on this machine replace values of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
@@ -151,7 +151,7 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
 
 
 def bound_for(row: dict[str, str]) -> float | None:
-    """Return the allowed relative difference for this row, or None if there is no requirement."""
+    """Return the allowed relative difference for a reference row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
     # Copies in both directions at once have no requirement: half of their total is not the bandwidth of one direction.
@@ -159,7 +159,7 @@ def bound_for(row: dict[str, str]) -> float | None:
 
 
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Yield (line of the comparison table, whether its difference is within the bound)."""
+    """Yield (line of the comparison table, True if its difference is within the bound)."""
     for row in rows:
         figures = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (
@@ -181,14 +181,14 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """Yield (relative difference between two runs, name, whether it is a link figure) of each figure, largest first.
+    """Yield (relative difference between two runs, name, is a link figure) for each figure, largest difference first.
 
     Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host
     cores (pageable copies, gloo, launches of small messages) vary with other load.
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
-        """Return key of a figure → (value, whether it is a link figure), for one run."""
+        """Return (key of a figure) → (value, is a link figure) for one run."""
         figures: dict[tuple[object, ...], tuple[float, bool]] = {}
         for record in facts.bandwidth:
             key = (
@@ -272,7 +272,7 @@ def main() -> int:
             "| test | reference | gpudiag | apart | within |",
             "| --- | --- | --- | --- | --- |",
         ]
-        # The reference of each mode's last run are the two rounds of peers around it.
+        # Compare each mode's last run with the rounds of `peers/` before and after it.
         here = len(rounds) - 2 if mode == "quick" else len(rounds) - 3
         for line, within in compare(found[-1], with_peers(rows, rounds[here : here + 2])):
             if mode == "quick" and "not measured" in line:
@@ -286,7 +286,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may differ, because a burst of other traffic may disturb it.
+            # Links need to agree in 98 of 100 figures only, because a burst of other traffic may disturb a figure.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

@@ -2,16 +2,16 @@
 
     python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
-HTA is timed with two analyses. The least analysis loads the traces and computes the temporal breakdown. The full
-analysis also answers the questions of gpudiag's report, as far as HTA can. Each directory has its own table, and a
-summary has one line per directory.
+HTA is timed with two analyses. The minimal analysis loads the traces and computes the temporal breakdown. The full
+analysis also answers the questions that gpudiag's report answers, as far as HTA can. Each directory has its own table,
+and a summary has one line per directory.
 
 Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
 candidates equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
 once), sampled every few milliseconds. Peaks between two samples are missed.
 
-HTA and gpudiag are installed into `build/` with their dependencies only, as for users. `--hta` and `--gpudiag` name
-existing interpreters instead.
+HTA and gpudiag are installed into `build/`, each with its dependencies only, as users install them. `--hta` and
+`--gpudiag` name existing interpreters instead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: Programs run in this directory, because `python -m` in the repository would import the repository's modules instead
-#: of the installed ones.
+#: Directory in which programs run. In the repository, `python -m` would import the repository's modules instead of the
+#: installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -45,7 +45,7 @@ TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 
 #: HTA's full analysis: the time breakdown, overlapped communication, causes of idle time, kernels, and launch
 #: statistics of all ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
-#: `get_potential_stragglers` raises a ValueError on these traces.
+#: HTA's `get_potential_stragglers` raises a ValueError on the compared traces.
 _HTA_REPORT_PROGRAM = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -87,7 +87,7 @@ read_traces([sys.argv[1]])
 
 @dataclass
 class Candidate:
-    """A command and its measurements in each round."""
+    """A command, and its time and memory in each round."""
 
     name: str
     command: list[str]
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Return the candidates in table order. The table compares each of them with `hta`."""
+        """Return the candidates in table order. The table compares each candidate with `hta`."""
         return [self.ours, self.reading, self.floor, self.hta, self.hta_report]
 
 
@@ -170,7 +170,7 @@ def _absolute(path: str) -> Path:
 
 
 def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
-    """Return the interpreter of an environment with this requirement and its dependencies, installed as by a user."""
+    """Install a requirement with its dependencies into a new environment; return its interpreter."""
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
@@ -192,7 +192,7 @@ def _run(command: list[str]) -> tuple[float, float]:
 
 
 def _peak_memory_mb(command: list[str]) -> float:
-    """Return the highest PSS over the process tree."""
+    """Return the highest PSS (proportional set size) of the process tree in MB while the command runs."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ELSEWHERE)
     peak = 0
     while process.poll() is None:
@@ -256,7 +256,7 @@ def _print_table(comparison: Comparison) -> None:
 
 
 def _print_by_trace(done: list[Comparison]) -> None:
-    """Print the summary with a row per directory."""
+    """Print the summary with a row per directory of traces."""
     print("\n| traces | gpudiag s | HTA: temporal breakdown | HTA: what gpudiag's report answers | HTA: memory |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for comparison in done:
@@ -270,7 +270,7 @@ def _print_by_trace(done: list[Comparison]) -> None:
 
 
 def _medians(candidate: Candidate) -> tuple[float, float]:
-    """Return the medians in seconds and MB."""
+    """Return the medians over rounds: wall time in seconds, and memory in MB."""
     return statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
 
 

@@ -3,11 +3,11 @@
     python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
 
 Each process trains three copies of the model on a batch that is on the device. One copy uses plain DDP, one uses the
-strategy `nccl`, and one has had a Python communication hook from the start. Such a hook is needed to name the
+strategy `nccl`, and one uses DDP with a Python communication hook from the start. gpudiag needs such a hook to name the
 communication of each bucket. The copies take turns of some steps each, in a different order each round. The output is
-the median step of each copy, and the ratio to bare DDP with its 95 % interval (Student's t). The interval is computed
-from the ratio of each round, because the machine changes little within a round. Without GPUs, small models run in CPU
-processes with gloo.
+the median step time of each copy, and its ratio to bare DDP with a 95 % interval (Student's t). The interval is
+computed from the ratio of each round, because the machine changes little within a round. Without GPUs, small models run
+in CPU processes with gloo.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def seconds(self, steps: int) -> float:
-        """Return seconds per step on the slowest rank."""
+        """Train `steps` steps; return seconds per step on the slowest rank."""
         self.settle()
         began = time.perf_counter()
         for _ in range(steps):
@@ -86,7 +86,7 @@ class Trainer:
         return float(worst)
 
     def settle(self) -> None:
-        """Wait until the device is idle and all other ranks have arrived."""
+        """Wait until the device of this rank is idle and all other ranks have arrived here."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         dist.barrier()

@@ -1,4 +1,4 @@
-"""Measure time and memory of the what-if simulation as jobs grow, on real traces that are repeated.
+"""Measure time and memory of the what-if simulation for jobs of growing size, made by repeating real traces.
 
     python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
@@ -52,8 +52,8 @@ def main() -> int:
 
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
-    """Return the row of one size: medians over the rounds."""
-    # Two steps more than are analysed, because the first and the last step of a recording are excluded.
+    """Return the table row of one size, with medians over the rounds."""
+    # Two more steps than are analysed are needed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)
@@ -91,7 +91,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     step_count = after - first
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
-    # the host events of these steps, and the device work that they launched
+    # the host events of the copied steps, and the device work that they launched
     body = on_host & (events.start_ns >= begin) & (events.start_ns < end)
     launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
     body |= ~on_host & np.isin(events.correlation, launched)

@@ -8,9 +8,9 @@ float32 gradients, also for methods that send half precision, because the figure
 available. Every sum must equal NCCL's bit by bit, because the summands are integers whose sums are exact in every
 format.
 
-Upper bounds are measured in the same run: the combined copy bandwidth of all GPUs to and from pinned host memory, in
-each direction and in both at once; the CPUs' read, add and copy bandwidth in memory and in cache; and the CPUs'
-summation rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
+Upper bounds are measured in the same run. They are the combined copy bandwidth of all GPUs to and from pinned host
+memory (in one direction, and in both at once), the CPUs' read, add and copy bandwidth (in memory and in cache), and the
+CPUs' summation rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 3
-#: Approximate duration of one measurement, in seconds. A measurement repeats its all-reduce back to back.
+#: Approximate duration of one measurement, in seconds. A measurement repeats its all-reduce without pauses.
 AIM_S = 0.06
 #: Megabytes of the all-reduce in the sweep over the parameters of cpu-reduce.
 SWEEP_MB = 100
@@ -66,7 +66,7 @@ PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
 class Rank:
-    """One process of the measurements. Rank 0 collects the results and prints them as JSON."""
+    """A process of the measurements. Rank 0 collects the results and prints them as JSON."""
 
     def __init__(self, meeting: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -100,7 +100,7 @@ class Rank:
         return float(worst)
 
     def seconds(self, run: Callable[[], Any], repeats: int) -> float:
-        """Return the mean time of `repeats` calls back to back, in seconds, on the slowest rank."""
+        """Return the mean time in seconds of `repeats` calls without pauses, on the slowest rank."""
         self.meet()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # Only the time of the following sums matters, so their values may grow.
+        # The results of the following sums are not checked, so their values may grow.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -207,7 +207,7 @@ def sweep(at: Rank) -> list[dict[str, Any]]:
 
 
 def pieces(at: Rank) -> list[dict[str, Any]]:
-    """Measure cpu-reduce with fewer and more chunks per bucket, and fewer and more threads."""
+    """Return the rates of cpu-reduce for each number of chunks in `PIECES` and of threads in `PIECES_THREADS`."""
     rows = []
     for threads in PIECES_THREADS:
         for name, wire in (("fp32", None), ("bf16", torch.bfloat16)):
@@ -216,7 +216,7 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
                 count = int(megabytes * 1e6) // 4
                 work = at.values(count)
                 for number in PIECES:
-                    made._pieces = number  # noqa: SLF001 # pinning new memory for each would take longer
+                    made._pieces = number  # noqa: SLF001 # pinning new memory for each number would take longer
                     run = partial(made.all_reduce, work)
                     repeats = at.repeats(run)
                     seconds = statistics.median(at.seconds(run, repeats) for _ in range(ROUNDS))
@@ -352,7 +352,7 @@ def worker(options: argparse.Namespace) -> None:
 def host_memory() -> list[dict[str, Any]]:
     """Measure the combined bandwidth of all CPUs for reading, copying and adding, in GB/s of bytes read and written.
 
-    Reads with which a cache fetches a line before writing it are not counted.
+    The reads with which a cache fetches a line before writing to the line are not counted.
     """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

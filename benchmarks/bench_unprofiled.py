@@ -1,12 +1,12 @@
-"""Measure the overhead of timing steps, compared with the same loop alone.
+"""Measure the overhead of timing unprofiled steps, relative to the same loop without gpudiag.
 
     python benchmarks/bench_unprofiled.py [--device cuda] [--step-ms 5 20 50]
 
-Short blocks of steps alternate in one process: alone, timed within `prof.steps`, and with only the host's part of each
-step recorded. Then the three follow in reverse order, so that drift of the machine affects all three equally. The
-result is the median of the ratios to the loop alone, and its 95 % interval.
+Short blocks of steps alternate in one process: without gpudiag, timed within `prof.steps`, and with only the host's
+part of each step recorded. Then the three kinds of blocks follow in reverse order, so that drift of the machine affects
+all kinds equally. The result is the median of the ratios to the loop without gpudiag, and its 95 % interval.
 
-`--device cpu` multiplies small matrices for about the given time, and measures the thread's CPU time, so that other
+`--device cpu` multiplies small matrices for about the given time. It measures the thread's CPU time, so that other
 programs do not count. `--device cuda` enqueues kernels of the given duration, synchronizes at the ends of blocks only,
 and measures elapsed time.
 """
@@ -31,7 +31,7 @@ from gpudiag.training.session.clock import host_clock
 
 
 def main() -> None:
-    """Print a row per length of step."""
+    """Print a row for each step length in `--step-ms`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--step-ms", type=float, nargs="+", default=[5.0, 20.0, 50.0])
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return two ratios per round: timed steps and the host's part alone, each divided by the time of the loop."""
+    """Return per round (time with `prof.steps`, time with the host's part only), each divided by the plain loop's."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()

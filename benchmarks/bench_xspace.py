@@ -2,10 +2,10 @@
 
     python benchmarks/bench_xspace.py [TRACE] [--xprof PYTHON] [--rounds N] [--cpus N]
 
-xprof is timed twice: as a whole process, for which a user waits, and within the process, from reading the file to the
-overview's data, without Python's start and imports. gpudiag is always a whole process, from `exec` to exit. Rounds are
-interleaved, so that other load affects both equally. xprof caches its results next to the trace, so that each run gets
-a fresh copy. `make tensorboard` installs xprof.
+xprof is timed twice: the whole process, which a user waits for, and the part from reading the file to the overview's
+data. That part excludes Python's start and imports. gpudiag's time is always that of the whole process, from `exec` to
+exit. Rounds are interleaved, so that other load affects both equally. Each run gets a fresh copy of the trace, because
+xprof caches its results next to it. `make tensorboard` installs xprof.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _ours(trace: Path) -> float:
 
 
 def _theirs(python: Path, data: bytes) -> tuple[float, float]:
-    """Return the seconds of xprof's whole process, and the seconds of the overview within the process."""
+    """Return the seconds of xprof's whole process, and the seconds that the overview takes within the process."""
     directory = Path(tempfile.mkdtemp())
     try:
         trace = directory / "host.xplane.pb"
@@ -93,7 +93,7 @@ def _theirs(python: Path, data: bytes) -> tuple[float, float]:
 
 
 def _print(options: argparse.Namespace, size: int, ours: list[float], whole: list[float], inside: list[float]) -> None:
-    """Print the conditions, and a table of seconds: gpudiag's, and xprof's within and as a whole process."""
+    """Print the conditions, and a table of seconds: gpudiag's process, xprof's process, and xprof's overview alone."""
     version = subprocess.run(
         [options.xprof, "-c", "from importlib.metadata import version; print(version('xprof'))"],
         capture_output=True,

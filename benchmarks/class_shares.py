@@ -1,7 +1,7 @@
 """Compare gpudiag's kernel classes with another tool's tables: `python benchmarks/class_shares.py --root DIR`.
 
 `expectations/class_shares.json` has the sums that TraceLens publishes beside its traces; the traces must be downloaded
-to DIR. The comparison uses shares of the compute time. The exit code is 1 if a judged class differs by more than
+to DIR. The comparison uses shares of the compute time. The exit code is 1 if a class in `JUDGED` differs by more than
 `--points`.
 
     --points 3      allowed difference, in percent points
@@ -36,7 +36,7 @@ JUDGED = ("matmul", "attention", "normalization", "elementwise")
 
 
 def share(ms: dict[str, float], names: tuple[str, ...], total_ms: float) -> float:
-    """Return the sum of `ms` over these names, in percent of the total."""
+    """Return the sum of `ms` over `names`, in percent of the total."""
     return 100 * sum(ms.get(name, 0.0) for name in names) / total_ms
 
 

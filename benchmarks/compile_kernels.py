@@ -3,9 +3,9 @@
     pip install "nvidia-cuda-nvrtc-cu12==12.1.105"
     python benchmarks/compile_kernels.py PATH/TO/libnvrtc.so.12
 
-The compiler and the target are old on purpose. PTX code runs on every later GPU, but only with a driver that supports
-the code's PTX version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that cuda-bindings still supports;
-compute_60 is Pascal.
+An old compiler and an old target are used on purpose. PTX code runs on every later GPU, but only with a driver that
+supports the code's PTX version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that cuda-bindings still
+supports; compute_60 is Pascal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     source = (probes / "kernels.cu").read_text()
     digest = hashlib.sha256(source.encode()).hexdigest()
     code = compile_ptx(sys.argv[1], source)
-    # This compiler adds constants that describe its targets. No kernel uses these constants.
+    # This compiler adds constants that describe its targets; no kernel uses these constants.
     unused = ".global .align 8 .u64"
     lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.startswith(unused)]
     (probes / "kernels.ptx").write_text(f"// kernels.cu sha256 {digest}\n" + "\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""Provide the plain models of `compute_models.py` that no library has."""
+"""Provide the models of `compute_models.py` that no library provides."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class WaveNet(nn.Module):
         self.last = nn.Sequential(nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, levels, 1))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Return the scores of the next level at each time, as (batch, levels, times)."""
+        """Return the scores of the levels of the next sample at each time, as (batch, levels, times)."""
         hidden = self.input(samples).transpose(1, 2)
         skipped = torch.zeros_like(hidden)
         for dilation, gate, output in zip(self.dilations, self.gates, self.outputs, strict=True):
@@ -114,7 +114,7 @@ class Translator(nn.Module):
         self.output = nn.Linear(width, words)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return the scores of each word of the same sentence, as (batch, words, positions)."""
+        """Return the scores of the words at each position of the sentence, as (batch, words, positions)."""
         source = target = self.embedding(words)
         for layer in self.encoder:
             source = layer(source, None)

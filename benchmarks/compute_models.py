@@ -2,12 +2,11 @@
 
     cd benchmarks; gpudiag profile compute_models:gpt2 --devices 1 --try tf32,fused,sdpa,compile
 
-Without changes, the functions do what costs time on a GPU: matrix products in full fp32 (with PyTorch's defaults,
-convolutions and cuDNN's LSTM compute in tf32), images in contiguous format, attention that writes its scores to memory,
-and an optimizer without fusion. Each function has one argument for each change that it implements. ResNet-50, ViT,
-Llama and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on
-the device.
-`judge_changes.py` compares predicted with measured savings of these changes.
+Without changes, the functions do what costs time on a GPU. Matrix products are in full fp32 (with PyTorch's defaults,
+convolutions and cuDNN's LSTM compute in tf32), images are in contiguous format, attention writes its scores to memory,
+and the optimizer is not fused. Each function has one argument for each change that it implements. ResNet-50, ViT, Llama
+and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on the
+device. `judge_changes.py` compares predicted with measured savings of such changes.
 
 `TINY=1` in the environment makes models and batches small enough for a CPU.
 """
@@ -74,9 +73,9 @@ def prepare(
     channels_last: bool = False,
     compiled: bool = False,
 ) -> Training:
-    """Move the model and its batch to the device, with the given changes.
+    """Move the model and its batch to the device, and apply the chosen changes.
 
-    `gpudiag profile --try` restores the precision of matrix products before another job takes its turn.
+    The precision of matrix products need not be restored, because `gpudiag profile --try` does so before another job.
     """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     device = torch.device("cpu")
@@ -149,7 +148,7 @@ def prepare_gpt2(
     inputs = torch.randint(0, config.vocab_size, (batch or size(8, 2), tokens))
     optimizer = _adamw(fused=fused)
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # otherwise a warning of the library would split the compiled graph
+    model.loss_type = "ForCausalLM"  # without this value, a warning of the library would split the compiled graph
     return prepare(model, inputs, inputs, optimizer, loss=_library_loss, tf32=tf32, compiled=compiled)
 
 

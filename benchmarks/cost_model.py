@@ -2,8 +2,9 @@
 
     python benchmarks/cost_model.py
 
-The tables contain the winners according to `predict` and the verdict of `gpudiag recommend --predict-only`, and every
-predicted step next to the measured one. A cross-validation fits the assumed constants on the other machines alone.
+The tables contain the winners according to `predict`, the verdict of `gpudiag recommend --predict-only`, and every
+predicted step time next to the measured one. A cross-validation predicts each machine with constants that are fitted on
+the other machines.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def steps() -> None:
-    """Print every predicted step next to the measured one."""
+    """Print every predicted step time next to the measured one."""
     print("\n| machine | model | GPUs | batch | strategy | predicted ms | measured ms | ratio |")
     print("| --- | --- | --- | ---: | --- | ---: | ---: | ---: |")
     by_machine: dict[str, list[float]] = {}
@@ -68,9 +69,9 @@ def steps() -> None:
 
 
 def held_out() -> None:
-    """Cross-validate: fit the assumed constants on all machines except one, and count right predictions there.
+    """Cross-validate: fit the constants on all machines except one, and count right predictions for that machine.
 
-    Of equally good sets of constants, the released set is used if it is among them, else the first.
+    If several sets of constants fit equally well, use the released set if it is among them, else the first.
     """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}

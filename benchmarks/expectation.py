@@ -1,8 +1,8 @@
 """Check gpudiag's output for a recording against an expectation, and return a verdict.
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
-kind (`misleading` or `incomplete`). If a `misleading` check fails, the output is wrong, whatever other checks say; if
-only an `incomplete` check fails, the output is partly right.
+kind (`misleading` or `incomplete`). If a `misleading` check fails, the output is wrong, whatever the results of other
+checks. If only `incomplete` checks fail, the output is partly right.
 """
 
 from __future__ import annotations
@@ -20,32 +20,7 @@ Range = tuple[float | None, float | None]
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Expected output for one recording.
-
-    Attributes:
-        name: the name in the table.
-        path: path of a trace, a directory or a packed recording (`.npz`), relative to the root.
-        light: a packed kernel-only trace of the same run.
-        run: for a packed recording, a JSON file, followed by the keys that lead to the run record in that file.
-        why: the correct diagnosis and its evidence, in a sentence.
-        codes: allowed codes of the main finding. The main finding is the first that is not `info`, else
-            `compute-bound`, else the first.
-        silent_is_right: whether a report without findings is also correct. With empty `codes` any finding is
-            misleading.
-        causes, ranks, place: allowed values of the main finding; `place` is a regular expression.
-        ms, percent: range of the main finding's savings, in ms and in percent of the step.
-        most_percent: upper limit on the savings of findings above `info` whose code is not in `codes`.
-        not_codes: codes that no finding may have.
-        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` stands for every
-            `cannot-tell:RULE`.
-        headline: regular expressions, one of which must match the report above "Where a step's time goes"; replaces
-            `codes` if there are no findings.
-        says, never: regular expressions that must, or must not, match the report.
-        fields: path in the analysis (`steps.unit`, `devices.0.name`) → allowed values.
-        not_fields: path → misleading values.
-        ranges: path → range of a number.
-        buckets_percent: bucket → range of its share of the first device's step.
-    """
+    """Expected output for one recording."""
 
     name: str
     path: str
@@ -94,14 +69,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the finding with which a report begins."""
+    """Return the finding with which a report begins, or None if there are no findings."""
     worthwhile = [finding for finding in findings if finding["severity"] != "info"]
     plain = [finding for finding in findings if finding["code"] == "compute-bound"]
     return next(iter([*worthwhile, *plain, *findings]), None)
 
 
 def score(expected: Expectation, said: Said) -> Score:
-    """Return the verdict on gpudiag's output."""
+    """Return the verdict on gpudiag's output for one recording."""
     if said.analysis is None:
         right = expected.silent_is_right and all(matches(text, said.error) for text in expected.says)
         return Score(name=expected.name, verdict="right" if right else "failed", first=said.error[:80])
@@ -165,7 +140,7 @@ def _wrong_main(expected: Expectation, main: dict[str, Any]) -> list[str]:
 def _wrong_findings(expected: Expectation, findings: list[dict[str, Any]]) -> list[str]:
     """Describe forbidden findings, and findings above `info` that promise too much.
 
-    What a compiler would save is `info` at any size, because it is no fault of the program.
+    A compiler's savings are `info` at any size, because they show no fault of the program.
     """
     wrong = [f"finds {finding['code']}" for finding in findings if finding["code"] in expected.not_codes]
     if expected.most_percent is not None:
@@ -214,7 +189,7 @@ def _missing(expected: Expectation, said: Said) -> list[str]:
 
 
 def _amounts(expected: Expectation, main: dict[str, Any] | None) -> list[str]:
-    """Describe a wrong place or amount of the main finding."""
+    """Describe a wrong source location or amount of the main finding."""
     if main is None:
         return []
     wrong = []
@@ -230,7 +205,7 @@ def _amounts(expected: Expectation, main: dict[str, Any] | None) -> list[str]:
 
 
 def _validity(analysis: dict[str, Any]) -> set[str]:
-    """Return the codes of warnings; `cannot-tell:RULE` is returned as `cannot-tell`."""
+    """Return the codes of warnings without their rule: `cannot-tell` for `cannot-tell:RULE`."""
     return {warning["code"].partition(":")[0] for warning in analysis.get("validity", [])}
 
 

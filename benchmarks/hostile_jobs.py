@@ -1,12 +1,12 @@
-"""Run hostile training scripts with gpudiag and without, and compare their effects.
+"""Run hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag, and compare effects.
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
 Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. The
-comparison covers standard output byte for byte, the exit code (128 + n if signal n ended the job), the job's lines on
-standard error, the files left in the temporary and the current directory, and the remaining processes. On standard
-error, numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. The exit code of this program
-is 1 if there is any difference.
+comparison covers standard output (byte for byte), the exit code (128 + n if signal n ended the job), the job's lines on
+standard error, files left in the temporary and the current directory, and remaining processes. On standard error,
+numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. This program exits with 1 if there is
+any difference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hostile_scripts import HostileJob
 
 SECONDS = 120
-#: A process counts as remaining if it has not ended after this many seconds.
+#: Seconds after which a process that has not ended counts as remaining.
 SETTLE_S = 1.0
 #: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
@@ -90,13 +90,13 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
 
 
 def _files(folder: Path, directories: tuple[Path, ...]) -> list[str]:
-    """Return the paths below the directories, relative to `folder`."""
+    """Return the paths of files in `directories`, relative to `folder`."""
     paths = [path for directory in directories for path in directory.rglob("*")]
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def _processes_left(folder: Path) -> list[str]:
-    """Return the command lines of remaining processes of this run, and end these processes."""
+    """Return the command lines of remaining processes of the run, and end the processes."""
     until_s = time.monotonic() + SETTLE_S
     while (found := _processes(folder)) and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -148,7 +148,7 @@ def _lines(stderr: bytes) -> list[bytes]:
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:
-    """Return the row of a job: its exit code, the differences, and the duration of each run."""
+    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds."""
     plain = outcome(job, folder, profiled=False)
     profiled = outcome(job, folder, profiled=True)
     record = folder / "run" / "run.json"
@@ -193,6 +193,7 @@ def main() -> int:
 
 
 def _draw(rows: list[dict[str, Any]]) -> None:
+    """Print a table with a row for each job."""
     table = Table("job", "exit code", "stdout bytes", "measured", "s", "s with gpudiag", "differs")
     for row in rows:
         table.add_row(

@@ -6,7 +6,8 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-#: The begin of scripts: it defines `train`, which prints losses in full. A job's lines replace BODY.
+#: Beginning of each script: it defines `train`, which prints losses in full precision. The job's own lines replace
+#: BODY.
 PRELUDE = """
 import os, signal, sys, time
 import torch
@@ -29,17 +30,7 @@ BODY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostileJob:
-    """A script and its start options.
-
-    Attributes:
-        name: name of the script in the table.
-        body: Python source of the script, after `PRELUDE` if `prelude` is true.
-        prelude: True if `PRELUDE` comes first.
-        options: options of the interpreter.
-        environment: additional environment variables.
-        directory: working directory of the script; "" for a new empty directory.
-        temporary: name of the temporary directory of the script.
-    """
+    """A training script, and how to start it."""
 
     name: str
     body: str

@@ -1,8 +1,11 @@
-"""Measure the coverage of the interval for the unprofiled step: `python benchmarks/interval_coverage.py DIR ...`.
+"""Measure how often the interval for the unprofiled step time contains the true step time.
+
+Usage: `python benchmarks/interval_coverage.py DIR ...`.
 
 Each directory is searched for runs (`run.json` with unprofiled steps, `traces/`), for traces next to a `truth.json`
 that contains their step time, and for recordings of `tests/traces/whole`. Each recording is analysed from its traces
-alone, and again with its run record if there is one. The truth is the mean of the unprofiled steps of the slowest rank.
+alone, and again with its run record if there is one. The true step time is the mean of the unprofiled steps of the
+slowest rank.
 
     --json FILE     write a line for each interval, with its components
 """
@@ -39,7 +42,7 @@ FAILED = 0.25
 
 
 def main() -> int:
-    """Count the intervals that contain the truth, and print the misses."""
+    """Count the intervals that contain the true step time, and print the intervals that miss it."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directories", nargs="+", type=Path)
     options.add_argument("--json", type=Path)
@@ -62,7 +65,7 @@ def main() -> int:
 
 
 def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
-    """Print how many of these intervals contain the truth, and each interval that does not."""
+    """Print how many intervals contain the true step time, and each interval that does not."""
     if not ones:
         return
     misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]
@@ -121,7 +124,7 @@ def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
 
 
 def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any]]:
-    """Yield the interval from traces alone."""
+    """Yield the interval of a run that is analysed from its traces alone."""
     try:
         timeline = build_timeline(read_traces(traces))
     except GpudiagError as error:

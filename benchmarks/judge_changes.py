@@ -11,10 +11,11 @@ verdicts on a change:
 - amount: right if the predicted savings of such a change are within 35 % of the measured ones; wrong without a finding.
 - false: a finding recommends the change, but the change saves less than 2 %.
 
-`interval` says whether the measured savings are between the low and the high estimate. A run is stopped after `--each`
-seconds, and only the changes measured until then are judged. `--keep DIR` receives `rows.json` after each model,
-`reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw` prints the table
-and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is predicted.
+`interval` says whether the measured savings are between the low and the high estimate of the finding. A run is stopped
+after `--each` seconds, and only the changes measured until then are judged. `--keep DIR` receives `rows.json` after
+each model, `reports.tar` (reports and logs) and `runs-N.tar` (the run directories, at most 15 MB a file). `--draw`
+prints the table and the totals of earlier rows. `TINY=1` in the environment runs everything on a CPU, where nothing is
+predicted.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ CHANGES = {
     "regnet": "channels-last,fused,compile",
     "deit": "fused,sdpa,compile",
 }
-#: Savings, in percent of the step, from which a finding must exist, and below which a finding is false.
+#: Two limits in percent of the step: from the first on, savings need a finding; below the second, a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
-#: An amount is right within this relative difference to the measured savings.
+#: Largest relative difference of a right amount to the measured savings.
 TOLERANCE = 0.35
 #: Maximum duration of the analysis of a run that was stopped, in seconds.
 RESCUE_SECONDS = 40.0
 
 
 def judge(tried: dict[str, Any]) -> dict[str, Any]:
-    """Return a change of `analysis.json` with its verdicts. A change that was not measured has none."""
+    """Return a change of `analysis.json` with its verdicts. An unmeasured change has no verdicts."""
     row = {key: tried[key] for key in ("change", "verdict", "reason", "measured_ms", "ci95_ms", "base_ms")}
     row |= {key: tried[key] for key in ("predicted_ms", "predicted_low_ms", "predicted_high_ms")}
     measured_ms, predicted_ms = row["measured_ms"], row["predicted_ms"]
@@ -102,7 +103,7 @@ def rescue(folder: Path) -> dict[str, Any]:
 
 
 def try_model(model: str, changes: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile one model with its changes, and judge them; failures are part of the result."""
+    """Profile one model with its changes, and judge them; return failures as part of the result."""
     folder.mkdir(parents=True)
     run_dir = folder / "run"
     row: dict[str, Any] = {"model": model}
@@ -157,7 +158,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the verdicts, in all and of each change."""
+    """Return the counts of verdicts: over all changes, and for each kind of change."""
     measured = [change for row in rows for change in row.get("changes", ()) if change["measured_ms"] is not None]
     counted = {"all": _count(measured)}
     for name in dict.fromkeys(change["change"] for change in measured):

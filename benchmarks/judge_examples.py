@@ -2,17 +2,17 @@
 
     python benchmarks/judge_examples.py DIR [--examples a,b] [--processes 4] [--keep DIR] [--each 60] [--seconds 540]
 
-DIR contains the scripts at their paths in that repository (`imagenet/main.py`, `distributed/FSDP2/example.py`,
+DIR contains the scripts at their paths in pytorch/examples (`imagenet/main.py`, `distributed/FSDP2/example.py`,
 `distributed/minGPT-ddp/mingpt`, `distributed/tensor_parallelism`). Wheels in `DIR/wheels` and modules in `DIR/stubs`
 are added to the scripts' search path, because minGPT needs `hydra-core`, `omegaconf` and `boto3`.
 
-Each example runs under `gpudiag profile --stop-after -- torchrun`, and then again in each of its variants, which leave
-out a known problem or communication. The true cost is the example's unprofiled step time minus that of its first
-variant. Examples whose main finding is not known in advance have the verdict `stated`.
+Each example runs under `gpudiag profile --stop-after -- torchrun`. Then each of its variants, which leave out a known
+problem or communication, runs in the same way. The true cost of a problem is the example's unprofiled step time minus
+that of its first variant. Examples whose main finding is not known in advance have the verdict `stated`.
 
 The scripts of FSDP2 and tensor parallelism train for 10 steps, which is too few to measure, and have no option for
-more. They run as they are (`-short`), and with a replacement of the function `range` for which `range(10)` has more
-iterations; the files are the same.
+more. These scripts run as they are (`-short`), and a second time with a function `range` for which `range(10)` has more
+iterations. The files are not changed.
 
 `--keep DIR` receives `results.json` after each example, `reports.tar` (report and output of each run) and `runs-N.tar`
 (the run directories of the examples, at most 15 MB a file).
@@ -39,7 +39,7 @@ from judge_scripts import Archives, RunError, judge, run
 ROOT = Path(__file__).resolve().parents[1]
 #: The maximum number of archives of run directories.
 ARCHIVES = 6
-#: A program that runs a script with its options, in which `range(10)` has more iterations. `--no-logging` disables the
+#: This program runs a script with its options, in which `range(10)` has more iterations. `--no-logging` disables the
 #: `logging` module.
 LONGER = """
 import logging, os, runpy, sys
@@ -56,14 +56,7 @@ runpy.run_path(sys.argv[0], init_globals={"range": longer}, run_name="__main__")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run an example: its options and number of processes.
-
-    Attributes:
-        name: the name in the results; empty for the example itself.
-        options: options of the script. `{processes}`, `{many}`, `{port}` and `{text}` are replaced.
-        processes: number of processes; None for the number on the command line.
-        logging: False to disable the `logging` module (only with `Example.longer`).
-    """
+    """A way to run an example: its options and number of processes."""
 
     name: str = ""
     options: tuple[str, ...] = ()
@@ -73,19 +66,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Example:
-    """A script of the repository.
-
-    Attributes:
-        name: the name in the results.
-        script: its path in the repository.
-        options: its options.
-        variants: runs without the problem; the first one gives the true cost.
-        problem: the problem that the first variant leaves out; None if only the report is of interest.
-        codes: correct codes of the main finding; empty if they are not known in advance.
-        launcher: `torchrun`, `gpu` (torchrun, with `--gpu $LOCAL_RANK`) or `spawn` (the script starts its processes).
-        longer: True to replace `range(10)`.
-        truth_of: name of an example with the same true cost, which is not measured again.
-    """
+    """A script of pytorch/examples."""
 
     name: str
     script: str
@@ -167,14 +148,7 @@ EXAMPLES = (
 
 
 class Scripts:
-    """The scripts with what they need, in a temporary directory.
-
-    Attributes:
-        directory: the repository's files.
-        scratch: the temporary directory.
-        processes: number of processes of an example.
-        each: the time limit of a run in seconds.
-    """
+    """The scripts with their dependencies, in a temporary directory."""
 
     def __init__(self, directory: Path, scratch: Path, processes: int, each: float) -> None:
         self.directory, self.scratch, self.processes, self.each = directory, scratch, processes, each
@@ -231,7 +205,7 @@ class Scripts:
 
 
 def make_text(size: int = 2_000_000) -> str:
-    """Return a text of this many characters, from 60 different ones, for the character dataset of minGPT."""
+    """Return a text of `size` characters, 60 of them different, for the character dataset of minGPT."""
     source = random.Random(0)  # noqa: S311
     words = [
         "".join(source.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,;:?!", k=6)) for _ in range(999)
@@ -247,13 +221,13 @@ def free_port() -> int:
 
 
 def step_ms(analysis: dict[str, Any]) -> float | None:
-    """Return the mean time of an unprofiled step."""
+    """Return the mean unprofiled step time in ms, or None if it was not measured."""
     mean: float | None = analysis["steps"]["unprofiled_mean_ms"]
     return mean
 
 
 def try_variants(scripts: Scripts, example: Example, archives: Archives) -> dict[str, float | str | None]:
-    """Return variant → unprofiled step time, or the reason why there is none; keep the reports."""
+    """Return variant → unprofiled step time, or the reason why there is none; keep the variants' reports."""
     times = dict[str, float | str | None]()
     for variant in example.variants:
         name = f"{example.name}.{variant.name}"
@@ -268,7 +242,7 @@ def try_variants(scripts: Scripts, example: Example, archives: Archives) -> dict
 
 
 def try_example(scripts: Scripts, example: Example, archives: Archives, truths: dict[str, Any]) -> dict[str, Any]:
-    """Profile an example and its variants, and judge its main finding. A failure is reported in the result."""
+    """Profile an example and its variants, and judge its main finding; errors of runs are part of the result."""
     began = time.perf_counter()
     folder = scripts.scratch / example.name
     row: dict[str, Any] = {"example": example.name, "processes": scripts.processes, "problem": example.problem}

@@ -1,13 +1,13 @@
-"""Judge the source lines of findings about a small job with one fault on a known line.
+"""Judge the source lines that findings name for a small job with one fault on a known line.
 
     python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--lines-only] [--keep DIR]
 
 For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after
 this run, `alternating_blocks.py` measures the fault's share of the step, with the same number of processes. The true
-cost is the mean of these shares times the unprofiled step of the profiled run, because steps differ between runs. A
-line is right if the first finding with a line names a line that is marked with the fault, or a line of `spin` if the
-marked line calls `spin`. An amount is right within 15 % or 1 ms. The cost of recording lines is the step time with line
-events compared with the unprofiled step time of the same run. `--script` judges another program, such as
+cost is the mean of these shares times the unprofiled step time of the profiled run, because steps differ between runs.
+A line is right if the first finding with a line names a line that is marked with the fault, or a line of `spin` if the
+marked line calls `spin`. An amount is right within 15 % or 1 ms. The cost of recording lines is the difference between
+the step times with line events and without the profiler in the same run. `--script` judges another program, such as
 `more_line_faults.py`. With `--lines-only` true costs are not measured, and no amount is judged.
 """
 
@@ -30,7 +30,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "line_faults.py"
 FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"
-#: An amount is right within this share of the true cost, or within this many milliseconds.
+#: Largest difference of a right amount to the true cost: a share of the true cost, or milliseconds.
 TOLERANCE, TOLERANCE_MS = 0.15, 1.0
 #: Values of the events that mark the end of a step, and the beginning of gpudiag's own work.
 STEP, PAUSE = -3, -4
@@ -56,7 +56,7 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the truth, the finding that names a line, and the verdicts of one fault."""
+    """Return the row of one fault: its true cost, the finding that names a line, and the verdicts."""
     program = [str(options.script), "--fault", fault, "--ms", str(options.ms), "--steps", "4000"]
     start = [sys.executable]
     if options.processes > 1:
@@ -103,7 +103,7 @@ def verdict_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
-    """Return the fault's cost (`costs_ms`) and the step with the fault (`problem_ms`), from alternating blocks."""
+    """Return the fault's cost (`costs_ms`) and the step time with it (`problem_ms`) in ms, from alternating blocks."""
     seconds = "inf" if options.processes > 1 else "3"
     out = run([*start, "--block", "24", "--skip", "12", "--seconds", seconds, *program], options.each)
     result: dict[str, float] = json.loads(out.strip().splitlines()[-1])

@@ -2,16 +2,16 @@
 
     python benchmarks/judge_scripts.py [--directory DIR] [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
-`expected.json` contains the problem and the correct finding of each script, and was written before the scripts ran. The
-file is beside the scripts (in `library_scripts`, or with `--directory` in `library_scripts_2`, `_3`, `_4` or `_5`).
-Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and unchanged
+`expected.json` contains the problem and the correct finding of each script, and was written before the scripts ran.
+`expected.json` is beside the scripts (in `library_scripts`, or with `--directory` in `library_scripts_2`, `_3`, `_4` or
+`_5`). Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and unchanged
 under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is
 not counted. The verdict on a script without a problem is right if the report begins with `compute-bound`, and no
 finding of higher severity than `info` promises savings of 5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
-run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a
-judgement.
+run directories, at most 15 MB a file). `--tiny` runs everything on a CPU, with models that are too small to judge
+findings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "library_scripts"
-#: A problem with a smaller share of the step is not counted.
+#: A problem that costs a smaller share of the step is not counted.
 LEAST_PERCENT = 3.0
-#: An amount is right within this relative difference to the true one.
+#: Largest relative difference of a right amount to the true amount.
 TOLERANCE = 0.3
 #: Size of an archive of run directories in bytes, and the maximum number of archives.
 ARCHIVE_BYTES, ARCHIVES = 15_000_000, 3
@@ -59,7 +59,7 @@ def run(
     """Run a program in a new session with standard error in `log`; return its standard output.
 
     Raises:
-        RunError: it took longer than `seconds`, or its exit code was not 0.
+        RunError: the program took longer than `seconds`, or its exit code was not 0.
     """
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
@@ -83,7 +83,7 @@ def run(
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a program and its children with a signal. gpudiag then ends its job, which has a separate session."""
+    """End a program and its children with a signal; gpudiag then also ends its job, which has a separate session."""
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -153,7 +153,7 @@ class Archives:
         self.directory, self.number, self.most = directory, 1, most
 
     def keep(self, script: str, folder: Path) -> list[str]:
-        """Add a script's files; return the names of those that did not fit."""
+        """Add a script's files; return the names of files that did not fit."""
         with tarfile.open(self.directory / "reports.tar", "a") as reports:
             for path in sorted(folder.glob("*.*")):
                 reports.add(path, f"{script}/{path.name}", recursive=False)
@@ -179,7 +179,7 @@ class Archives:
 
 
 def try_script(script: dict[str, Any], scratch: Path, *, tiny: bool, seconds: float) -> dict[str, Any]:
-    """Measure, profile and judge one script; a failure is reported in the result."""
+    """Measure, profile and judge one script; if a run fails, the result contains the error."""
     name = Path(script["script"]).stem
     folder = scratch / name
     folder.mkdir(parents=True)

@@ -1,12 +1,13 @@
-"""Compare the cost of communication that gpudiag finds with an ablation, for strategies of one workload.
+"""Compare the cost of communication that gpudiag finds with the result of an ablation, for strategies of one workload.
 
     python benchmarks/judge_strategies.py gpt [--strategies nccl,ps-cpu] [--devices 4] [--keep DIR] [--seconds 500]
 
-Each strategy trains under `gpudiag profile WORKLOAD --strategy S`. A name that ends in `-off` trains without peer
-access (`--no-p2p`). The true cost is the strategy's unprofiled step time minus that of `--strategy independent`, which
-trains without communication. `independent` trains first and last, and the mean of the two step times is used. The found
-cost is the amount of `communication-bound`, or 0 without this finding. An amount is right within 15 % or 1 ms. The
-first finding of a strategy that costs at least 5 % of the step must be `communication-bound`.
+Each strategy trains under `gpudiag profile WORKLOAD --strategy S`. A strategy name that ends in `-off` trains without
+peer access (`--no-p2p`). The true cost is the strategy's unprofiled step time minus that of `--strategy independent`,
+which trains without communication. `independent` trains first and last, and its step time is the mean of both runs. The
+found cost is the amount of the finding `communication-bound`, or 0 if gpudiag reports no such finding. An amount is
+right within 15 % or 1 ms. The first finding of a strategy that costs at least 5 % of the step must be
+`communication-bound`.
 
 `--keep DIR` receives `rows.json` after each strategy, `reports.tar` and `runs-N.tar` (the run directories, at most
 15 MB a file). `--options` is passed on to each `gpudiag profile`.
@@ -36,7 +37,7 @@ WITHOUT_PEERS = "-off"
 
 
 def train(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train with one strategy. Return its unprofiled step time, first finding, and found cost of communication."""
+    """Train with one strategy, and return its unprofiled step time, first finding, and found cost of communication."""
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "gpudiag", "profile", options.workload, *shlex.split(options.options)]
     command += ["--strategy", name.removesuffix(WITHOUT_PEERS), "--output", str(folder / "run")]

@@ -1,24 +1,25 @@
-"""Measure how much longer steps are while gpudiag records source lines, and whether later steps keep their speed.
+"""Measure how much longer steps are while gpudiag records source lines, and whether later steps are as fast as before.
 
     python benchmarks/line_costs.py [--pairs 3] [--jobs calls,long] [--blocks 100] [--json]
 
-Two jobs train on the GPU, or on a CPU core where there is none: `calls` has steps of about 1.5 ms with 1,100 Python
-calls, `long` has steps of about 20 ms.
+Two jobs train on the GPU, or on a CPU core if there is no GPU. Steps of `calls` take about 1.5 ms with 1,100 Python
+calls, and steps of `long` take about 20 ms.
 
 Blocks: in one process, blocks of 20 steps with and without line events follow each other, in random order within each
-pair. The recorder is that of `gpudiag profile --`. The steps in which it finds functions are left out. The figure is
-the median difference of a pair with its 95 % confidence interval. On a GPU times are elapsed times, else CPU times.
+pair. The events are recorded as by `gpudiag profile --`. The steps in which gpudiag selects functions are left out. The
+figure is the median difference of a pair with its 95 % confidence interval. Times are elapsed times on a GPU, else CPU
+times.
 
-Processes: each job runs with and without `gpudiag profile --`, by turns. The job itself times its steps, and notes in
-which of them line events or the profiler are on. The table compares medians within one process:
+Processes: each job runs alternately with and without `gpudiag profile --`. The job itself times its steps, and notes
+during which steps line events or the profiler are on. The table compares medians within one process:
 
 - lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
   (to choose functions), and are left out.
 - after: steps after the measurement, compared with the same unprofiled steps.
 - alone: the same comparison of `after` in a process without gpudiag: the noise.
 
-Each figure is the median of all pairs with its smallest and largest value, in percent. `--pairs 0`
-leaves processes out.
+Each value is the median over all pairs, with the smallest and the largest value, in percent. `--pairs 0` skips the
+measurement of processes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-#: The jobs' step. Arguments: calls and layers per step, width of a layer, number of steps or pairs of blocks, result.
+#: The step that all jobs run. The arguments are the calls and layers per step, the width of a layer, the number of
+#: steps or pairs of blocks, and the path of the result.
 JOB = """
 import json, random, sys, time
 import torch
@@ -119,7 +121,7 @@ JOBS = {
     "calls": ((1100, 5, 128, 9000), (1100, 6, 512, 9000)),
     "long": ((200, 8, 1024, 900), (200, 24, 8192, 900)),
 }
-#: Number of unprofiled steps just before the line events, which are the reference.
+#: Number of unprofiled steps just before the line events; these steps are the reference.
 BEFORE = 200
 
 
@@ -130,11 +132,7 @@ def on_gpu() -> bool:
 
 
 def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
-    """Run a job. Return the kind of recording and the time in ms of each step.
-
-    Raises:
-        RuntimeError: the job failed. Contains its last output.
-    """
+    """Run a job. Return the kind of recording and the time in ms of each step, in order."""
     with tempfile.TemporaryDirectory() as scratch:
         program, steps = Path(scratch, "train.py"), Path(scratch, "steps.json")
         program.write_text(PROGRAM, encoding="utf-8")
@@ -157,7 +155,7 @@ def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
 
 
 def blocks_of(job: str, gpu: bool, pairs: int) -> tuple[float, tuple[float, float, float]]:
-    """Return the step in ms, and how much longer it is with line events: the median and its interval, in percent."""
+    """Return the step time in ms, and (median, low, high) of its increase with line events in percent."""
     with tempfile.TemporaryDirectory() as scratch:
         program, result = Path(scratch, "train.py"), Path(scratch, "pairs.json")
         program.write_text(BLOCKS, encoding="utf-8")
@@ -165,14 +163,14 @@ def blocks_of(job: str, gpu: bool, pairs: int) -> tuple[float, tuple[float, floa
         subprocess.run([sys.executable, str(program), *sizes, str(pairs), str(result)], check=True)
         measured = json.loads(result.read_text(encoding="utf-8"))
     longer = sorted(100 * (recorded / plain - 1) for plain, recorded in measured)
-    # The binomial interval of a median: its ranks are half the count minus and plus one standard deviation times 1.96.
+    # The interval's ranks are half the count minus and plus 1.96 standard deviations of the binomial distribution.
     half = round(0.98 * len(longer) ** 0.5)
     low, high = longer[max(len(longer) // 2 - half, 0)], longer[min(len(longer) // 2 + half, len(longer) - 1)]
     return statistics.median(plain for plain, _ in measured), (statistics.median(longer), low, high)
 
 
 def phases(steps: list[tuple[str, float]]) -> Iterator[tuple[str, list[float]]]:
-    """Yield the successive phases of a job: the kind of recording and the times of its steps."""
+    """Yield (kind of recording, step times in ms) of each successive phase of a job."""
     for kind, members in groupby(steps, key=lambda step: step[0]):
         yield kind, [ms for _, ms in members]
 
@@ -183,7 +181,10 @@ def percent_longer(times: list[float], reference: list[float]) -> float:
 
 
 def costs(job: str, gpu: bool) -> dict[str, float]:
-    """Run a job with gpudiag and alone. Return the figures `lines`, `after` and `alone`, and the step time in ms."""
+    """Run a job with gpudiag and without it.
+
+    Return the values `lines`, `after` and `alone` in percent, and the step time in ms.
+    """
     steps = steps_of(job, gpu, profiled=True)
     parts = list(phases(steps))
     at = next(place for place, (kind, _) in enumerate(parts) if kind == "lines")

@@ -2,7 +2,7 @@
 
     python benchmarks/line_faults.py --fault saves [--fixed] [--steps 400] [--ms 30]
 
-The line of each problem ends in a comment `# fault: NAME`. `judge_scripts.py` measures the true cost with
+The line of each problem ends in a comment `# fault: NAME`. `judge_lines.py` measures the true cost with
 `alternating_blocks.py`, which changes `args.fixed` during the run.
 """
 
@@ -38,18 +38,18 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if GPU els
 WIDTH = args.width or (2048 if GPU else 256)
 LOCK = threading.Lock()
 WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
-#: Whether workers and training processes outnumber the cores. Busy workers would then slow the training too, so that a
+#: True if workers and training processes outnumber the cores. Then busy workers would also slow the training, and a
 #: slow loader would cost more than the wait for its batches.
 CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sched_getaffinity(0))
 
 
 def faulty() -> bool:
-    """Return whether this rank has the problem now."""
+    """Return whether the current rank has the problem now."""
     return not args.fixed and args.rank in {-1, RANK}
 
 
 def spin(ms: float) -> None:
-    """Compute in Python for some milliseconds; sleep if all processes together have too few processors."""
+    """Compute in Python for `ms` milliseconds, or sleep if there are fewer processors than busy processes."""
     end = time.perf_counter() + ms / 1e3
     if CROWDED:
         time.sleep(ms / 1e3)
@@ -77,7 +77,7 @@ def collate(samples: list[Tensor]) -> Tensor:
 
 
 def scores(out: Tensor) -> float:
-    """Imitate a metric on the CPU: copy the output to the host and sort it repeatedly."""
+    """Imitate a metric on the CPU: copy the output to the host, and sort it several times."""
     values = out.detach().float().cpu()
     for _ in range(max(1, int(args.ms / 4))):
         values.flatten().repeat(8).sort()  # fault: metric
@@ -85,7 +85,7 @@ def scores(out: Tensor) -> float:
 
 
 def norms(model: nn.Module) -> float:
-    """Read the norm of each parameter's gradient."""
+    """Return the sum of gradient norms, of which each parameter's is read from the device."""
     total = 0.0
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -109,7 +109,7 @@ def hook(gradient: Tensor) -> Tensor:
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Run the fault after an update, if the fault belongs there."""
+    """Run the fault after an update, if it is one of the faults that occur there."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves

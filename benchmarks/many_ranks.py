@@ -1,10 +1,10 @@
-"""Make a job of many ranks from a recording of few: every rank is different, and one keeps the recording's fault.
+"""Make a job of many ranks from a recording of few ranks: all ranks differ, and one keeps the recording's fault.
 
     python benchmarks/many_ranks.py OUT --ranks 1024 [--from tests/traces/slow_loader_rank2] [--late 17] [--digests]
 
 Each rank repeats a recorded rank with its own clock offset, its own process id and times that differ by up to 20 µs.
-The order of a rank's events remains, and collectives end together on all ranks. The rank that `--late` names repeats
-the recording's rank with a fault; the other ranks repeat the others.
+The events of a rank keep their order, and a collective ends at the same time on all ranks. The rank that `--late` names
+repeats the recorded rank that has the fault; all other ranks repeat ranks without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
 _COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
 _KNOT_US = 500.0
 _MOST_US = 20.0
-#: Clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
+#: Largest clock offset in µs: clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
 _MOST_OFFSET_US = 5_000.0
 
 
@@ -65,6 +65,7 @@ def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int, di
 
 
 def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
+    """Write a rank's trace: the text of the recorded trace `source` with another rank, job size and times."""
     text = gzip.decompress(source.read_bytes()).decode()
     head, rest = text.split('"traceEvents"', 1)
     document = json.loads(head.rstrip().rstrip(",") + "}")
@@ -85,6 +86,7 @@ def _recorded(source: Path) -> Trace:
 
 
 def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
+    """Write a rank's digest, made from the trace `source` as `_write_rank` makes a trace."""
     trace = _recorded(source)
     events = trace.events
     rows = [call.row for call in trace.collectives]
@@ -108,7 +110,7 @@ def _write_digest(out: Path, ranks: int, rank: int, source: Path) -> None:
 
 
 def _moved(body: str, rank: int) -> str:
-    """Return the events with moved times: a clock offset, and up to 20 µs that vary over time."""
+    """Return a trace's text with moved event times: a clock offset, and up to 20 µs that vary over time."""
     chance = random.Random(rank)  # noqa: S311  # the same job again, not a secret
     found = [match.groups() for match in _TIMES.finditer(body)]
     start = np.array([float(begun) for begun, _ in found])
@@ -129,13 +131,13 @@ def _moved(body: str, rank: int) -> str:
 
 
 def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
-    """Return (times in µs, µs that events at this time move). The ends of collectives do not move."""
+    """Return (times in µs, shift in µs of an event at each time). The ends of collectives do not move."""
     knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)
     moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
     if not len(ends):
         return knots, moves
     nearest = np.abs(knots[:, None] - ends[None, :]).min(axis=1)
-    moves = np.clip(moves, -nearest / 3, nearest / 3)  # a third keeps the order of events
+    moves = np.clip(moves, -nearest / 3, nearest / 3)  # moves of a third of the distance keep the order
     at, index = np.unique(np.concatenate([knots, ends]), return_index=True)
     return at, np.concatenate([moves, np.zeros(len(ends))])[index]
 

@@ -2,7 +2,7 @@
 
     python benchmarks/more_line_faults.py --fault transform [--fixed] [--steps 400] [--ms 20]
 
-`judge_lines.py --script benchmarks/more_line_faults.py` judges it. The line of each problem ends in a comment
+`judge_lines.py --script benchmarks/more_line_faults.py` judges the findings. The line of each problem ends in a comment
 `# fault: NAME`. Most problems take `--ms` milliseconds per step.
 """
 
@@ -45,12 +45,12 @@ MATRIX = np.random.default_rng(0).standard_normal((220, 220))
 
 
 def has(*faults: str) -> bool:
-    """Return whether this rank has one of these problems now."""
+    """Return whether `args.fault` is one of `faults` and the current rank has this fault now."""
     return args.fault in faults and not args.fixed and args.rank in {-1, RANK}
 
 
 def repeats(ms_of_one: float) -> range:
-    """Return a range that repeats work of a known duration for `--ms`."""
+    """Return the repetitions for which work of `ms_of_one` ms each takes `--ms` in total."""
     return range(max(1, round(args.ms / ms_of_one)))
 
 
@@ -60,7 +60,7 @@ def crop(sample: list[float]) -> list[float]:
 
 
 def jitter(sample: list[float]) -> list[float]:
-    """Transform a sample; with a fault in transforms, repeat the transform for this sample's share of `--ms`."""
+    """Transform a sample; with a fault in transforms, repeat the transform for the sample's share of `--ms`."""
     end = time.perf_counter() + max(1, WORKERS.get(args.fault, 0)) * args.ms / BATCH / 1e3
     while has("transform", "transform-2", "spawned") and time.perf_counter() < end:
         sample = [number * 1.0001 for number in sample]  # fault: transform transform-2 spawned
@@ -74,14 +74,14 @@ class Compose:
         self.transforms = transforms
 
     def __call__(self, sample: list[float]) -> list[float]:
-        """Return the transformed sample."""
+        """Return the sample after all transforms."""
         for transform in self.transforms:
             sample = transform(sample)
         return sample
 
 
 class Samples(Dataset[Tensor]):
-    """Samples that are transformed."""
+    """A dataset of transformed samples."""
 
     def __init__(self) -> None:
         self.transform = Compose(crop, jitter)
@@ -167,10 +167,10 @@ def measured() -> Iterator[None]:
 
 
 class Slow(nn.Module):
-    """A layer that returns its input. With the fault `forward`, it first computes in Python."""
+    """A layer that returns its input. With the fault `forward`, the layer first computes in Python."""
 
     def forward(self, batch: Tensor) -> Tensor:
-        """Return the batch."""
+        """Return the batch; with the fault, first compute."""
         if has("forward"):
             self.statistics()
         return batch

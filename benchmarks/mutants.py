@@ -1,15 +1,15 @@
 """Measure the share of injected faults in the analysis that the tests detect: `make mutants`.
 
-Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
+Source locations in attribution, timeline and diagnosis are drawn at random. Each gets one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
-loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than without the change.
-The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A surviving
-mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree in
-`build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
+loop without iterations. A changed copy (mutant) is killed if a test fails or takes far longer than on the unchanged
+code. The tests of `make unit` that run the changed line are run, shortest first, for at most `--budget` seconds. A
+surviving mutant is tested again in a later run with a larger budget. Everything happens in a copy of the working tree
+in `build/mutants`. Results are kept there as one line of JSON per mutant, and an interrupted run continues from them.
 
-Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
-bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
-examples in rules, which are test inputs, are excluded too.
+Equivalent and untestable mutants are excluded: changes of annotations or of code for type checkers only, identity
+instead of equality, bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`,
+`strict` of zip) and the examples in rules, which are test inputs, are excluded too.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=unit")
 FAST = "not processes and not long and not measured"
 
-#: Groups of operators that can replace each other in running code.
+#: Groups of operators within which a mutant can replace one operator by another.
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
-#: Options that prevent misuse; the type checker or other tests detect changes of them.
+#: Options that prevent misuse; the type checker or other tests detect their changes.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
 
 Position = tuple[int, int]
@@ -72,7 +72,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Return the name of the change in results."""
+        """Return the name that identifies the change in results."""
         return f"{self.module}:{self.start[0]}:{self.start[1]} {self.operator.removeprefix('core/')} {self.occurrence}"
 
 
@@ -133,7 +133,7 @@ def _record_tests() -> None:
 
 
 class Tests:
-    """The tests by the lines that they run, and their durations, from one run of all tests."""
+    """The tests, the lines that each of them runs, and their durations, from one run of all tests."""
 
     def __init__(self, *, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -155,10 +155,10 @@ class Tests:
         self._found: Counter[str] = Counter()
 
     def of(self, change: Change) -> list[dict[str, float]]:
-        """Return the tests to run for a change as test → seconds, in up to two groups that are run one after the other.
+        """Return the tests to run for a change as test → seconds, in one or two groups that run one after the other.
 
-        These are the shortest tests that run the changed statement and fit the budget. The first group has only tests
-        of the file that has killed most mutants so far, because running one file is quicker than importing all files.
+        The tests are the shortest that run the changed statement and fit the budget. The first group has only tests of
+        the file that has killed most mutants so far, because running one file is quicker than importing all files.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -169,7 +169,7 @@ class Tests:
         return [part for part in (telling, {name: chosen[name] for name in sorted(chosen.keys() - telling)}) if part]
 
     def found_by(self, name: str) -> None:
-        """Count a mutant that this test killed."""
+        """Count a mutant that the test `name` killed."""
         self._found[_file(name)] += 1
 
     def _telling(self) -> list[str]:
@@ -179,7 +179,7 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return (tests that run the changed statement, no further tests).
+        """Return (tests to prefer, further tests): the tests that run the changed statement, and none.
 
         If the statement runs only on import, return (tests of lines that use its names, all tests of its module).
         """
@@ -282,7 +282,7 @@ def _is_plausible(operator: str) -> bool:
 
 
 def _left_out(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Yield (begin, end) of unchanged source: annotations, code for type checking, guard options, examples."""
+    """Yield (begin, end) of source without mutants: annotations, code for type checking, guard options, examples."""
     for node in ast.walk(tree):
         match node:
             case ast.arg(annotation=ast.expr() as found) | ast.AnnAssign(annotation=found):
@@ -322,7 +322,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
     arguments = BUILD / "arguments"
     for go in goes:
         arguments.write_text("\n".join(go), encoding="utf-8")
-        # Hypothesis's examples and the bytecode of an earlier mutant are invalid for this mutant.
+        # Hypothesis's examples and the bytecode of an earlier mutant are invalid for the next mutant.
         shutil.rmtree(TREE / ".hypothesis", ignore_errors=True)
         Path(importlib.util.cache_from_source(str(change.module))).unlink(missing_ok=True)
         command = " ".join((*PYTEST, "-x", f"@{arguments}"))
@@ -338,7 +338,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
 
 
 def print_results(results: Sequence[dict[str, Any]]) -> None:
-    """Print the share of killed mutants by folder, and the source change of each other mutant."""
+    """Print the share of killed mutants by folder, and the source change of each mutant that was not killed."""
     print("\n| folder | mutants | killed | share | 95 % interval |\n| --- | ---: | ---: | ---: | --- |")
     for folder in (*FOLDERS, Path("gpudiag/analysis")):
         folder_results = [result for result in results if result["name"].startswith(f"{folder}/")]

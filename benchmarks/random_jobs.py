@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _print_shares(jobs: Sequence[Judged]) -> None:
-    """Print the share of right diagnoses by kind of job, and how much waste and equal work findings name."""
+    """Print shares of right diagnoses by kind of job, and how often findings name the waste and the alternatives."""
     right = [job for job in jobs if job.verdict.right]
     print(f"Right: {Share(len(right), len(jobs))}")
     for kind, share in by_kind(jobs).items():

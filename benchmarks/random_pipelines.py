@@ -1,13 +1,13 @@
 """Score the analysis of random pipeline-parallel jobs: `python benchmarks/random_pipelines.py --jobs 200 --seed 0`.
 
-Each job is drawn at random (1F1B, GPipe, interleaved; 2 to 8 stages), executed by a simulator of workers, and analysed
-as a table of operations. The true cost of a fault comes from executing the job again without it. An analysis must find
-each fault that costs 7 % of the step, with its ranks, and with its cost within 15 % or 2 % of the step. The first
-finding must be about the costliest fault or one that costs almost as much. No false straggler finding may promise
-savings of 5 %. The simulated steps must differ from the recorded ones by less than 1 %
-(tests/analysis/pipeline/judge.py).
+Each job is drawn at random (1F1B, GPipe or interleaved; 2 to 8 stages). A simulator of workers executes the job, and
+its table of operations is analysed. The true cost of a fault comes from executing the job again without the fault. An
+analysis must name each fault that costs at least 7 % of the step. The named ranks must be right, and the cost must be
+within 15 % or 2 % of the step. The first finding must be about the costliest fault or a fault that costs almost as
+much. No false straggler finding may promise savings of 5 % of the step. The simulated steps must differ from the
+recorded steps by less than 1 % (tests/analysis/pipeline/judge.py).
 
-With `--traces` jobs are executed by the simulator of traces instead (1F1B and GPipe), and analysed as traces
+With `--traces` the simulator of traces executes the jobs (1F1B and GPipe), and their traces are analysed
 (tests/analysis/diagnosis/traced_pipelines.py).
 """
 
@@ -49,7 +49,10 @@ def main() -> int:
 
 
 def _judge_traces(seed: int, count: int) -> int:
-    """Judge pipelines by their traces. Print the share of right jobs by fault, schedule and stages, and wrong jobs."""
+    """Judge pipelines by their traces.
+
+    Print the share of right jobs by fault, schedule and number of stages, and each wrong job.
+    """
     jobs = {number: traced_pipelines.judged(traced_pipelines.draw(number)) for number in range(seed, seed + count)}
     rows: list[tuple[str, Callable[[traced_pipelines.Judged], bool]]] = [("all", lambda _: True)]
     rows += [(fault, lambda of, fault=fault: of.job.fault == fault) for fault in traced_pipelines.FAULTS]  # type: ignore[misc]

@@ -2,16 +2,17 @@
 
     python benchmarks/recommend_regret.py [--output DIR] [--p2p on,off] [--workloads vgg16,resnet50,gpt,mlp]
 
-One set of processes per peer-access setting trains all workloads with all strategies, in turn. The result for each
-workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is by how much the
-strategy that `recommend` would choose is slower than the fastest strategy, in percent. The choice is simulated from the
-same measurements, restricted to the finalists of `recommend`. The real `recommend` measures more rounds, so that the
-simulated choice is at most as good as the real one. A strategy that is more than 1.5 times as slow as another in the
-warm-up is not measured further.
+For each setting of peer access, one set of processes trains all workloads with all strategies in turn. For each
+workload, the result is the predicted and measured step time of each strategy, the prediction error, and the regret.
+Regret is the excess of the step time under the strategy that `recommend` would choose over that under the fastest
+strategy, in percent. The choice is simulated from the same measurements, restricted to the finalists of `recommend`.
+The real `recommend` measures more rounds, so that the simulated choice is at most as good as the real one. A strategy
+that is more than 1.5 times as slow as another in the warm-up is not measured further.
 
-Print Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in `--output` are
-not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With
-`--again` the predictions are recomputed from the recorded measurements of the machine, the model and the transports.
+The output is Markdown. The measurement of one setting of peer access takes about `--seconds`. Workloads already
+measured in `--output` are not measured again, so that an interrupted run can continue. `--from DIR` prints the tables
+of an earlier run. With `--again` the predictions are recomputed from the recorded measurements of the machine, the
+model and the transports.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def main() -> int:
 
 
 def result_of(directory: Path, name: str) -> Path | None:
-    """Return the path of one workload's result below the directory of its launch; None if there is none."""
+    """Return the path of one workload's result below the directory of its launch, or None if there is no result."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with predictions that the current predictor makes from the recorded facts."""
+    """Return a benchmark's measurements with predictions that the current predictor makes from the recorded facts."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [prediction.candidate for prediction in benchmark.predictions]
     cannot = {
@@ -158,7 +159,7 @@ class Heard:
 
 
 def log(began: float, what: str) -> None:
-    """Log a finished action with its time to standard error."""
+    """Print a finished action to standard error, with the seconds since `began`."""
     print(f"{time.time() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 

@@ -1,13 +1,14 @@
-"""Measure the cost of `record_shapes=True` in gpudiag's full recording.
+"""Measure the cost of `record_shapes=True` in gpudiag's full trace.
 
     python benchmarks/record_shapes_cost.py [--models resnet50,gpt2] [--rounds 4] [--seconds 10]
 
-ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of it, so that
-the host sets the pace. In each round both settings record a new window with gpudiag's own recording, of 2
-discarded and 8 recorded steps; the order alternates between rounds. A job ends after `--rounds` rounds, or after
-`--seconds` seconds and at least two rounds. Step times come from CUDA events between recorded steps, on a CPU from the
-host's clock. The first recorded step of a window is omitted. The output is one JSON line: median step in ms without the
-profiler, without shapes and with shapes, and the size of a trace in MB, plain and compressed.
+ResNet-50 in bf16 and GPT-2 (see `compute_models.py`) train with the full batch, and with an eighth of the batch, for
+which the host determines the step time. In each round both settings (with and without shapes) record a new window of 2
+discarded and 8 recorded steps, as gpudiag does. The order alternates between rounds. A job ends after `--rounds`
+rounds, or after `--seconds` seconds and at least two rounds. Step times come from CUDA events between recorded steps,
+or on a CPU from the host's clock. The first recorded step of a window is omitted. The output is one JSON line. It has
+the median step time in ms without the profiler, without shapes and with shapes, and the size of a trace in MB, plain
+and compressed.
 
 `TINY=1` in the environment makes the jobs small enough for a CPU.
 """
@@ -31,7 +32,7 @@ from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS
 
 ACTIVE_STEPS = 8
-#: Numbers of steps before the first round, and of steps that are timed without the profiler.
+#: Number of steps before the first round, and number of unprofiled steps.
 FIRST_STEPS, UNPROFILED_STEPS = 8, 12
 JOBS: dict[str, tuple[Callable[..., Training], int]] = {
     "resnet50": (prepare_resnet50, size(96, 8)),

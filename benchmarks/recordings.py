@@ -4,9 +4,9 @@
 
 `expectations/repository.json` describes the recordings in `tests/traces`; `expectations/public.json` describes public
 recordings, which must be downloaded to `--root`. `expectation.py` checks each recording. The verdict is *right* if all
-checks pass, *partly* right if a finding is missing or an amount is off, *wrong* if a finding misleads, *silent* if no
-cause is reported although there is one, and *failed* if gpudiag refused the recording or timed out. The exit code is 1
-if any recording is wrong or failed.
+checks pass. It is *partly* right if a finding is missing or an amount is off, *wrong* if a finding misleads, *silent*
+if no cause is reported although there is one, and *failed* if gpudiag refused the recording or timed out. The exit code
+is 1 if any recording is wrong or failed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-#: Width of the report in characters. It is so large that line breaks rarely split expected phrases.
+#: Width of the report in characters. The width is so large that line breaks rarely split expected phrases.
 WIDTH = 160
 
 
 def unpacked(expected: Expectation, root: Path, scratch: Path) -> Path:
-    """Return the path to analyse. Unpack a packed recording into `scratch`: its traces, and `run.json` if known."""
+    """Return the path to analyse; unpack a packed recording into `scratch` (traces, and `run.json` if known)."""
     path = root / expected.path
     if path.suffix != ".npz":
         return path

@@ -5,15 +5,15 @@
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between the
-baseline and the strategies, so that drift affects all equally. The baseline is one device, or with `--floor
-independent` all devices in one process, without communication. The cost is the median of a strategy's unprofiled steps
-minus the baseline's. The true cost includes communication, and contention for everything else that devices share. CPU
-devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
-`communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing
-runs.
+Run `gpudiag profile` with the baseline, and with each strategy on all devices. Rounds alternate between the baseline
+and the strategies, so that drift of the machine affects all runs equally. The baseline runs on one device, or with
+`--floor independent` on all devices without communication, in one process. The true cost is the median of a strategy's
+unprofiled steps minus the baseline's. The true cost includes communication, and contention for everything else that
+devices share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount
+of `communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from
+existing runs.
 
-TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
+TF_PYTHON is an interpreter with TensorFlow and msgspec, as `make tensorflow` installs it; on GPUs it needs
 `tensorflow[and-cuda]`.
 """
 
@@ -31,14 +31,15 @@ from typing import Any
 FLOORS = ("one", "independent")
 #: The strategy without communication, on any number of devices.
 ALONE = "independent"
-#: A run that takes longer counts as hung, because TensorFlow's profiler sometimes hangs at the end of a recording.
+#: Time limit of a run in seconds; after this time the run counts as hung, because TensorFlow's profiler sometimes hangs
+#: at the end of a recording.
 LONGEST_S = 900
-#: Requirement: the reported cost differs from the true cost by at most this share.
+#: Requirement: largest relative difference of the reported cost to the true cost.
 CLOSE = 0.25
 
 
 def main() -> int:
-    """Run the missing runs, print the table, and write `result.json`; return 1 if a run failed."""
+    """Execute the runs that are missing, print the table, and write `result.json`; return 1 if a run failed."""
     options = _options()
     failed = [] if options.made else list(_run_all(options))
     rows = list(_rows(options.made or options.output))
@@ -65,7 +66,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_all(options: argparse.Namespace) -> Iterator[str]:
-    """Run everything that is missing; yield the names of failed runs."""
+    """Run every missing run; yield the names of failed runs."""
     for round_number in range(options.rounds):
         for strategy in (options.floor, *options.strategies.split(",")):
             directory = options.output / f"{strategy}-{round_number}"
@@ -90,7 +91,7 @@ def _run(options: argparse.Namespace, strategy: str, directory: Path) -> bool:
 
 
 def _rows(root: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row per strategy, the baseline first; medians over the rounds."""
+    """Yield a row per strategy with medians over the rounds; the baseline is the first row."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(root.glob("*-*/analysis.json")):
         runs.setdefault(path.parent.name.rpartition("-")[0], []).append(json.loads(path.read_text()))

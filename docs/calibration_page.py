@@ -42,6 +42,7 @@ def calibration_page() -> dict[Path, str]:
 
 
 def _rows(module: Path) -> list[str]:
+    """Return a table row for each constant of a module whose docstring names the kind of its source."""
     text = module.read_text(encoding="utf-8")
     body = ast.parse(text).body
     rows = []

@@ -52,6 +52,7 @@ def finding_pages() -> dict[Path, str]:
 
 
 def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: list[str], abstains: list[str]) -> str:
+    """Return the page of a finding; the lists have the descriptions of its examples."""
     parts = [f"# {rule.code}\n\n{title.rstrip('.')}.\n", _words(rule, without=title)]
     parts.append("## When it fires\n\n" + "\n".join(f"- {what}: *{finding.title}*" for what, finding in shown) + "\n")
     parts.append("## When it is silent\n\n" + "\n".join(f"- {what}" for what in silent) + "\n")
@@ -68,7 +69,7 @@ def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: l
 
 
 def _words(rule: AnyRule, *, without: str) -> str:
-    """Return the rule's docstring as paragraphs, without a first sentence that the page already has."""
+    """Return the rule's docstring as paragraphs, without its first sentence if that equals `without`."""
     text = inspect.cleandoc(type(rule).__doc__ or "" if not isinstance(rule, type) else rule.__doc__ or "")
     text = text.removeprefix(without).strip()
     return f"{text}\n" if text else ""
@@ -86,6 +87,7 @@ def _found(code: str, job: Job) -> Finding:
 
 
 def _index(rows: list[tuple[str, str, str]]) -> str:
+    """Return the index page from (code, source of the finding, meaning) of each finding."""
     table = "\n".join(f"| [{code}]({code}.md) | {source} | {words} |" for code, source, words in rows)
     return (
         "# Findings\n\nOne page per finding, made from its rule: what it means, examples in which it fires and is\n"

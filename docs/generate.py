@@ -3,9 +3,9 @@
     python docs/generate.py            write the generated parts again
     python docs/generate.py --check    change nothing; exit code 1 if a part is out of date or a link is dead
 
-The generated parts are the help on each command's page and the report in the README (between two marks), the pages of
-findings (from their rules), the page of thresholds (from `calibration.py`), the page of example reports (from goldens
-that tests compare with the program's output), the outputs of commands in the guides, and of the notebook.
+The generated parts are: the help on each command's page; the report in the README, between two marks; the pages of
+findings, from their rules; the page of thresholds, from `calibration.py`; the page of example reports, from goldens
+that tests compare with the program's output; and the outputs of commands in the guides and of cells in the notebook.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def _between(path: Path, page: str, terminal: str) -> str:
 
 
 def readme_report() -> str:
-    """Return the report of `README_RECORDING`, as the terminal shows it."""
+    """Return the report of `README_RECORDING` as a terminal shows it."""
     with tempfile.TemporaryDirectory() as directory:
         unpack(README_RECORDING, Path(directory) / "traces")
         return _printed("analyze", "traces/", cwd=directory)
 
 
 def example_page() -> str:
-    """Return the page of complete reports, which tests compare with the program's output."""
+    """Return the page of complete example reports, from goldens that tests compare with the program's output."""
     parts = [
         "# Reports from real recordings\n",
         "Reports as gpudiag prints them, each below its command. The traces are in the repository.\n",
@@ -124,12 +124,13 @@ def _put(path: Path, text: str, *, check: bool) -> bool:
 
 
 def dead_links() -> list[str]:
-    """Find links between the project's pages whose target does not exist. Links to other sites are not checked."""
+    """Return the links between the project's pages without an existing target. Links to other sites are not checked."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return [problem for page in sorted(pages) for problem in _dead_links_of(page)]
 
 
 def _dead_links_of(page: Path) -> list[str]:
+    """Return a line for each link of a page whose file or heading does not exist."""
     problems = []
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):
@@ -144,7 +145,7 @@ def _dead_links_of(page: Path) -> list[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes from headings."""
+    """Return the anchors that GitHub makes from the headings of a page."""
     headings = HEADING.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -3,7 +3,8 @@
     <!-- begin: output of COMMAND -->
     <!-- end: output -->
 
-Several commands are separated by ` && `. Each runs in the repository's root; the output of each follows its line.
+In COMMAND, several commands are separated by ` && `. Each runs in the repository's root, and its output follows its
+line.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _with_outputs(page: str) -> str:
 
 
 def _printed(command: str) -> str:
-    """Return what a command prints on a terminal; `gpudiag` and `python` are this interpreter's."""
+    """Return what a command prints on a terminal; `gpudiag` and `python` run in this interpreter's environment."""
     words = shlex.split(command)
     start = {"gpudiag": ["-m", "gpudiag"], "python": []}[words[0]]
     result = subprocess.run(

@@ -29,6 +29,7 @@ def executed(path: Path) -> str:
 
 
 def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """Run the source of cell `number` in the namespace `names`; return its outputs in the notebook's format."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     printed = io.StringIO()

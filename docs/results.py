@@ -1,12 +1,14 @@
-"""Write docs/results/ from the output of `gpudiag scale`: tables and plots. `gpudiag table --form all` writes seeds.md.
+"""Write the tables and plots of docs/results/ from the output of `gpudiag scale`.
+
+`gpudiag table --form all` writes seeds.md in the same folder.
 
     python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
 
 `--beside` names runs of the same points on other machines; `--bare` is the output of `benchmarks/bare_ddp.py` on the
-last of these machines.
+last machine that `--beside` names.
 
 The files contain no handwritten text, so a new run replaces them entirely. The plots are the drawings of the HTML
-report; each file has the colours for light and dark.
+report; each file has colours for light and dark pages.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from gpudiag.report.scaling.text import to_csv, to_markdown
 
 RESULTS = Path(__file__).parent / "results"
 
-#: Workloads of the requested table for a machine.
+#: Workloads of the table that is required for each machine.
 WORKLOADS = ("resnet50", "vgg16", "gpt", "unet3d", "mlp")
 STRATEGIES = ("nccl", "nccl-no-p2p", "cpu-reduce", "independent")
 DEVICES = (1, 2, 4)
@@ -87,7 +89,7 @@ def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
 
 
 def _standing_alone(drawing: str, legend: list[tuple[str, str]]) -> str:
-    """Return a drawing of the page as a separate file, with the page's colours and its legend."""
+    """Return a drawing of the HTML report as a separate file, with the report's colours and legend."""
     root = ET.fromstring(drawing)  # noqa: S314 # written by gpudiag
     width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
     for row, (name, colour) in enumerate(legend):
@@ -105,7 +107,7 @@ def _standing_alone(drawing: str, legend: list[tuple[str, str]]) -> str:
 
 
 def _missing(result: Scaling) -> list[str]:
-    """Return the missing rows of the requested table, with reasons."""
+    """Return a line for each missing row of the required table, with the reason."""
     reached = {(point.workload, point.strategy, point.devices) for point in result.points if point.status == "measured"}
     failed = {(point.workload, point.strategy, point.devices): point.error for point in result.points if point.error}
     rows = []
@@ -121,7 +123,7 @@ def _missing(result: Scaling) -> list[str]:
 
 
 def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
-    """Compare points with their repetitions: the recording run in the same processes, and runs on other machines."""
+    """Return a table of points and their repetitions: the run that recorded traces, and runs on other machines."""
     rows = []
     for point in first.points:
         again = _again(place, point)
@@ -150,7 +152,7 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
 
 
 def _again(place: Path, point: PointRecord) -> float | None:
-    """Return the mean step of the slowest rank in a point's recording run, before its steps were recorded."""
+    """Return the mean unprofiled step time in ms of the slowest rank in the run that recorded a point's traces."""
     path = place / "points" / point.id / "profile" / RUN_FILE
     if point.profiled is None or not path.is_file():
         return None
@@ -165,7 +167,7 @@ def _repeat(point: PointRecord, again: float, where: str) -> tuple[str, ...]:
 
 
 def _bare(path: Path, others: list[tuple[str, Scaling, Path]]) -> list[str]:
-    """Compare a plain loop with the same point on the machine where both ran."""
+    """Return a table that compares gpudiag's throughput with that of a plain loop on the same machine."""
     bare = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
     rows = [
         (

@@ -29,10 +29,10 @@ _LEFT_OUT = {"package.md"}
 
 
 def on_config(config: Any) -> Any:
-    """Replace folders and `*` in the navigation by pages, and leave out what an offline site cannot do.
+    """Replace folders and `*` in the navigation by pages; for an offline site, remove features that need a server.
 
-    The menu of versions and instant navigation ask a server. With the latter, no script of the theme runs on a page
-    from the file system.
+    The menu of versions and instant navigation need a server. With instant navigation, no script of the theme runs on a
+    page that is opened from the file system.
     """
     docs = Path(config["docs_dir"])
     if config["plugins"]["material/offline"].config.enabled:
@@ -48,7 +48,7 @@ def on_config(config: Any) -> Any:
 
 
 def _pages_of(entry: Any, docs: Path) -> Iterator[str]:
-    """Return all pages of an entry of the navigation."""
+    """Yield all pages of an entry of the navigation."""
     if isinstance(entry, str):
         yield from _folder(entry, docs) if entry.endswith("/") else [entry]
     else:
@@ -63,6 +63,7 @@ def _folder(name: str, docs: Path) -> list[str]:
 
 
 def _expanded(entry: Any, docs: Path, others: list[str]) -> Any:
+    """Return an entry of the navigation with folders replaced by their pages, and `*` by `others`."""
     if isinstance(entry, dict):
         return {title: _expanded(part, docs, others) for title, part in entry.items()}
     if isinstance(entry, list):
@@ -74,7 +75,7 @@ def _expanded(entry: Any, docs: Path, others: list[str]) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page without links that leave docs/."""
+    """Return the page with links to files outside of docs/ replaced by their text."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def adapted(match: re.Match[str]) -> str:
@@ -86,23 +87,23 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Return the page with the script of the search on this site, and a name for its dialog."""
+    """Return the page with the search script of this site instead of another server's, and with accessible names."""
     depth = page.url.count("/")
     return _accessible(output.replace(_SHIM, f"{'../' * depth}assets/iframe-worker.js"))
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
-    """Return 404.html, which any address may show, without this script: a server sends it, so the search needs none."""
+    """Return 404.html without the search script, which only pages opened from the file system need."""
     if template_name != "404.html":
         return output_content
     return _accessible(re.sub(rf'<script src="{re.escape(_SHIM)}"></script>', "", output_content))
 
 
 def _accessible(output: str) -> str:
-    """Return a page that screen readers can announce and that keys can scroll."""
-    # The theme leaves out the name of the dialog.
+    """Return a page that screen readers can announce and whose scrolling parts keys can reach."""
+    # The theme gives the search dialog no name.
     output = output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
     # The sections of the menu are landmarks, which need names that differ.
     output = _SECTION.sub(r'\1 aria-label="\3"\2\3\4', output)
-    # The theme lets keys scroll code and tables, but not the cells of notebooks.
+    # With the theme, keys can scroll code and tables, but not the cells of notebooks.
     return output.replace(_CELL, f'{_CELL} tabindex="0"')

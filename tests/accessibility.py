@@ -12,9 +12,9 @@ import pytest
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium and no google-chrome on the PATH")
-#: Colors and widths in CSS pixels: a desktop and a phone.
+#: Pairs of (colour scheme, width in CSS pixels): a desktop and a phone.
 VIEWS = (("light", 1280), ("dark", 390))
-#: Say that there is a mouse, as on a desktop; a headless browser has none, and scripts ask for it.
+#: Declare a mouse, as on a desktop, because a headless browser has none and scripts ask for one.
 _MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 #: Milliseconds until the scripts of a page must have run.
 _LOADED_MS = 60_000
@@ -50,7 +50,7 @@ def violations(pages: Sequence[Path]) -> list[str]:
 
 
 def _described(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Describe each element: the rule, where the element is, and what axe says about it."""
+    """Describe each violating element: the rule, the location of the element, and axe's explanation."""
     for rule in found:
         for element in rule["nodes"]:
             why = " ".join(element.get("failureSummary", "").split())

@@ -34,7 +34,7 @@ def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: s
 
 
 def analysis(*devices: Device, **fields: Any) -> Analysis:
-    """Return an analysis of these devices; the step time is the first device's by default."""
+    """Return an analysis of `devices`; the step time is the first device's by default."""
     step_ms = devices[0].step_ms if devices else 0.0
     fields.setdefault("framework", "pytorch")
     fields.setdefault("world_size", len(devices))
@@ -137,7 +137,7 @@ def late_loader() -> Analysis:
 
 
 def processor_only() -> Analysis:
-    """Return an analysis of two CPU processes under gloo, with traces only and no significant findings."""
+    """Return an analysis of two CPU processes under gloo, from traces alone, without significant findings."""
     return analysis(
         device(0, name="", ordinal="cpu", compute=41.2, communication_transfer=3.3, input=1.1, idle=0.4),
         device(1, name="", ordinal="cpu", compute=40.9, communication_transfer=3.2, input=1.4, idle=0.5),
@@ -170,7 +170,7 @@ def module(
     own: float = 1.0,
     devices: int = 1,
 ) -> ModuleTime:
-    """Return the times of a module, equal on all devices; `own` is the share outside of its submodules."""
+    """Return the times in ms of a module, equal on all devices; `own` is the share outside of its submodules."""
     return ModuleTime(
         root=root,
         path=path,

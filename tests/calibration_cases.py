@@ -1,4 +1,4 @@
-"""Define cases for calibrated thresholds: the outcome just below and just above each threshold."""
+"""Define the outcomes just below and just above each calibrated threshold."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ KINDS = ("Contract", "Physical", "Statistical", "Definition", "Measured", "Judge
 
 
 class Cases:
-    """Cases by name of the threshold. Each case is a function of a value near the threshold."""
+    """Cases by the name of their threshold. Each case is a function of a value near the threshold."""
 
     def __init__(self, figures: Any) -> None:
         self._figures = figures
         self.known: dict[str, tuple[Callable[[Any], object], float, float]] = {}
 
     def of(self, name: str, below: float | None = None, above: float | None = None) -> Callable[..., Any]:
-        """Register a function to compare at 1 % below and above the threshold, at adjacent integers, or at given
-        values.
+        """Register a function whose outcomes are compared below and above a threshold.
+
+        The two values are given, or adjacent integers, or 1 % below and above the threshold.
         """
         value = getattr(self._figures, name)
         near = (value - 1, value + 1) if isinstance(value, int) and value < 100 else (0.99 * value, 1.01 * value)
@@ -41,7 +42,7 @@ class Cases:
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Return the source text of each threshold's definition in a module, by threshold."""
+    """Return name of a threshold → source text of its definition in the module."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     entries = {}
     for one, after in zip(body, [*body[1:], None], strict=True):
@@ -52,7 +53,7 @@ def figures_in(path: Path) -> dict[str, str]:
 
 
 def numbers_in(path: Path) -> set[str]:
-    """Return the names of the module's numeric constants."""
+    """Return the names of the module's constants that are numbers."""
     entries = set()
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:

@@ -1,4 +1,4 @@
-"""Run gpudiag as users do, in a separate process or in this one, in an environment without settings."""
+"""Run gpudiag as users do, in a separate process or in the current process, in an environment without settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpudiag.commands.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Timeout of a command in seconds, which is far longer than any command takes on a loaded machine. The timeout only
-#: ends commands that hang.
+#: Timeout of a command in seconds, which is far longer than any command takes on a loaded machine. The timeout is only
+#: for commands that hang.
 SECONDS = 400
 
 
@@ -41,8 +41,10 @@ def gpudiag(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.
 
 
 def in_this_process(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run one command line in this process. Tests use this function for command lines that are refused before anything
-    runs."""
+    """Run one command line in this process.
+
+    Tests use this function for command lines that gpudiag refuses before it runs anything.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, environment(**changes), clear=True),

@@ -28,14 +28,14 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# pytest may run as a background job of a script, which ignores SIGINT. Programs that tests interrupt would inherit this
-# setting.
+# A background job of a script ignores SIGINT, and pytest may run as such a job. A program that a test interrupts would
+# inherit this setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The tests start many programs that import the same modules. Some images set PYTHONDONTWRITEBYTECODE, which turns off
-# cached bytecode. Without cached bytecode each program compiles the modules again, which takes as long as the rest of a
-# short command.
+# The tests start many programs that import mostly the same modules. Some images set PYTHONDONTWRITEBYTECODE, which
+# turns off cached bytecode. Then each program compiles the modules again, which takes as long as the rest of a short
+# command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -46,8 +46,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# Objects imported during collection live until the end, so garbage collections scan them without result. Without
-# garbage collections, test collection takes 3.9 instead of 6.9 CPU seconds, and tests in one process take an eighth
+# Objects imported during collection live until the end, so that garbage collections scan these objects without freeing
+# any. Without garbage collections, test collection takes 3.9 instead of 6.9 CPU seconds, and the tests take an eighth
 # less.
 gc.disable()
 
@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start programs: those in an xdist group and those that need a GPU."""
+    """Add markers: `processes`, `long`, and xdist groups for tests that share recordings or module fixtures."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
@@ -89,10 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            # The group lets a single worker analyse each recording once.
+            # With a common group, a single worker analyses each recording once.
             item.add_marker(pytest.mark.xdist_group("recordings"))
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            # The group lets a single worker run the setup once.
+            # With a common group, a single worker runs the module's setup once.
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
@@ -109,7 +109,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Fail a test that starts a program but lacks the marker by which `make unit` excludes it."""
+    """Fail a test that starts a program without the marker `processes`, by which `make unit` excludes such tests."""
     result = yield
     if _programs and not item.get_closest_marker("processes"):
         pytest.fail(f"mark it with @pytest.mark.processes, as it starts {_programs[0]}")
@@ -125,7 +125,7 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare an output with `tests/golden/<name>`; `pytest --update-golden` rewrites the file."""
+    """Return a function that compares an output with `tests/golden/<name>`; `--update-golden` rewrites the file."""
 
     if f"rich=={version('rich')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
         pytest.skip("another rich breaks lines elsewhere")
@@ -145,9 +145,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the directory of a recording in `tests/traces/whole`, unpacked for the first test that requests it."""
+    """Return a function from the name of a recording in `tests/traces/whole` to its directory, unpacked once."""
     base = tmp_path_factory.getbasetemp()
-    # Each worker of pytest-xdist has its own directory within a shared one.
+    # Each worker of pytest-xdist has its own directory within one shared directory.
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
 
     def unpacked(name: str) -> Path:
@@ -155,7 +155,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             mine = tmp_path_factory.mktemp("whole")
             unpack(WHOLE / f"{name}.npz", mine)
             (shared / name).parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # a parallel worker has renamed its directory first
+            with contextlib.suppress(OSError):  # a parallel worker has renamed its own directory first
                 mine.rename(shared / name)
         return shared / name
 
@@ -164,7 +164,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def analysis_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Analysis]:
-    """Analyse a trace, a directory of traces or a packed recording; each is analysed once and cached."""
+    """Return a function that analyses a trace, a directory of traces or a packed recording, each only once."""
 
     @cache
     def analysed(path: Path) -> Analysis:

@@ -13,7 +13,7 @@ WHOLE = ROOT / "tests" / "traces" / "whole"
 
 
 class DocumentedReport(NamedTuple):
-    """One report.
+    """A report on the page, with the command that prints it.
 
     Attributes:
         title: heading on the page.
@@ -103,7 +103,7 @@ REPORTS = (
 
 
 def directory_of(report: DocumentedReport, scratch: Path) -> Path:
-    """Return the directory to run the command in. Unpack a packed recording into `scratch`."""
+    """Return the directory to run the command in, and unpack a packed recording into `scratch`."""
     if not report.packed:
         return ROOT
     run = scratch / report.path

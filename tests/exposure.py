@@ -1,7 +1,7 @@
-"""Run a command, and meanwhile try what a second account can access: its listeners and its temporary files.
+"""Run a command, and try meanwhile to access its listeners and temporary files from a second account.
 
 gloo listens on the loopback address and accepts every connection, because it has no option for authentication. gloo's
-listeners do not unpickle data and hold no keys. A `TCPStore` server would answer a store query.
+listeners do not unpickle data and hold no keys. A `TCPStore` server, in contrast, would answer a query.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PUBLIC = "exposure-"
 
 
 class Watched(NamedTuple):
-    """A command that has ended, and what was seen of it.
+    """Result of a command that has ended, with its listeners and files.
 
     Attributes:
         sockets: (address, port) of each listener of the command and its descendants.
@@ -52,7 +52,7 @@ class Watched(NamedTuple):
     left: tuple[str, ...]
 
     def check(self) -> None:
-        """Assert that gloo's listeners and private files were there, and that the second account reached nothing."""
+        """Assert that listeners and private files existed, the second account reached none, and no file is left."""
         assert self.reached == ()
         assert self.sockets, "no listener of gloo was tried"
         assert any(not path.parent.name.startswith(_PUBLIC) for path in self.paths), "no file of the store was tried"
@@ -60,7 +60,7 @@ class Watched(NamedTuple):
 
 
 def run_watched(*command: str, cwd: Path | None = None, **changes: str) -> Watched:
-    """Run a command with a temporary directory that every user may read, so that only file modes deny access."""
+    """Run a command whose temporary directory every user may read, so that only the modes of its files deny access."""
     sockets: set[tuple[str, int]] = set()
     paths: set[Path] = set()
     reached: list[str] = []
@@ -115,12 +115,12 @@ def reachable(paths: Collection[Path]) -> list[str]:
 
 
 def _attempts(path: Path) -> Iterator[Callable[[], object]]:
-    """Yield the ways in which another user may access a path."""
+    """Yield the attempts of another user to access a path."""
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch creates this directory, with or without gpudiag. Other users can list this directory but cannot write to
-    # it.
+    # PyTorch creates directories with the prefix `torchinductor_`, with or without gpudiag. Other users can list such a
+    # directory but cannot write to it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)

@@ -1,9 +1,8 @@
 """Run programs that use PyTorch as forks of one process that has imported PyTorch.
 
-The import takes most of the time of such a program.
-
-The forks share only this import, and each exits as a separate program would, including `atexit`. Commands of gpudiag
-and of users do not run this way, because their tests also cover the imports.
+The import takes most of the time of a program that uses PyTorch. The forks share only this import, and each exits as a
+separate program would, including `atexit`. Commands of gpudiag and of users run in separate processes, because their
+tests also cover the imports.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: The program of the process that forks. For each line of JSON on its standard input, this process forks. It writes the
-#: fork's process id when the fork starts, and again when the fork has ended.
+#: The program of the process that forks. For each line of JSON on its standard input, the process forks. The forking
+#: process writes the fork's process id when the fork starts, and again when the fork has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
@@ -70,8 +69,10 @@ exec(program)
 
 
 class _Parent:
-    """The process that has imported PyTorch. When the current process ends, the forking process's standard input is
-    closed, and the forking process ends too."""
+    """The process that has imported PyTorch.
+
+    The process ends when the current process ends, because its standard input is closed.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +109,8 @@ class _Parent:
             seconds = 0.0
 
     def _answer(self) -> dict[str, int]:
-        # Read one line at a time: the parent writes each line at once, and no line exceeds the capacity of a pipe.
+        """Read an answer of the forking process; if a fork has ended, store its exit code in `ended`."""
+        # Read one byte at a time up to a line's end: the parent writes each line at once, and a line fits into a pipe.
         line = bytearray()
         while not line.endswith(b"\n"):
             piece = os.read(self._answers.fileno(), 1)
@@ -143,7 +145,7 @@ class Forked:
         self.pid = _parent().fork(asked)
 
     def poll(self) -> int | None:
-        """Return the program's exit code, or None while the program runs."""
+        """Return the program's exit code, or None if it runs."""
         _parent().hear(0.0)
         self.returncode = _parent().ended.get(self.pid)
         return self.returncode

@@ -1,8 +1,9 @@
-"""Run a Python program, and the programs that it starts, in a process forked from one that has imported PyTorch.
+"""Run a Python program, and its child programs, in a process forked from one that has imported PyTorch.
 
-The program has the same arguments, variables, import path and children as a separate process. Three things differ:
-PyTorch is imported already, the first program is a child of the process that forks, and all programs have the command
-line of that process. This module imports only the standard library, because programs must load gpudiag themselves.
+The program has the arguments, variables, import path and children that it would have as a separate process. Three
+properties differ: PyTorch is imported already, the first program is a child of the forking process, and all programs
+have the command line of the forking process. This module imports only the standard library, because programs must load
+gpudiag themselves.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from types import ModuleType
 from typing import Any
 
 _PRINT_PATH = [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"]
-#: The import path of a new process that has no folder of its own.
+#: The import path of a new process, without the folder of its program.
 _INSTALLED: list[str] = json.loads(subprocess.run(_PRINT_PATH, check=True, stdout=subprocess.PIPE).stdout)
 
-#: The Python programs that a program starts, in order; each is described by those that it starts.
+#: A program as the list of the Python programs that it starts, in order; each of these is such a list too.
 Tree = list[Any]
 
 _OPTIONS = {"-I", "-P", "-u"}
 
 
 def become_first() -> None:
-    """Run the program that the argument describes."""
+    """Run the program that the command-line argument describes, after forking processes for the programs it starts."""
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes ignore it
     _start_with([_Waiting(starts) for starts in task["starts"]])
@@ -42,7 +43,8 @@ def become_first() -> None:
 class _Waiting:
     """A process that waits until its parent starts its program.
 
-    It is forked before its parent's program runs, because the fork of a running program would continue that program.
+    The process is forked before its parent's program runs, because the fork of a running program would continue that
+    program.
     """
 
     def __init__(self, starts: Tree) -> None:
@@ -60,9 +62,7 @@ class _Waiting:
         _pipes.append(self._writing)
 
     def start(self, command: list[str], options: Mapping[str, Any]) -> None:
-        """Start a program with some of the options of `subprocess.Popen`: env, start_new_session, and a file as stdout,
-        to which errors are written too.
-        """
+        """Start a program with the options `env`, `start_new_session` and `stdout` (a file, also for errors)."""
         task: dict[str, Any] = {"command": command, "folder": str(Path.cwd())}
         task["env"] = dict(options.get("env", os.environ))
         task["session"] = options.get("start_new_session", False)
@@ -72,12 +72,12 @@ class _Waiting:
             file.write(json.dumps(task).encode())
 
 
-#: This process's pipes to processes that wait. When it ends, they end too.
+#: Pipes of this process to waiting processes; when this process ends, the waiting processes end too.
 _pipes: list[int] = []
 
 
 def _run_from(pipe: int) -> None:
-    """Wait for a program, and run it. Return if the parent ends without starting one."""
+    """Wait for a program, and run it; return if the parent ends without starting a program."""
     with os.fdopen(pipe, "rb") as file:
         text = file.read()
     if text:
@@ -99,7 +99,7 @@ def _run_task(task: dict[str, Any]) -> None:
 
 
 class _Started(subprocess.Popen[bytes]):
-    """A program that runs in a process that has waited."""
+    """A program that runs in a process of class `_Waiting`."""
 
     def __init__(self, command: list[str], process: _Waiting, options: Mapping[str, Any]) -> None:
         self.args, self.pid, self.returncode = command, process.pid, None
@@ -109,7 +109,7 @@ class _Started(subprocess.Popen[bytes]):
 
 
 def _start_with(processes: list[_Waiting]) -> None:
-    """Let `subprocess.Popen` start the next programs in these processes, except programs whose output is read."""
+    """Let `subprocess.Popen` use `processes` for the next programs, except for programs whose output is read."""
     unused, separate = iter(processes), subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
@@ -121,7 +121,7 @@ def _start_with(processes: list[_Waiting]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a Python program: python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT..."""
+    """Run a command of the form python OPTION... [-c PROGRAM | -m MODULE | FILE] ARGUMENT... in this process."""
     begin = next(at for at, word in enumerate(command) if at and word not in _OPTIONS)
     options, words = command[1:begin], command[begin:]
     folders = [] if "-I" in options else [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -155,7 +155,7 @@ class _Imported:
         self._torch, self._spec = torch, torch.__spec__
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of `torch`; None for everything else."""
+        """Return the spec of `torch`, and None for every other module."""
         if name != "torch" or self._spec is None:
             return None
         folders = self._spec.submodule_search_locations
@@ -171,5 +171,5 @@ class _Imported:
         return self._torch
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute nothing again."""
+        """Restore `__spec__`; the module has been executed already."""
         module.__spec__ = self._spec

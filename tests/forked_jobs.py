@@ -1,6 +1,6 @@
-"""Run gpudiag in this process, and the training processes that it starts as forks of one that has imported PyTorch.
+"""Run gpudiag in this process, and its training processes as forks of a process that has imported PyTorch.
 
-Tests of imports, command lines, and of what happens when gpudiag is killed start separate processes.
+Separate processes are used by tests of imports, of command lines, and of a killed gpudiag.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def with_forked_jobs(*words: str, cwd: Path | None = None, **changes: str) -> su
 
 
 def _guard(command: list[str], *, stdout: IO[bytes], env: dict[str, str], **_options: Any) -> ForkedProgram:
-    """Start a job's guard: python -I guard.py PRIVATE python -I starter.py FRAMEWORK PROCESSES COMMAND."""
+    """Start the guard of a job: python -I guard.py PRIVATE python -I starter.py FRAMEWORK PROCESSES COMMAND."""
     ranks = int(command[command.index("-I", 2) + 3])
     log = Path(stdout.name).absolute()
     return ForkedProgram(command, env, [[[] for _ in range(ranks)]], out=log, err=log, own_session=True)
 
 
 def forked_commands(starts: int = 0) -> contextlib.AbstractContextManager[object]:
-    """Let `gpudiag profile -- COMMAND` run its command in a fork, and the `starts` Python programs that this starts."""
+    """Let `gpudiag profile -- COMMAND` run COMMAND, and the `starts` Python programs that it starts, in forks."""
     return forked_programs_of(start, starts)
 
 
 def forked_programs_of(module: ModuleType, starts: int = 0) -> contextlib.AbstractContextManager[object]:
-    """Let a module run Python programs in forks, and the `starts` Python programs that each of these starts."""
+    """Let a module run Python programs in forks, and the `starts` Python programs of each program in forks too."""
 
     def popen(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> ForkedProgram:
         out, err = (Path(f"/proc/{os.getpid()}/fd/{number}") for number in (1, 2))

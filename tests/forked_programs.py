@@ -1,4 +1,4 @@
-"""Run Python programs, and the programs that those start, as forks of one process that has imported PyTorch."""
+"""Run Python programs, and their child programs, as forks of one process that has imported PyTorch."""
 
 from __future__ import annotations
 

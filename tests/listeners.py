@@ -39,7 +39,7 @@ def listeners_meanwhile() -> Iterator[set[str]]:
 
 
 def beyond_loopback(addresses: set[str]) -> set[str]:
-    """Return the addresses that other machines can reach."""
+    """Return the addresses in `addresses` that other machines can reach."""
     return {text for text in addresses if not _is_loopback(ipaddress.ip_address(text))}
 
 

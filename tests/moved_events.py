@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDArray[np.intp]) -> Trace:
-    """Return the trace with a table of these columns, sorted by start.
-
-    Args:
-        trace: the trace. The result keeps the trace's names, and those collectives, step marks and event waits whose
-        events are kept. columns: the new columns, of equal length n. came_from: intp[n], the original row of each
-        event; -1 for a new event.
-    """
+    """Return the trace with a table of `columns`, sorted by start."""
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     place = {int(row): index for index, row in enumerate(came_from[order].tolist()) if row >= 0}
     marks = []

@@ -1,4 +1,4 @@
-"""Attempt operations as another user of this host, which only root can do."""
+"""Attempt operations as another user of this host, which is possible only for root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as a
 
 
 def as_another_user(attempt: Callable[[], object]) -> str:
-    """Run an attempt as another user; return the name of its exception, or its result as text."""
+    """Call `attempt` as another user; return the name of its exception, or its result as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Provide a machine with four GPUs and the output of all its probes, with figures of a real machine (4 x H200)."""
+"""Provide a machine with four GPUs and the output of all its probes, with values of a real machine (4 x H200)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def inventory(count: int = COUNT) -> Facts:
-    """Return the inventory before any measurement: its PCIe links are idle, at generation 1."""
+    """Return the inventory before any measurement, with idle PCIe links at generation 1."""
     lanes = tuple(NvLink(lane=lane, active=True, version=4, gb_per_s=26.562) for lane in range(18))
     gpus = tuple(
         Gpu(
@@ -65,7 +65,7 @@ def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
 
 
 def host_copies(count: int = COUNT) -> HostCopies:
-    """Return copies to, from and within the GPUs."""
+    """Return the results of copies to, from and within the GPUs."""
     alone = {
         ("pinned", "host_to_device", "one_way"): (55.57,),
         ("pinned", "device_to_host", "one_way"): (55.44,),
@@ -129,7 +129,7 @@ def host_copies(count: int = COUNT) -> HostCopies:
 
 
 def peer_copies(count: int = COUNT) -> PeerCopies:
-    """Return copies between every two GPUs."""
+    """Return the results of copies between every two GPUs."""
     bandwidth = []
     for a, b in itertools.permutations(range(count), 2):
         paths = [(394.1, "one_way", "dst", True), (396.4, "one_way", "src", True), (31.2, "one_way", "src", False)]
@@ -165,7 +165,7 @@ def peer_copies(count: int = COUNT) -> PeerCopies:
 
 
 def host_memory() -> HostMemoryResult:
-    """Return the host memory result of one NUMA node."""
+    """Return the result for the host memory of one NUMA node."""
     copy = HostMemoryCopy(
         src="numa:0", dst="numa:0", size_bytes=512 * MIB, threads=32, gb_per_s=112.0, cv=0.004, repeats=3, wrong_words=0
     )
@@ -173,7 +173,7 @@ def host_memory() -> HostMemoryResult:
 
 
 def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> CollectivesResult:
-    """Return collectives at every power of two; a strategy is (name, latency in µs, bus bandwidth in GB/s)."""
+    """Return results of collectives at all powers of 2; a strategy is (name, latency in µs, bus bandwidth in GB/s)."""
     factor = 2 * (count - 1) / count
     return CollectivesResult(
         schema="gpudiag/probe-allreduce/1",

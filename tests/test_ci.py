@@ -30,7 +30,7 @@ def test_wrong():
 
 
 def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
-    """Run the tests of `root`, remove the cause of their failure, and let the script run the failed tests again."""
+    """Let tests in `root` fail, remove a cause, and let `again.py` rerun up to `most`; return (code, record)."""
     (root / ".ci").mkdir()
     script = root / ".ci" / "again.py"
     script.write_bytes(SCRIPT.read_bytes())
@@ -55,7 +55,9 @@ def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
         pytest.param([], 3, 1, 0, id="none had failed, so something else did"),
     ],
 )
-def test_test_that_also_fails_alone_fails(tmp_path: Path, there: list[str], most: int, code: int, failed: int) -> None:
+def test_rerun_passes_only_if_all_failed_tests_pass_alone(
+    tmp_path: Path, there: list[str], most: int, code: int, failed: int
+) -> None:
     for name in there:
         (tmp_path / name).touch()
     exit_code, record = again(tmp_path, most)
@@ -69,8 +71,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rows")
 
 
-#: This program writes a run of seven rows; its argument is the number of correct rows. Without an argument it writes no
-#: rows.
+#: This program writes a run of seven rows; its argument is the number of correct rows. Without an argument the program
+#: writes no rows.
 RUN = """
 import json, os, sys
 for right in sys.argv[2:]:
@@ -119,7 +121,7 @@ def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: in
     assert probability == pytest.approx(sum(few), abs=1e-12)
 
 
-def test_ci_runs_every_file_that_it_leaves_out_of_the_tests_apart() -> None:
+def test_ci_runs_every_ignored_file_separately() -> None:
     script = (SCRIPT.parent / "run").read_text(encoding="utf-8")
     ignored = set(re.findall(r"--ignore=(\S+)", script)) - {"tests/gpu"}
     assert len(ignored) == 3

@@ -111,7 +111,7 @@ def test_usage_errors_are_two_lines_and_exit_code_2(
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make every command raise this error."""
+    """Make every command raise `error`."""
 
     def dispatch(words: list[str]) -> int:
         raise error
@@ -255,7 +255,7 @@ def test_file_size_limit_gives_one_line_with_the_path_and_leaves_no_file(tmp_pat
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         f"assert {{main(command) for command in {commands!r}}} == {{5}}"
     )
-    # The option -B prevents cached bytecode, which this limit would truncate.
+    # The option -B prevents cached bytecode, which the file size limit would truncate.
     command = [sys.executable, "-B", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     errors = [line for line in done.stderr.splitlines() if "File too large" in line]

@@ -18,7 +18,7 @@ from gpudiag.commands.command_line.parser import app
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELLS = {"sh", "bash", "console"}
-#: Signs of the shell that end a command.
+#: Shell operators that end a command.
 ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}
 #: Words of placeholders: `…`, `<run>`, `[OPTIONS]`.
 PLACEHOLDER = re.compile(r"…|\.\.\.|<\w+>|\[")
@@ -34,7 +34,7 @@ def commands_of(page: str) -> Iterator[str]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Yield each page or help with one of its commands."""
+    """Yield (name of a page or help text, one of its commands)."""
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for command in commands_of(path.read_text(encoding="utf-8")):
             yield str(path.relative_to(ROOT)), command
@@ -44,7 +44,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words after `gpudiag`, without comments and without what the shell does with the output."""
+    """Return the words after `gpudiag`, without comments, redirections and further commands of the shell."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = list(lexer)[1:]

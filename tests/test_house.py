@@ -33,7 +33,8 @@ BUDGET = {
     "training": 21_220,
     "": 650,
 }
-#: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.
+#: Maximum number of decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of
+#: comprehensions.
 MOST_DECISIONS = 15
 #: First words that make a docstring a relative clause.
 QUESTION_WORDS = frozenset({"what", "which", "how", "whether", "of", "where", "those", "who", "whose", "by", "that"})
@@ -62,7 +63,7 @@ def definitions(folder: str) -> list[tuple[Path, Definition]]:
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yield the definitions in a statement. Expressions contain none, and most nodes are in expressions."""
+    """Yield the definitions in a statement. Expressions, which contain most nodes but no definitions, are skipped."""
     if isinstance(node, Definition):
         yield node
     for block in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -164,7 +165,7 @@ def test_each_folder_keeps_its_budget_of_lines() -> None:
 
 
 def decisions(function: ast.AST) -> int:
-    """Count the decisions in a function, without those of nested functions and classes."""
+    """Count the decisions in a function, but not those in nested functions and classes."""
     count = 0
     for node in ast.iter_child_nodes(function):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -133,7 +133,7 @@ def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=30))
 def test_self_times_of_nested_spans(path: list[tuple[int, int]]) -> None:
-    """Draw a tree of spans: each span begins within the last open span, after some spans are closed."""
+    """Draw a tree of spans: after some open spans are closed, each new span begins within the last open span."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, int]] = []
     for offset, closed in path:
@@ -152,7 +152,7 @@ def test_self_times_of_nested_spans(path: list[tuple[int, int]]) -> None:
 
 
 def test_deep_nesting_takes_linear_time() -> None:
-    """A pass per nesting level would take minutes: 300,000 passes over 300,000 intervals."""
+    """One pass for each nesting level would take minutes, for 300,000 passes over 300,000 intervals."""
     count = 300_000
     start = np.arange(count, dtype=np.int64)
     begun = time.process_time()

@@ -1,4 +1,4 @@
-"""Test the public names, commands, exit codes and schemas; note every change here in CHANGELOG.md."""
+"""Test the public names, commands, exit codes and schemas; a change of this file needs an entry in CHANGELOG.md."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_help_is_a_small_multiple_of_an_empty_python() -> None:
         return used.ru_utime + used.ru_stime
 
     def least(*words: str) -> float:
-        """Return the least CPU time of three runs of Python with these arguments."""
+        """Return the least CPU time in seconds of three runs of Python with arguments `words`."""
         times = []
         for _ in range(3):
             before = spent()

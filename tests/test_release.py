@@ -42,7 +42,7 @@ def test_only_the_publishing_job_has_an_identity() -> None:
     )
 
 
-def test_workflows_use_no_secrets_and_what_ci_runs() -> None:
+def test_workflows_use_no_secrets_and_run_the_ci_script() -> None:
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert "secrets." not in path.read_text(encoding="utf-8")
     runs = [step.get("run", "") for step in workflow("ci")["jobs"]["checks"]["steps"]]

@@ -1,4 +1,4 @@
-"""Test unusual files, descriptors and names, and values out of range."""
+"""Test unusual files, file descriptors and names, and values out of range."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_directory_name_may_be_invalid_utf8(words: tuple[str, ...], tmp_path: Pa
 
 
 def test_records_are_found_by_file_not_by_world_size(tmp_path: Path) -> None:
-    """A loop over all ranks would try three million files for a job with RANK=3000000."""
+    """Reading must not loop over all ranks, which are three million for a job with RANK=3000000."""
     begun = time.process_time()
     assert record.read_ranks(tmp_path, 50_000_000) == ()
     (tmp_path / "ranks").mkdir()
@@ -123,7 +123,7 @@ def test_closed_streams_and_few_descriptors_are_handled(prelude: str) -> None:
     assert done.returncode in ({0} if "&" in prelude else {0, 5}), done.stderr
 
 
-#: Modules that are imported early, late, by multiprocessing, or by frameworks.
+#: Names of modules that are imported early, late, by multiprocessing, or by frameworks.
 _SHADOWS = ("json", "random", "socket", "pickle", "array", "struct", "subprocess", "logging", "re", "queue", "torch")
 
 

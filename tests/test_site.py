@@ -1,4 +1,4 @@
-"""Test the documentation site that `make site` built: every kind of page with axe, and the search without a server."""
+"""Test the site that `make site` built: every kind of page with axe, and the search without a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.accessibility import browser, needs_browser, violations
 
 SITE = Path(__file__).parents[1] / "build" / "site"
-#: Pages besides the guides: text, a terminal's output, a notebook, wide tables, drawings.
+#: Pages besides the guides, one of each kind: text, terminal output, notebook, wide tables, drawings.
 PAGES = (
     "index.html",
     "ten-minutes.html",
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-def test_pages_have_no_violations() -> None:
+def test_pages_have_no_accessibility_violations() -> None:
     guides = sorted((SITE / "guides").glob("*.html"))
     assert len(guides) == 7
     found = violations([*guides, *(SITE / page for page in PAGES)])

@@ -43,7 +43,7 @@ def test_more_degrees_of_freedom_narrow_the_interval(one: float, other: float) -
 
 
 def slow_phases(correlation: float, *, series: int, steps: int, seed: int) -> list[list[float]]:
-    """Make first-order autoregressive series with mean 100 and standard deviation 1."""
+    """Return first-order autoregressive series of step times with mean 100 and standard deviation 1."""
     random = np.random.default_rng(seed)
     values = random.normal(size=(series, steps))
     for i in range(1, steps):
@@ -84,7 +84,8 @@ def test_equal_runs_are_called_different_at_the_nominal_rate(correlation: float,
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 def test_intervals_of_the_fewest_unprofiled_steps_are_nearly_nominal(correlation: float) -> None:
-    # Ten is the minimum number of unprofiled steps. Random correlation makes 2.7 % of independent pairs different.
+    # Ten is the minimum number of unprofiled steps. With correlation 0, 2.7 % of pairs are called different, because
+    # random correlation widens intervals.
     assert 0.02 <= called_different(correlation, pairs=4000, steps=10) <= 0.085
 
 
@@ -94,7 +95,7 @@ def test_interval_covers_the_difference_of_runs_with_unequal_scatter() -> None:
     for _ in range(rounds):
         difference = mean_of(chance.normal(32, 3, 7).tolist()).minus(mean_of(chance.normal(30, 1, 4).tolist()))
         held += difference.low <= 2 <= difference.high
-    # Random correlation raises coverage slightly above 95 %; the standard error of the share is 0.6 %.
+    # Random correlation widens intervals, so coverage is slightly above 95 %; the standard error of the share is 0.6 %.
     assert 0.93 <= held / rounds <= 0.99
 
 

@@ -14,14 +14,14 @@ NAMED = re.compile(r"^`([\w./-]+?)(?:::(\w+))?`$")
 
 
 def cells() -> list[tuple[str, str]]:
-    """Return the row's subject and the text of each cell below a heading of the matrix, without the first column."""
+    """Return (subject of the row, text) of each cell of the support matrix except those in the first column."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
     split = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     bodies = [row for row in split if not row[0].startswith("---") and row[-1] not in HEADINGS]
     return [(row[0], cell) for row in bodies for cell in row[1:]]
 
 
-#: Last headings of the tables.
+#: Headings of the last column of each table.
 HEADINGS = {"diagnosed", "on NVIDIA GPUs", "test"}
 
 

@@ -11,8 +11,8 @@ Times are integers in `unit_ns` (default: microseconds) after the start of the c
 times count from the trace's zero. A step lasts until the next step begins.
 
 Device work is *queued ahead* by default: its launch call is at the start of its step and has zero length, so that the
-host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and
-`launch=None` omits the call.
+host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and with
+`launch=None` there is no call.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TraceBuilder:
     # Position
 
     def step(self, at: int | None = None, *, number: int | None = None, mark: str | None = "ProfilerStep#{}") -> Self:
-        """Begin a step at time `at` after the trace's zero (default: the end of all recorded events).
+        """Begin a step at time `at` after the trace's zero (default: the end of the last event).
 
         With `mark=None` there is no step mark, and only the zero of later times moves.
         """
@@ -93,12 +93,12 @@ class TraceBuilder:
         return self
 
     def on(self, device: int) -> Self:
-        """Put the following device work on this device."""
+        """Put the following device work on `device`."""
         self._device = device
         return self
 
     def by(self, thread: int) -> Self:
-        """Put the following host work and launches on this thread."""
+        """Put the following host work and launches on `thread`."""
         self._thread = thread
         return self
 
@@ -143,7 +143,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
-        """Add a collective on a worker thread of the host."""
+        """Add a collective of gloo on a worker thread of the host."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )
@@ -165,6 +165,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: str = "cudaMemcpyAsync",
     ) -> Self:
+        """Add a copy between host and device; `call` is the runtime call that launches it."""
         return self._device_work(
             EventKind.COPY, name, start, end, stream, launch=launch, launcher=call, size_bytes=size_bytes
         )
@@ -187,6 +188,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
+        """Add an NCCL kernel with the facts of its collective."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )
@@ -196,7 +198,7 @@ class TraceBuilder:
         )
 
     def graph(self, launch: tuple[int, int], *kernels: tuple[int, int], stream: int = 7) -> Self:
-        """Add a CUDA graph: one launch call, many kernels."""
+        """Add a CUDA graph: one launch call with many kernels."""
         self._correlation += 1
         correlation = self._correlation
         self.runtime(*launch, name="cudaGraphLaunch", correlation=correlation)
@@ -295,7 +297,7 @@ class TraceBuilder:
         size_bytes: int = NO_SIZE,
         call: CollectiveCall | None = None,
     ) -> Self:
-        """Add a row; times count from the current step's start, in units."""
+        """Add a row; times count from the current step's start, in `unit_ns`."""
         if end < start:
             raise ValueError(f"{name}: ends at {end}, before it starts at {start}")
         begin, stop = ((self._zero + time) * self._unit for time in (start, end))

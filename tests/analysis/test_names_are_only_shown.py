@@ -1,4 +1,4 @@
-"""Check that analyses after the readers show names of events, but conclude nothing from them."""
+"""Check that analysis uses names of events only to show them, except in the readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def modules() -> list[Path]:
 
 
 def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
-    """Rename every event, equally on all ranks, and keep the order of names."""
+    """Rename every event, with equal new names on all ranks, and keep the order of names."""
     order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
     return tuple(
         replace(
@@ -77,7 +77,7 @@ def test_renamed_events_give_the_same_conclusions(job: str) -> None:
     traces = read_traces([TRACES / job])
     first, second = (conclusions(in_disguise(traces, key)) for key in ("#", "@"))
     assert first.replace(b"#", b"@") == second.replace(b"#", b"@")
-    # With the recorded names all values except text are the same.
+    # With the recorded names all values except texts equal the values with new names.
     assert figures(conclusions(traces)) == figures(first)
 
 
@@ -101,7 +101,7 @@ def test_no_module_inspects_names(module: Path) -> None:
 
 
 def looks(tree: ast.AST) -> Iterator[ast.AST]:
-    """Find comparisons of an event's name, searches in it, and calls of its methods."""
+    """Find code that inspects an event's name: comparisons, searches, and method calls."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(is_name(side) for side in (node.left, *node.comparators)):
             yield node
@@ -134,7 +134,7 @@ def test_check_detects_inspection_of_names(line: str) -> None:
 
 def test_remaining_patterns_are_not_for_event_names() -> None:
     with_patterns = {path.name for path in modules() if "re" in imported(path)}
-    # These are names of planes in TensorFlow's file, and of TensorBoard directories.
+    # The remaining patterns are for names of planes in TensorFlow's file, and of TensorBoard directories.
     assert with_patterns <= {"xspace.py", "log_directory.py"}
 
 

@@ -27,7 +27,7 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(**fields: Any) -> RunRecord:
-    """Return the record of a run of four ranks on one host, with these fields changed."""
+    """Return the record of a run of four ranks on one host, with `fields` changed."""
     ranks = tuple(
         RankRecord(rank=i, local_rank=i, host="a", pid=1, device=f"cuda:{i}", device_name="NVIDIA H200")
         for i in range(4)
@@ -102,7 +102,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # Traces alone do not name the machine of the recording.
+        # From traces alone, the machine of the recording is unknown.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 

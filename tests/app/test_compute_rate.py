@@ -35,7 +35,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(run_dir: Path, *, driven: bool = False, times: int = 1, **arguments: Any) -> StepFlops | None:
-    """Train a layer of 32 weights on 5 samples in each batch."""
+    """Train a layer of 32 weights on 5 samples in each batch; return the counted FLOPs of a step."""
     model = nn.Linear(8, 4)
 
     def step() -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_counted_without_a_model_or_for_several_devices(tmp_path: Pat
 
 
 def rank_of(flops: StepFlops | None, *, rank: int = 0, name: str = H100, step_ms: float = 100.0) -> RankRecord:
-    """Return the record of a rank with this count of FLOPs and this step time on this GPU."""
+    """Return the record of a rank with `flops` and unprofiled steps of `step_ms` on the GPU `name`."""
     return RankRecord(
         rank=rank,
         local_rank=rank,
@@ -105,6 +105,7 @@ def rank_of(flops: StepFlops | None, *, rank: int = 0, name: str = H100, step_ms
 
 
 def run_of(*ranks: RankRecord) -> RunRecord:
+    """Return the record of a run with the given ranks."""
     return RunRecord(
         created="2026-01-01T00:00:00Z",
         command=("gpudiag", "profile"),

@@ -25,7 +25,7 @@ def statuses(checkup: Checkup) -> dict[str, str]:
     return {check.code: check.status for check in checkup.checks}
 
 
-def test_recorded_container_without_gpus(tmp_path: Path) -> None:
+def test_container_without_gpus_has_every_check(tmp_path: Path) -> None:
     checkup = doctor(DoctorOptions(root=write_tree("container-2-cpus", tmp_path), limit_s=60))
     assert checkup.schema == CHECKUP_SCHEMA
     found = statuses(checkup)
@@ -66,8 +66,8 @@ def test_interpreter_that_hangs_is_unknown(tmp_path: Path) -> None:
     assert checks["interpreter"].not_seen == "the interpreter did not answer within 2 s"
 
 
-def test_recorded_gpus_with_copies_that_cannot_start(tmp_path: Path) -> None:
-    """The recorded machine has four GPUs and this one has none, so the probe of copies reports that CUDA sees none."""
+def test_copies_that_cannot_start_are_reported_with_a_reason(tmp_path: Path) -> None:
+    """The recorded machine has four GPUs, but the test runs without GPUs, so the probe of copies finds none."""
     options = DoctorOptions(root=write_tree("container-2-cpus", tmp_path), limit_s=60)
     checks = {check.code: check for check in doctor(options, inventory=lambda: machine("h200x4")).checks}
     assert checks["peer-access"].status == "ok"

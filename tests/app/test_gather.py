@@ -88,7 +88,7 @@ def network() -> Iterator[Network]:
 
 
 def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> None:
-    """Run one process on each of two nodes with separate host names, by torchrun or like scripts under Slurm."""
+    """Run one process on each of two nodes with separate host names, by torchrun or like a script under Slurm."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -140,7 +140,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path) -> None:
 def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: bool) -> None:
     """Train in two directories, and gather the second one's records into the first."""
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
-    # An earlier run with more ranks left these records, which are not part of this run.
+    # An earlier run with more ranks left these records, which are not part of the gathered run.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
@@ -166,7 +166,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
 
-    # A node that sends only its digests.
+    # One node sends only its digests.
     traced = analysis_without_paths(first)
     assert command("digest", str(second)).returncode == 0
     shutil.rmtree(second / "traces")
@@ -176,7 +176,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert command("gather", str(first), str(second)).returncode == 0
     assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
     assert analysis_without_paths(first) == traced
-    # A node that has both.
+    # One node has traces and digests.
     shutil.copytree(first / "traces", second / "traces")
     shutil.rmtree(first / "digests")
     write_json(first / "run.json", alone)
@@ -184,7 +184,7 @@ def gather_separate_directories(tmp_path: Path, network: Network, *, torchrun: b
     assert [path.name for path in (first / "digests").iterdir()] == ["rank1.gpudiag-digest"]
     assert not list((first / "traces").glob("rank1*"))
     assert analysis_without_paths(first) == traced
-    # All ranks from digests, with the run's record.
+    # All ranks come from digests, with the run's record.
     assert command("digest", str(first)).returncode == 0
     shutil.rmtree(first / "traces")
     assert analysis_without_paths(first) == traced
@@ -283,7 +283,7 @@ def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None
     write_log(first, "worker7", "a", 7, 1)
     write_log(second, "rank1", "b", 1, 0)
     write_log(second, "worker7", "b", 7, 1)
-    write_log(second, "worker8", "b", 8, 99)  # this log is of another program
+    write_log(second, "worker8", "b", 8, 99)  # the log is of another program
     write_log(tmp_path / "b", "secret", "b", 2, 0)
     (second / "lines" / "secret.json.gz").rename(tmp_path / "secret")
     (second / "lines" / "rank2.json.gz").symlink_to(tmp_path / "secret")

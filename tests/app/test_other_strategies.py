@@ -1,4 +1,4 @@
-"""Test the predicted savings of other strategies in communication findings."""
+"""Test the predicted savings of strategies other than the recorded one, in communication findings."""
 
 from __future__ import annotations
 

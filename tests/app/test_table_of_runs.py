@@ -27,7 +27,7 @@ ERROR = (
 
 
 def record(command: tuple[str, ...], workload: str, **fields: Any) -> RunRecord:
-    """Return the record of a run of one rank with steps of 57.1 ms, with these fields changed."""
+    """Return the record of a run of one rank with steps of 57.1 ms, with `fields` changed."""
     rank = RankRecord(
         rank=0,
         local_rank=0,

@@ -29,7 +29,10 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(step_ms: float, input_ms: float) -> RunRecord:
-    """Make a record of four ranks with this unprofiled step and fetch time; the host runs ahead by 0.5 ms."""
+    """Make a record of four ranks with unprofiled steps of `step_ms`, of which each fetches for `input_ms`.
+
+    The host runs ahead by 0.5 ms.
+    """
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -69,7 +72,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Use one thread, because threads that wait for each other on a busy machine make steps unequal."""
+    """Limit PyTorch to one thread, because threads that wait for each other on a busy machine make steps unequal."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

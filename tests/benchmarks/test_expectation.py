@@ -15,6 +15,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def _module() -> Any:
+    """Import benchmarks/expectation.py, which is no package."""
     spec = importlib.util.spec_from_file_location("expectation", BENCHMARKS / "expectation.py")
     assert spec is not None
     assert spec.loader is not None
@@ -84,7 +85,7 @@ def test_savings_above_the_maximum_mislead() -> None:
     main, promise = finding("straggler"), finding("slow-copy", 8.0)
     assert verdict(output(main, promise), codes=["straggler"], most_percent=10) == "right"
     assert verdict(output(main, promise), codes=["straggler"], most_percent=5) == "wrong"
-    possible = finding("slow-compute", 8.0, severity="info")  # what a compiler would save
+    possible = finding("slow-compute", 8.0, severity="info")  # savings by a compiler are not promised
     assert verdict(output(main, possible), codes=["straggler"], most_percent=5) == "right"
 
 

@@ -1,4 +1,4 @@
-"""Provide a user-defined function that fails. The module imports no framework, so its processes start fast."""
+"""Provide a user-defined function that fails. The module imports no framework, so processes that load it start fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def fails() -> None:
-    """Raise on one rank before the rank measures anything."""
+    """Raise an exception on rank 1 before it measures a step; rank 0 sleeps."""
     if os.environ["RANK"] == "1":
         raise ValueError("[bold]not[/bold] my day\x1b[31m")
     time.sleep(60)

@@ -50,7 +50,7 @@ def endless() -> None:
     """Time steps on both ranks until stopped, with a DataLoader worker per rank; print when unprofiled steps begin."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    # DDP is not used, because DDP imports the compiler, which takes a third of this function's start time.
+    # DDP is not used, because DDP imports the compiler, which would take a third of the start time.
     model = nn.Linear(64, 64)
     samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
     loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)

@@ -33,7 +33,7 @@ STARTS_WITHIN_S = 150
 
 @cache
 def board_python() -> str:
-    """Return an interpreter that has TensorBoard with its profile plugin, or skip the test."""
+    """Return the path of an interpreter that has TensorBoard with its profile plugin, or skip the test."""
     path = os.environ.get("GPUDIAG_TENSORBOARD_PYTHON")
     for python in [path] if path else [str(place) for place in PLACES if place.exists()]:
         try:
@@ -45,7 +45,7 @@ def board_python() -> str:
 
 
 def browser_path() -> str:
-    """Return a Chromium, or skip the test."""
+    """Return the path of a Chromium browser, or skip the test."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no Chromium is installed")
@@ -70,6 +70,7 @@ def viewing(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the URL that `gpudiag view` prints to `log`, as soon as it serves."""
     until = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < until:
         if found := re.search(r"http://\S+?/(?=#)", log.read_text(encoding="utf-8")):

@@ -30,7 +30,7 @@ def in_terminal(*words: str, columns: int, **changes: str) -> tuple[int, str]:
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # Linux raises this when the last writer has closed the terminal
+        except OSError:  # Linux raises OSError when the last writer has closed the terminal
             break
         if not part:
             break

@@ -69,7 +69,7 @@ def test_fail_on_sets_the_exit_code_but_not_the_json(severity: str, code: int) -
         ([], "cannot-tell", True),
     ],
 )
-def test_finding_and_severity_thresholds(severities: list[Severity], word: str, crossed: bool) -> None:
+def test_threshold_is_crossed_by_its_code_or_severity(severities: list[Severity], word: str, crossed: bool) -> None:
     analysis = builders.analysis(
         findings=tuple(Finding(code="straggler", severity=severity) for severity in severities),
         validity=(

@@ -15,7 +15,7 @@ from tests.cli_process import gpudiag, in_this_process
 pytestmark = pytest.mark.processes
 
 
-def test_this_machine_as_json() -> None:
+def test_json_has_every_check_and_nothing_personal() -> None:
     ended = gpudiag("doctor", "--json", "--ranks", "4096")
     assert (ended.returncode, ended.stderr) == (0, ""), "warnings do not change the exit code"
     checkup = json.loads(ended.stdout)
@@ -29,7 +29,7 @@ def test_this_machine_as_json() -> None:
         assert str(Path.home()) not in ended.stdout
 
 
-def test_text_and_threshold() -> None:
+def test_crossed_threshold_gives_exit_code_1() -> None:
     ended = gpudiag("doctor", "--ranks", "4096", "--fail-on", "warning", "--width", "80")
     assert ended.returncode == 1
     assert ended.stderr == "gpudiag: --fail-on warning was crossed\n"
@@ -46,7 +46,7 @@ def test_missing_framework_blocks_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--fail-on", "maybe"), ("--framework", "jax"), ("--ranks", "0")])
-def test_wrong_words_are_refused(words: tuple[str, str]) -> None:
+def test_invalid_arguments_are_refused(words: tuple[str, str]) -> None:
     ended = in_this_process("doctor", *words)
     assert ended.returncode == 2
     assert "hint: " in ended.stderr

@@ -1,4 +1,4 @@
-"""Test that what a second account tries on running commands succeeds where access is open.
+"""Test that the attempts of a second account succeed on open targets, so that failed attempts mean protection.
 
 The tests of `profile`, `scale`, `recommend`, `bandwidth` and `selftest` watch one of their runs (`tests/exposure.py`).
 The second account reaches no file, and no listener other than gloo.
@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 def test_attempts_reach_a_tcp_store_and_open_files() -> None:
-    """Each attempt succeeds on an open target. Otherwise a failure of the attempt would prove nothing."""
+    """Each attempt succeeds on an open target; otherwise a failed attempt would prove nothing."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def _all_reduce(transport: str, size: int, time_us: float) -> Collective:
+    """Return an all-reduce of `size` bytes over `transport`."""
     busbw = size / time_us / 1e3
     return Collective(
         operation="all_reduce",
@@ -35,6 +36,7 @@ def _all_reduce(transport: str, size: int, time_us: float) -> Collective:
 
 
 def _buckets() -> ModelBuckets:
+    """Return measurements of two transports, and a reason for a strategy without measurements."""
     return ModelBuckets(
         workload="vgg16\x1b[31m",
         bucket_bytes=(1_000_000, 20_000_000, 10_000_000, 40_000_000),
@@ -62,7 +64,7 @@ def test_chosen_sizes_span_all_buckets() -> None:
     assert (few[0], few[-1], len(few)) == (1, 100, 8)
 
 
-def test_gradient_bandwidth_table_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_table_has_bucket_times_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     render_gradient_bandwidth(_buckets(), report_console(width=90))
     shown = capsys.readouterr().out
     assert "4 buckets, 71 MB per step" in shown

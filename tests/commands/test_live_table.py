@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """Drive a live table with a clock that the test advances."""
+    """Drive a live table with a clock that the test moves forward."""
 
     def __init__(self, read_gpus: Callable[[], tuple[GpuNow, ...]] = tuple) -> None:
         self.now_s = 100.0

@@ -40,7 +40,7 @@ def names_in_trace(run_dir: Path, rank: int, folder: str = "traces") -> list[str
 
 
 def processes_of(run_dir: Path) -> list[str]:
-    """Return this run's living processes: the launcher and workers have the run directory in their command lines.
+    """Return the run's living processes; command lines of the launcher and workers contain the run directory.
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """
@@ -107,7 +107,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Co
     watched = run_watched(sys.executable, *words, cwd=cwd, **NO_GPU)
     result = watched.result
     assert result.returncode == 0, result.stderr
-    watched.check()  # another account reaches only gloo
+    watched.check()  # another account gets no answer and opens no file
     (run_dir,) = (cwd / "gpudiag-runs").iterdir()
     return result, run_dir
 
@@ -141,7 +141,7 @@ def test_messages_of_default_run_are_on_standard_error(default_run: Run) -> None
     assert run_dir.name in lines[-1]
 
 
-def test_record_of_default_run(default_run: Run) -> None:
+def test_default_run_record_has_model_options_and_steps(default_run: Run) -> None:
     _, run_dir = default_run
     assert run_dir.name.endswith("-resnet20-cifar-gloo")
     run = run_json(run_dir)
@@ -166,6 +166,7 @@ def test_default_traces_have_every_range_on_every_rank_at_the_same_steps(default
 
 
 def marks_at_the_same_steps(run_dir: Path, folder: str) -> None:
+    """Check that the traces of both ranks in `folder` have all ranges, and marks of equal steps."""
     marks = []
     for rank in (0, 1):
         names = names_in_trace(run_dir, rank, folder)

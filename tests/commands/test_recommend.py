@@ -147,7 +147,7 @@ def test_bad_gradients_are_refused(tmp_path: Path, text: str, words: str) -> Non
         (("--predict-only", "--facts", FACTS, "--devices", "9", "--gradients", "SIZES"), "machine with 4"),
     ],
 )
-def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     result = in_this_process("recommend", *(_sizes(tmp_path) if word == "SIZES" else word for word in arguments))
     assert result.returncode == 2, result.stderr
     assert words in result.stderr

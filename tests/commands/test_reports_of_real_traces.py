@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHORT = [report for report in REPORTS if not report.full]
-#: Maximum number of lines of a short report at 100 columns.
+#: Maximum number of lines of a short report at a width of 100 columns.
 MOST_LINES = 40
-#: Number of consecutive words that a short report has only once.
+#: Length in words of a phrase that a short report may have only once.
 PHRASE = 5
 
 
@@ -29,7 +29,7 @@ def shown(report: DocumentedReport) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.golden)
-def test_whole_report(report: DocumentedReport, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(report: DocumentedReport, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     result = gpudiag(*report.words, "--width", "100", cwd=directory_of(report, tmp_path))
     assert (result.returncode, result.stderr) == (0, "")
     golden(report.golden, result.stdout)
@@ -48,7 +48,7 @@ def test_short_report_fits_into_40_lines_of_100_columns(report: DocumentedReport
 
 @pytest.mark.parametrize("report", SHORT, ids=lambda report: report.golden)
 def test_short_report_says_nothing_twice(report: DocumentedReport) -> None:
-    """Bars and commands may have equal words."""
+    """Bars and commands are excluded, because they may have equal words."""
     lines = [line for line in shown(report).partition("\nMore  ")[0].splitlines() if not line.startswith("rank ")]
     words = re.findall(r"\S+", " ".join(lines))
     phrases = [" ".join(words[index : index + PHRASE]) for index in range(len(words) - PHRASE + 1)]

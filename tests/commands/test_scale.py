@@ -139,7 +139,7 @@ def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
 
 
 def _wait_for_point(output: Path, name: str) -> int:
-    """Return the process of rank 1 of this point as soon as it trains."""
+    """Return the process id of rank 1 of the point `name` as soon as this process trains."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for path in output.glob(f"points/*{name}*/ranks/rank1.json"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 
-def test_this_machine_as_text_and_json(tmp_path: Path) -> None:
+def test_this_machine_is_shown_and_saved_alike(tmp_path: Path) -> None:
     shown = gpudiag("topology", "--width", "80")
     assert shown.returncode == 0, shown.stderr
     assert "Host" in shown.stdout

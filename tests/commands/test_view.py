@@ -71,13 +71,13 @@ def trace_viewer(page: Page, url: str) -> Frame:
 
 
 def heights(frame: Frame, text: str) -> list[float]:
-    """Return the vertical position of each heading with this text, in order."""
+    """Return the vertical position of each heading `text`, in order."""
     boxes = [box.bounding_box() for box in frame.get_by_text(text).all() if box.is_visible()]
     return sorted(box["y"] for box in boxes if box is not None)
 
 
 @pytest.mark.apart
-def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pytest.FixtureRequest) -> None:
+def test_trace_viewer_shows_four_ranks_in_order(page: Page, request: pytest.FixtureRequest) -> None:
     with viewing(str(TRACES / "slow_loader_rank2"), "--port", "0") as (_, url):
         frame = trace_viewer(page, url)
         own = [heights(frame, f"rank {rank} · gpudiag") for rank in range(4)]
@@ -125,7 +125,7 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert computed[name]["stepTimeMs"] == pytest.approx(analysis.steps.mean_ms, rel=0.03)
             kernels = table(url, runs[name], "kernel_stats")["rows"]
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
-    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for rank 2.
+    # Rank 2 is the straggler, and `gpudiag analyze` reports the following parts for rank 2.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
     table_of_steps = computed["slow_loader_rank2"]
     assert table_of_steps["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)
@@ -141,13 +141,13 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
 
 
 def kernel_names(job: str) -> set[str]:
-    """Return the names of all recorded kernels."""
+    """Return the names of all kernels in the traces of a job."""
     tables = [trace.events for trace in read_traces([TRACES / job])]
     return {events.names[name] for events in tables for name in np.unique(events.name[events.kind == EventKind.KERNEL])}
 
 
 @pytest.mark.apart
-def test_tensorflow_and_pytorch_runs_side_by_side(tmp_path: Path) -> None:
+def test_runs_of_both_frameworks_are_shown_together(tmp_path: Path) -> None:
     for name in ("tensorflow", "clean"):
         run = tmp_path / name
         shutil.copytree(TRACES / name, run / "traces")
@@ -224,7 +224,7 @@ def test_foreign_host_address_is_refused() -> None:
 
 
 def bare_python(tmp_path: Path, *modules: str) -> str:
-    """Make an interpreter without site-packages, but with empty packages of these names."""
+    """Make an interpreter without site-packages, but with empty packages `modules`."""
     for module in modules:
         (tmp_path / "site" / module).mkdir(parents=True)
         (tmp_path / "site" / module / "__init__.py").touch()

@@ -89,7 +89,7 @@ Command = tuple[str, ...]
 
 
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
-    """Write the mutant of this number into an empty directory; return the commands to run on it."""
+    """Write mutant `number` into an empty directory; return the commands to run on it."""
     chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
     kinds = (
         *(_json_trace, _json_trace, _xspace, _nsys, _run_directory, _facts),
@@ -210,7 +210,7 @@ def _digest(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _packed(content: Any) -> bytes:
-    """Return MessagePack; values that it does not have (large integers, other surrogates) become null."""
+    """Return MessagePack; values that MessagePack lacks (large integers, lone surrogates) become null."""
     try:
         return msgspec.msgpack.encode(content)
     except (OverflowError, UnicodeEncodeError):
@@ -276,7 +276,7 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
     )
     try:
         setattr(message, field.name, chance.choice(choices))
-    except (ValueError, TypeError, AttributeError):  # the field cannot have this value, or is repeated
+    except (ValueError, TypeError, AttributeError):  # the field cannot have the value, or is repeated
         message.ClearField(field.name)
 
 

@@ -36,12 +36,12 @@ class TooLong(BaseException):
 
 
 def failures(numbers: range) -> Iterator[dict[str, Any]]:
-    """Run these mutants, and yield the failures."""
+    """Run the mutants `numbers`, and yield the failures."""
     return (told for told in outcomes(numbers) if told["wrong"])
 
 
 def outcomes(numbers: range) -> Iterator[dict[str, Any]]:
-    """Run these mutants in a separate process, restart it if it dies, and yield the outcome of each mutant."""
+    """Run the mutants `numbers` in a separate process, restart it if it dies, and yield the outcome of each mutant."""
     left = numbers
     while len(left):
         done = yield from _worker(left)
@@ -89,7 +89,7 @@ def work(numbers: range) -> None:
 
 
 def run_mutant(number: int, directory: Path) -> dict[str, Any]:
-    """Make a mutant and run it."""
+    """Make a mutant and run it; return its outcome."""
     from tests.fuzzing.mutants import write_mutant
 
     directory.mkdir()
@@ -117,7 +117,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
     errors = io.StringIO()
     sink = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that only this command counts
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that only the following command counts
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     wrong = None

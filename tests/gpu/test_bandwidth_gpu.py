@@ -31,6 +31,7 @@ needs_gpus = pytest.mark.skipif(GPUS < 2, reason="there are not two NVIDIA GPUs"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """Run `gpudiag bandwidth` once for all tests of this module; return its facts."""
     path = tmp_path_factory.mktemp("bandwidth") / "facts.json"
     page = path.with_name("page.html")
     command = [sys.executable, "-m", "gpudiag", "bandwidth", "--save", str(path), "--html", str(page)]
@@ -151,7 +152,7 @@ class TestSeveralGpus:
             == {collective.verified for collective in facts.collectives}
             == {True}
         )
-        # If NCCL had enabled peer access, the paths without peer access would be as fast as those with it.
+        # If NCCL had enabled peer access, the paths without peer access would be as fast as the paths with peer access.
         links = {(link.a, link.b) for link in facts.links if link.lanes}
         direct = {
             (rate.src, rate.dst): rate.gb_per_s for rate in facts.bandwidth if rate.path == "peer" and rate.peer_access

@@ -38,7 +38,6 @@ def test_recommend_measures_the_best_candidates_within_its_budget(tmp_path: Path
     assert len(measured) >= 3
     contest = json.loads((tmp_path / "run" / "contest-mlp.json").read_text())
     compute = contest["gradients"]["compute"]
-    # The device time of an operation is at most the step time. The device time was measured behind a kernel that delays
-    # the operation.
+    # The device time of an operation is at most the step time, because it was measured behind a kernel that delays it.
     assert compute["forward_ms"] + compute["backward_ms"] + compute["update_ms"] <= 1.05 * compute["step_ms"]
     assert all(turn["cannot"] is None for turn in contest["turns"]), contest["turns"]

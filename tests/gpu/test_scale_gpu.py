@@ -19,6 +19,7 @@ SETTING = ("--strategies", "nccl", "--precision", "bf16", "--memory-format", "nh
 
 
 def run(*words: str) -> str:
+    """Run `python -m WORDS...` in the repository; return its standard output."""
     done = subprocess.run(
         [sys.executable, "-m", *words],
         capture_output=True,

@@ -31,6 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run a quick selftest once for all tests of this module; return its JSON."""
     output = tmp_path_factory.mktemp("selftest") / "out"
     command = [sys.executable, "-m", "gpudiag", "selftest", "--quick", "--json", "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU and nvidia-smi"),
 ]
 
-#: nvidia-smi's name of each property, and gpudiag's name.
+#: Property in nvidia-smi → the same property of gpudiag.
 SAME: dict[str, Callable[[Gpu], Any]] = {
     "name": lambda gpu: gpu.name,
     "uuid": lambda gpu: gpu.uuid,
@@ -51,7 +51,7 @@ SAME: dict[str, Callable[[Gpu], Any]] = {
     "compute_mode": lambda gpu: gpu.compute_mode,
     "driver_version": lambda gpu: None,
 }
-#: Properties that change between two readings, and the accepted difference.
+#: Property in nvidia-smi that changes between two readings → (property of gpudiag, accepted difference).
 NEAR: dict[str, tuple[Callable[[Gpu], Any], float]] = {
     "temperature.gpu": (lambda gpu: gpu.temperature_c, 5),
     "power.draw": (lambda gpu: gpu.power_watts, 60),
@@ -75,7 +75,7 @@ def facts() -> Facts:
 
 
 def same(text: str, ours: object) -> bool:
-    """Return whether nvidia-smi's text states gpudiag's value."""
+    """Return whether nvidia-smi's text states the same value as gpudiag."""
     if isinstance(ours, bool):
         return text == ("Enabled" if ours else "Disabled")
     if isinstance(ours, tuple):
@@ -155,7 +155,7 @@ def test_missing_properties_have_a_reason(facts: Facts) -> None:
                 assert getattr(part, field) is not None or gpu.reasons.get(f"{domain}.{field}"), f"{domain}.{field}"
 
 
-def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topology_command_succeeds_and_its_duration_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     gpudiag("topology", "--json")  # fill the file cache
     seconds = []
     for _ in range(3):

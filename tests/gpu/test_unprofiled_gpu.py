@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 1, reason="there is no 
 
 
 def profiled(run_dir: Path, step: Callable[[], None], batches: Iterator[int]) -> RankRecord:
-    """Profile a loop with 30 unprofiled steps, and return its record."""
+    """Profile a loop with 30 unprofiled steps, and return the record of its rank."""
     with gpudiag.profile(run_dir, warmup=5, steps=30, active=4, stop=True, device="cuda") as prof:
         for _ in prof.steps(batches):
             step()
@@ -47,7 +47,7 @@ def events(run_dir: Path, folder: str) -> list[dict[str, Any]]:
 
 
 def kernels(count: int, size: int = 2048) -> Callable[[], None]:
-    """Return a step that launches this number of matrix products."""
+    """Return a step that launches `count` matrix products of `size` x `size`."""
     matrix = torch.ones(size, size, device="cuda")
 
     def step() -> None:

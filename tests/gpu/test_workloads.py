@@ -108,7 +108,7 @@ def test_prefetched_batches_are_complete_when_used() -> None:
     seen: list[torch.Tensor] = []
     for inputs, target in DevicePrefetch(made, device):
         for _ in range(5):
-            busy = busy @ busy / 4096  # delay the reader, so that the next copy arrives before this batch is read
+            busy = busy @ busy / 4096  # delay the reader until the next copy has arrived
         seen.append(((inputs == target[:, None].to(torch.uint8)).all() & (target == len(seen)).all()).clone())
     assert torch.stack(seen).all()
     assert len(seen) == 13

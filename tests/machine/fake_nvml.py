@@ -30,14 +30,7 @@ def refusal(code: int) -> Exception:
 
 
 class FakeNvml:
-    """A driver that answers with the values in `facts`.
-
-    Args:
-        facts: the machine. A value that is None is refused with NOT_SUPPORTED.
-        refuse: return codes of calls that are refused, by function name or by (function name, GPU index).
-        missing: functions that this version of the binding lacks.
-        p2p_status: status by pair for links without peer access; 2 (GPU not supported) if left out.
-    """
+    """A driver that answers with values of a recorded machine."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
     slow = msgspec.structs.replace(copies.bandwidth[0], gb_per_s=7.0, each_gb_per_s=(7.0,))
     document = msgspec.structs.replace(copies, bandwidth=(slow,), latency=())
     facts = assemble(inventory(), [outcome("copies", document)], [])
-    assert facts.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # this GPU is the last in PCI order
+    assert facts.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # the first CUDA device is the last in PCI order
 
 
 def test_bandwidths_have_ceilings(facts: Facts) -> None:

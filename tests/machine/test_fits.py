@@ -54,6 +54,7 @@ def test_invalid_values_are_rejected(sizes: list[float], times: list[float]) -> 
 
 
 def collective(size: int, time_us: float, strategy: str = "nccl") -> Collective:
+    """Return an all-reduce of `size` bytes between four ranks that takes `time_us`."""
     return Collective(
         operation="all_reduce",
         strategy=strategy,

@@ -47,6 +47,7 @@ def device(root: Path, address: str, above: str, numa: int = 0) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Write files of /proc, /sys and /etc of a host with two sockets and three GPUs; return their root."""
     for address, above in DEVICES.items():
         device(tmp_path, address, above, 1 if address.startswith("0000:b1") else 0)
     flags = "flags\t\t: fpu hypervisor sse\n"
@@ -86,7 +87,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_fields_of_a_host(root: Path) -> None:
+def test_every_field_of_a_host_is_read(root: Path) -> None:
     environment = {"NCCL_DEBUG": "INFO", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "4"}
     host = gather_host(root, environment, GPUS)
     assert (host.name, host.os, host.kernel, host.cpu) == ("node7", "Example Linux 1", "6.8.0", "Example CPU @ 2.1GHz")
@@ -181,7 +182,7 @@ def test_unreadable_fields_have_a_reason(tmp_path: Path) -> None:
         assert host.reasons[field]
 
 
-def test_cpu_quota_of_cgroup_v1(tmp_path: Path) -> None:
+def test_cpu_quota_of_cgroup_v1_limits_usable_cpus(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -216,7 +217,7 @@ def test_inventory_of_this_machine_is_valid() -> None:
         (None, ("pci0000:80", "y"), (0, 0), "unknown"),
     ],
 )
-def test_distance_of_two_pci_devices(
+def test_distance_of_pci_devices_is_symmetric_and_follows_bridges(
     a: tuple[str, ...] | None, b: tuple[str, ...], nodes: tuple[int | None, int | None], expected: str
 ) -> None:
     assert distance(a, b, *nodes) == expected

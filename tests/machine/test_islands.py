@@ -24,7 +24,7 @@ def test_each_gpu_is_in_one_island_and_reaches_all_gpus_of_the_island(links: tup
     assert all((a, b) in direct for island in islands for a in island for b in island if a < b)
 
 
-def test_islands_of_recorded_machines() -> None:
+def test_recorded_machines_have_their_islands() -> None:
     assert machine("h200x4").islands == ((0, 1, 2, 3),)
     assert machine("dgx-1").islands == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert machine("7gforce-v2").islands == ((0, 3), (1, 2), (4,), (5, 6))

@@ -40,7 +40,7 @@ def test_recorded_machine_is_read_unchanged() -> None:
     assert (facts.host.driver, facts.host.cuda_driver) == ("580.159.04", "13.0")
 
 
-def test_link_kinds_and_peer_access_of_an_old_machine() -> None:
+def test_links_of_an_old_machine_have_kinds_and_denial_reasons() -> None:
     recorded = machine("7gforce-v2")
     facts = inventory(FakeNvml(recorded))
     assert [(x.a, x.b, x.kind, x.peer_access) for x in facts.links] == [
@@ -61,7 +61,8 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: Field of the inventory that each NVML function fills. An error of the function is recorded under this field.
+#: NVML function → field of the inventory that it fills. An error of the function is recorded under the name of the
+#: field.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
@@ -239,7 +240,7 @@ def test_only_nvlink_lanes_to_the_other_gpu_count() -> None:
     assert facts.gpus[0].nvlinks[0] == gpus[0].nvlinks[0]
 
 
-def test_nvlinks_with_hidden_remote_ends() -> None:
+def test_nvlinks_with_hidden_remote_ends_have_the_drivers_link_kind() -> None:
     hidden = tuple(NvLink(lane=i, active=True, version=4) for i in range(18))
     gpus = tuple(Gpu(index=i, name="Example", nvlinks=hidden) for i in range(2))
     joined = Facts(host=Host(), gpus=gpus, links=(Link(a=0, b=1, kind="NV18", lanes=18, peer_access=True),))

@@ -189,7 +189,7 @@ def _running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie has ended, although nobody has waited for it.
+    # A zombie process has ended, although its parent has not waited for it.
     return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 

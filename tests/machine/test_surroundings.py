@@ -25,7 +25,7 @@ FAKE_CUDA = Path(__file__).parents[1] / "probes" / "fake_cuda"
 PARAMS = "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {}\nPreserveVideoMemoryAllocations: 0\n"
 
 
-def test_recorded_container(tmp_path: Path) -> None:
+def test_permissions_of_a_recorded_container_are_read(tmp_path: Path) -> None:
     root = write_tree("container-2-cpus", tmp_path)
     read = read_permissions(root, None)
     assert (read.allowed_cpus, read.cpu_quota, read.wsl) == ("0-1", None, False)
@@ -45,7 +45,9 @@ def test_recorded_container(tmp_path: Path) -> None:
         ("0000004000000000", "550.54", False),
     ],
 )
-def test_who_may_profile(tmp_path: Path, capabilities: str, driver: str | None, may: bool) -> None:
+def test_capabilities_known_to_the_driver_permit_profiling(
+    tmp_path: Path, capabilities: str, driver: str | None, may: bool
+) -> None:
     files = {
         "proc/self/status": f"CapEff:\t{capabilities}\nCpus_allowed_list:\t0\n",
         "proc/driver/nvidia/params": PARAMS.format(1),
@@ -54,7 +56,7 @@ def test_who_may_profile(tmp_path: Path, capabilities: str, driver: str | None, 
     assert (read.profiling_restricted, read.may_profile) == (True, may)
 
 
-def test_driver_that_lets_everybody_profile(tmp_path: Path) -> None:
+def test_unrestricted_driver_is_recognized(tmp_path: Path) -> None:
     files = {"proc/driver/nvidia/params": PARAMS.format(0)}
     assert read_permissions(write_tree("container-2-cpus", tmp_path, **files), None).profiling_restricted is False
 
@@ -102,7 +104,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 class TestCupti:
-    def test_profiler_is_accepted(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_working_cupti_has_a_version_and_no_error(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", str(site))
         seen = find_cupti(sys.executable, 60)
         assert seen.path == str(site / "nvidia" / "cuda_cupti" / "lib" / "libcupti.so.12")

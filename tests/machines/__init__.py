@@ -16,12 +16,12 @@ NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 
 
 def machine(name: str) -> Facts:
-    """Return the recorded facts of the machine in this file."""
+    """Return the recorded facts of machine `name`."""
     return load_facts(HERE / f"{name}.json")
 
 
 def write_tree(name: str, root: Path, **changes: str) -> Path:
-    """Write the recorded files of /proc, /sys and /etc below `root`, and return `root`.
+    """Write recorded files of /proc, /sys and /etc below `root`, and return `root`.
 
     Args:
         name: name of the recording in `trees/`.

@@ -4,13 +4,13 @@
 
 Sources, by machine:
 
-- `7gforce`, `7gforce-v2`, `az-2x-m60`, `az-4x-m60`: rossumai/keras-multi-gpu, `hardware.md` and `topology/`:
-  The SM clocks of 7gforce are in its blog post, where TensorFlow's device log calls them `memoryClockRate`. 1.7715 and
-  1.6830 GHz are boost clocks of a GTX 1070, which differ by maker of the board; its memory clock is 4.0 GHz. - `dgx-1`,
-  `gcp-8x-v100`: peer access from `constants.py` of tf_cnn_benchmarks. No bandwidths. - `patrick-4x`: four RTX 2080 Ti.
-  Their links are unknown, and one all-reduce rate was inferred from a trace. - `staging-area-box`: one GTX 980 Ti on
-  x16, from a side note of `hardware.md`. - `h200x4`: nvbandwidth 0.8 and nvidia-smi on a virtual machine with 4 H200,
-  NVLink full mesh.
+- `7gforce`, `7gforce-v2`, `az-2x-m60`, `az-4x-m60`: rossumai/keras-multi-gpu, `hardware.md` and `topology/`. The SM
+  clocks of 7gforce are in its blog post, where TensorFlow's device log calls them `memoryClockRate`. 1.7715 and 1.6830
+  GHz are boost clocks of a GTX 1070, which differ by maker of the board; its memory clock is 4.0 GHz.
+- `dgx-1`, `gcp-8x-v100`: peer access from `constants.py` of tf_cnn_benchmarks, without bandwidths.
+- `patrick-4x`: four RTX 2080 Ti with unknown links. One all-reduce rate was inferred from a trace.
+- `staging-area-box`: one GTX 980 Ti on x16, from a side note of `hardware.md`.
+- `h200x4`: nvbandwidth 0.8 and nvidia-smi on a virtual machine with 4 H200, NVLink full mesh.
 
 Not included: rows that `p2pBandwidthLatencyTest` labels "peer access enabled" for pairs without peer access (the data
 is staged there too), the parallel-forall 16 MB rows (single copies, which include launch cost), and nvbandwidth's
@@ -59,6 +59,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def gforce_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs of 7gforce: six GTX 1070 on one-lane risers, and a GTX 1080."""
     boost_mhz = (1772, 1683, 1683, 1683, 1772, 1772)
     risers = [
         Gpu(
@@ -110,7 +111,7 @@ def place(text: str) -> str:
 
 
 def measured(data: Path, machine: str) -> dict[str, Any]:
-    """Return the fields of a machine's facts that are in the published tables: links, bandwidth, latency."""
+    """Return the fields of a machine's facts that published tables contain: links, bandwidth, latency."""
     table = [row for row in rows(data / "bandwidth_latency.csv") if row["machine"] == machine]
     can = {
         (int(row["src"]), int(row["dst"])): row["value"] == "1" for row in table if row["quantity"] == "can_access_peer"
@@ -185,6 +186,7 @@ def nvbandwidth_rows(text: str, title: str) -> list[list[float | None]]:
 
 
 def h200(directory: Path) -> Facts:
+    """Return the facts of the H200 machine from the saved output of nvbandwidth and nvidia-smi."""
     measured_text = (directory / "nvbandwidth.txt").read_text()
     smi = (directory / "nvidia-smi.txt").read_text()
     uuids = re.findall(r"UUID: (GPU-[0-9a-f-]+)", smi)
@@ -229,6 +231,7 @@ def h200(directory: Path) -> Facts:
     bandwidth: list[Bandwidth] = []
 
     def host(title: str, path: str, memory_direction: str = "one_way") -> None:
+        """Add the copies between the host and each GPU below the heading `title`."""
         for index, value in enumerate(nvbandwidth_rows(measured_text, title)[0]):
             ends = ("host", f"gpu:{index}") if path == "host_to_device" else (f"gpu:{index}", "host")
             bandwidth.append(
@@ -312,12 +315,12 @@ def h200(directory: Path) -> Facts:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Return True for nulls, empty containers and zero counts, which a missing field decodes to."""
+    """Return True for the default of a missing field: null, an empty container, or a zero count."""
     return value is None or value in ("", [], {}) or (key in DEFAULT_FALSE and not value)
 
 
 def compact(value: Any) -> Any:
-    """Remove the empty values of a tree."""
+    """Remove null and empty values from a tree."""
     if isinstance(value, dict):
         return {key: compact(inner) for key, inner in value.items() if not says_nothing(key, inner)}
     if isinstance(value, list):

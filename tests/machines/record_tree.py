@@ -2,8 +2,8 @@
 
     python tests/machines/record_tree.py NAME
 
-Left out: the host's name, identifiers in the names of control groups, kernel options that do not concern the IOMMU, and
-what CPU models have besides name and flags.
+Left out: the host's name, identifiers in the names of control groups, kernel options other than those of the IOMMU, and
+all properties of CPUs except model name and flags.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATTERNS = (
     "sys/devices/system/node/node[0-9]*/cpulist",
     "sys/devices/system/node/node[0-9]*/meminfo",
 )
-#: Lines that are kept of a file; all of other files.
+#: File → pattern of the lines to keep; all lines of other files are kept.
 KEPT = {
     "proc/cpuinfo": r"^(processor|model name|flags)\b",
     "proc/meminfo": r"^MemTotal",
@@ -42,7 +42,7 @@ KEPT = {
 
 
 def record(root: Path) -> dict[str, str]:
-    """Return the text of each file below `root` that exists, by its path."""
+    """Return path → text of each file below `root` that exists."""
     files = {}
     for pattern in PATTERNS:
         for path in sorted(root.glob(pattern)):

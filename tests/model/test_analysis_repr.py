@@ -16,7 +16,7 @@ def test_repr_shows_findings_in_a_few_lines() -> None:
     ]
 
 
-def test_repr_without_findings_and_with_many() -> None:
+def test_repr_says_no_finding_and_counts_omitted_findings() -> None:
     analysis = builders.late_loader()
     assert "  no finding" in repr(replace(analysis, findings=()))
     many = repr(replace(analysis, findings=analysis.findings * 5))

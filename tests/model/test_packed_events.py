@@ -39,7 +39,7 @@ TYPES: dict[str, Any] = {
     "direction": np.uint8,
     "host_memory": np.uint8,
 }
-#: The format has differences of neighbours, so that times and numbers may differ by less than 2**63.
+#: The format stores differences of consecutive values, and each difference must be below 2**63.
 _LEAST, _MOST = -(2**62), 2**62 - 1
 _times = st.integers(0, 20) | st.integers(_LEAST, _MOST)
 _events = st.tuples(
@@ -68,6 +68,7 @@ def table_of(rows: list[tuple[int, ...]]) -> EventTable:
 
 
 def assert_round_trip(table: EventTable) -> None:
+    """Check that a table is equal, with equal column types, after packing and unpacking."""
     packed = pack(table)
     assert len(packed) == len(table)
     again = unpack(packed)

@@ -32,7 +32,7 @@ def facts(*collectives: Collective, **more: object) -> Facts:
 
 
 def run(strategy: str = "nccl", device: str = "cuda:{}", nodes: int = 1, **more: object) -> RunRecord:
-    """Return the record of a job of four ranks, with these fields changed."""
+    """Return the record of a job of four ranks with `strategy` on `device`; rank replaces `{}`."""
     ranks = tuple(
         RankRecord(rank=i, local_rank=i, host="a", pid=1, device=device.format(i), device_name="") for i in range(4)
     )
@@ -108,7 +108,7 @@ class TestTransport:
             (run("own", device="cpu"), "gloo"),
         ],
     )
-    def test_transport_of_a_run(self, record: RunRecord | None, expected: str) -> None:
+    def test_transport_follows_strategy_device_and_peer_access(self, record: RunRecord | None, expected: str) -> None:
         assert transport_of(record) == expected
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def record(**changed: str) -> RunRecord:
+    """Return the record of a run of two ranks, with fields `changed`."""
     whole = RunRecord(
         created="2026-01-01T00:00:00Z",
         command=("gpudiag", "profile"),

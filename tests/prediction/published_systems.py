@@ -31,7 +31,7 @@ MACHINES = {
     "DGX-1 (8x P100)": "dgx-1",
     "AWS p3.16xlarge (8x V100)": "gcp-8x-v100",
 }
-#: A measured lead below this percentage is a tie.
+#: Relative lead below which a measurement is a tie.
 TIE = 0.02
 
 
@@ -94,12 +94,12 @@ class Run:
 
     @property
     def candidate(self) -> Candidate:
-        """Return the strategy of this row."""
+        """Return the strategy of the row."""
         on_host = self.placement.startswith("cpu")
         if self.strategy in {"independent", "horovod"}:
             name = self.strategy
         elif self.strategy == "replicated":
-            # tf_cnn_benchmarks has replicas with and without NCCL; the replicas of other systems use NCCL.
+            # In tf_cnn_benchmarks replicas run with or without NCCL; in other systems they run with NCCL.
             name = "replicated" if self.nccl.lower() != "true" and "rossum" in self.system else "replicated-nccl"
         elif "slice" in self.strategy or self.strategy == "multi_gpu_model":
             name = "sliced-cpu" if on_host else "sliced-gpu"
@@ -110,14 +110,14 @@ class Run:
 
 @cache
 def _facts(name: str, devices: tuple[int, ...]) -> Facts:
-    """Return the machine with only these GPUs visible."""
+    """Return the facts of a machine with only the GPUs `devices` visible."""
     facts = machine(MACHINES[name])
     gpus = tuple(msgspec.structs.replace(gpu, visible=gpu.index in devices) for gpu in facts.gpus)
     return msgspec.structs.replace(facts, gpus=gpus)
 
 
 def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> tuple[Prediction, ...]:
-    """Return the predictions of these strategies in the setting of a run, cheapest first."""
+    """Return the predictions of `candidates` in the setting of the run, cheapest first."""
     backward = compute_ms * overlap.BACKWARD_SHARE
     compute = Compute(forward_ms=compute_ms - backward, backward_ms=backward, update_ms=0.0, step_ms=compute_ms)
     model = Gradients(name=one.model, sizes=tuple(one.tensors[::-1]), compute=compute)
@@ -125,13 +125,13 @@ def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> t
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """Read a published table."""
+    """Return the rows of a published table."""
     with (HERE / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def run_of(row: dict[str, str], label: str | None = None) -> Run:
-    """Return the run of a row of the targets, or of a row of the winners and one of its labels.
+    """Return the run of a row of the targets, or of a row of the winners and one of the row's labels.
 
     A label has the form `strategy/placement/nccl=...`.
     """
@@ -160,7 +160,7 @@ _KEYS = ("system", "machine", "gpus", "gpu_ids", "model", "batch_per_gpu", "data
 
 @cache
 def _compute() -> dict[tuple[str, ...], float]:
-    """Return the step time of each setting without communication.
+    """Return setting → step time without communication, in ms.
 
     The source is the run of `independent` on the same GPUs if there is one, else the ideal step.
     """
@@ -175,11 +175,11 @@ def _compute() -> dict[tuple[str, ...], float]:
 
 
 def compute_ms(row: dict[str, str]) -> float:
-    """Return a step of this row's setting without communication, in ms."""
+    """Return the step time without communication in the setting of a row, in ms."""
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known
-    # If neither is known, assume slightly less than the winner's step.
+    # If neither source has the setting, assume slightly less than the winner's step.
     return 0.95e3 * float(row["gpus"]) * float(row["batch_per_gpu"]) / float(row["winner_ips"])
 
 
@@ -259,7 +259,7 @@ def groups() -> list[Group]:
 
 
 def targets() -> list[tuple[dict[str, str], float, float]]:
-    """Return the rows of the targets on machines with known links, with predicted and measured step in ms."""
+    """Return (row, predicted step in ms, measured step in ms) of the targets on machines with known links."""
     entries = []
     for row in rows("cost_model_targets.csv"):
         known = row["machine"] in MACHINES and row["model"].removesuffix("_keras") in TENSORS

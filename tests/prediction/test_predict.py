@@ -1,4 +1,4 @@
-"""Test predictions on recorded machines: laws for any model, and limits of these machines."""
+"""Test predictions on recorded machines: laws for any model, and limits of the machines."""
 
 from __future__ import annotations
 
@@ -153,8 +153,10 @@ def test_nearly_equal_sizes_give_no_slope() -> None:
 
 
 def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
-    """92.9 MB took 516 ms on 4 GPUs. Five buckets with the same total take as long, and half of the bytes half as
-    long."""
+    """92.9 MB took 516 ms on 4 GPUs.
+
+    Five buckets with the same total take equally long, and half of the bytes take half as long.
+    """
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
     nccl, rounded = (
@@ -173,7 +175,7 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """On a DGX-1 every GPU has direct links to four of the other seven. On a DGX-1 NCCL uses rings of neighbours."""
+    """On a DGX-1 every GPU has direct links to only four of seven GPUs, and NCCL uses rings of neighbours."""
     for devices in (4, 8):
         predictions = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in predictions["nccl"].reason

@@ -20,12 +20,12 @@ from gpudiag.training.strategies.predict import finalists_of, predict
 
 HERE = Path(__file__).parent / "recorded"
 WORKLOADS = ("vgg16", "resnet50", "gpt", "mlp")
-#: A mean with a larger relative error cannot judge a prediction.
+#: A measured mean with a larger relative error is too imprecise to judge a prediction.
 _KNOWN = 0.15
 
 
 def _again(access: str, workload: str) -> StrategyBenchmark:
-    """Return recorded measurements with current predictions; `access` is `on` or `off`."""
+    """Return recorded measurements of a workload with current predictions; `access` is `on` or `off` (peer access)."""
     directory = HERE / f"h200x2-p2p-{access}"
     facts = read_json(directory / FACTS_FILE, Facts, FACTS_SCHEMA)
     recorded = read_json(directory / benchmark_file(workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
@@ -41,7 +41,7 @@ def _again(access: str, workload: str) -> StrategyBenchmark:
 
 
 def _ratios() -> Iterator[tuple[str, float]]:
-    """Yield (label, predicted / measured step) of every measurement that is precise enough."""
+    """Yield (label, predicted step / measured step) of every measurement that is precise enough."""
     for access in ("on", "off"):
         for workload in WORKLOADS:
             benchmark = _again(access, workload)
@@ -77,8 +77,7 @@ def test_most_steps_are_predicted_within_15_percent() -> None:
 
 
 def test_unmeasured_strategy_is_not_ranked_as_slower() -> None:
-    """For ResNet-50 without peer access two of ten strategies were measured, and NCCL is predicted within 3 % of
-    them."""
+    """For ResNet-50 without peer access two of ten strategies were measured; NCCL is predicted within 3 % of both."""
     recommendation = judge(_again("off", "resnet50"))
     assert recommendation.verdict == "tie"
     assert {"nccl", recommendation.recommended} <= set(recommendation.tied)

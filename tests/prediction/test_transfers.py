@@ -60,8 +60,8 @@ def test_curve_interpolates_extrapolates_and_scales_with_ranks() -> None:
     assert curve.time_ms(50_500_000) == pytest.approx(0.525)
     assert curve.time_ms(200_000_000) == pytest.approx(2.03, rel=0.01)
     assert curve.time_ms(100_000_000, 1) == 0.0
-    # The curve was measured with four ranks. With two, the buffer passes each link once instead of 1.5 times, and there
-    # are two hops instead of six. So transfer time is divided by 1.5 and latency by 3.
+    # The curve was measured with four ranks. With two ranks, the buffer passes each link once instead of 1.5 times, and
+    # there are two hops instead of six. So transfer time is divided by 1.5 and latency by 3.
     assert curve.time_ms(100_000_000, 2) == pytest.approx(0.02 / 3 + 1.0 / 1.5)
 
 

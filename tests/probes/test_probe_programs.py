@@ -159,7 +159,7 @@ class TestCopiesOnAFakeDriver:
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
-    """Run gpu_paths.py on the fake driver with these options, and return the results of its parts."""
+    """Run gpu_paths.py on the fake driver with `options`, and return the results of its parts."""
     where = os.pathsep.join(filter(None, [str(FAKES), path]))
     finished = subprocess.run(
         [sys.executable, str(PROBES / "gpu_paths.py"), "--seconds", "0.1", *arguments],

@@ -31,7 +31,7 @@ class _Encoded(io.StringIO):
 
 
 def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8") -> Console:
-    """Return a console like that of `report_console`, which writes to a string."""
+    """Return a console like that of `report_console`, but writing to a string."""
     return ReportConsole(
         file=_Encoded(encoding),
         width=width,

@@ -45,7 +45,7 @@ def one_forward_one_backward(stages: int, microbatches: int) -> tuple[PassOfStag
 
 
 def _order(warmup: int, microbatches: int) -> Iterator[tuple[Pass, int]]:
-    """Yield the passes of a stage: some forward passes, then backward and forward passes in turns."""
+    """Yield the passes of a stage: `warmup` forward passes, then forward and backward passes alternately."""
     yield from (("forward", number) for number in range(min(warmup, microbatches)))
     for number in range(microbatches):
         if number + warmup < microbatches:

@@ -1,4 +1,4 @@
-"""Test the words of the short report: location, the line on the rest, and the commands for more."""
+"""Test the short report: location of the finding, a line about other findings, and commands for details."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def job(*findings: Finding, ranks: int = 4, **fields: Any) -> Analysis:
 
 
 def finding(code: str = "host-stall", **fields: Any) -> Finding:
+    """Return a finding with usual values, and `fields` changed."""
     usual: dict[str, Any] = {
         "severity": "critical",
         "ranks": (0, 1, 2, 3),

@@ -1,4 +1,4 @@
-"""Test the rows of the classes of kernels."""
+"""Test the report's rows of kernel classes."""
 
 from __future__ import annotations
 

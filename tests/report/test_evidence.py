@@ -43,7 +43,7 @@ JSON = st.recursive(
         ("tree", {"a": {"b": {"c": 1}}}, "tree: a …"),
     ],
 )
-def test_evidence_in_words(key: str, value: Any, words: str) -> None:
+def test_evidence_is_described_in_words(key: str, value: Any, words: str) -> None:
     assert evidence_items({key: value}) == [words]
 
 

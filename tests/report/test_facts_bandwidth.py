@@ -49,11 +49,11 @@ def drawn(facts: Facts, width: int, colour: Colour | None = None) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_whole_report(width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"bandwidth-h200x4-{width}.txt", drawn(measured(), width))
 
 
-def test_whole_report_in_color(golden: Callable[[str, str], None]) -> None:
+def test_report_in_color_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     golden("bandwidth-h200x4-80.ansi", drawn(measured(), 80, "256"))
 
 

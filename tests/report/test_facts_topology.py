@@ -26,6 +26,7 @@ def drawn(facts: Facts, width: int, *, colour: Colour | None = None, encoding: s
 
 
 def no_gpu() -> Facts:
+    """Return the facts of a laptop without a GPU, in a container."""
     reason = "none on the PCI bus; the NVIDIA driver library (libnvidia-ml.so.1) is not here: no driver is installed"
     return Facts(
         host=Host(
@@ -40,12 +41,14 @@ def no_gpu() -> Facts:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["h200x4", "7gforce-v2"])
-def test_topology_reports_of_recorded_machines(name: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_reports_of_recorded_machines_equal_their_goldens(
+    name: str, width: int, golden: Callable[[str, str], None]
+) -> None:
     golden(f"topology-{name}-{width}.txt", drawn(machine(name), width))
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_topology_report_without_a_gpu(width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_without_a_gpu_equals_its_golden(width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"topology-no-gpu-{width}.txt", drawn(no_gpu(), width))
 
 

@@ -20,7 +20,7 @@ def test_invalid_figures_are_never_shown_as_zero(value: float | None) -> None:
     ("part", "whole", "shown"),
     [(26.2, 57.1, "46 %"), (0.1, 57.1, "<1 %"), (0.0, 57.1, "0 %"), (1.0, 0.0, "—"), (math.nan, 1.0, "—")],
 )
-def test_percent_formatting(part: float, whole: float, shown: str) -> None:
+def test_percentages_are_rounded_and_invalid_ones_marked(part: float, whole: float, shown: str) -> None:
     assert figures.percent(part, whole) == shown
 
 

@@ -1,4 +1,4 @@
-"""Test the headline: it names the hardware cause if the machine explains the cost of communication."""
+"""Test the headline: it names the hardware cause if a finding about the machine explains the cost of communication."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def hardware(code: str, severity: Any = "warning", **evidence: Any) -> Finding:
         (slow_communication(), "Communication adds 19.1 ms per step"),
         (slow_communication(hardware("clock-mismatch")), "Communication adds 19.1 ms per step"),
         (slow_communication(hardware("no-peer-access", "info")), "Communication adds 19.1 ms per step"),
-        # Collectives this fast use direct links, so links to the host do not matter.
+        # Such fast collectives use direct links, so links to the host do not matter.
         (slow_communication(hardware("degraded-link"), busbw_gb_per_s=280.0), "Communication adds 19.1 ms per step"),
     ],
 )

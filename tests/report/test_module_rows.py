@@ -91,7 +91,7 @@ def test_paths_of_several_models_begin_with_the_root() -> None:
 
 Nested: TypeAlias = "tuple[float, float, list[Nested]]"
 
-#: A module has its self times in forward and backward, and its nested modules.
+#: A module: (self time in forward, self time in backward, nested modules).
 NESTED: st.SearchStrategy[Nested] = st.recursive(
     st.tuples(st.floats(0, 9), st.floats(0, 9), st.just([])),
     lambda inner: st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(inner, max_size=3)),
@@ -123,7 +123,7 @@ def test_rows_and_rest_sum_to_all_modules(nested: Nested, most: int, devices: in
 
 
 def add(times: list[ModuleTime], nested: Nested, path: str) -> float:
-    """Add a module and its children; return their time, forward and backward."""
+    """Add a module and its children to `times`; return the sum of their forward and backward times."""
     forward, backward, inner = nested
     position = len(times)
     below = sum(add(times, child, f"{path}.{index}" if path else f"{index}") for index, child in enumerate(inner))

@@ -14,7 +14,7 @@ from tests.report.consoles import drawn
 
 
 def html_of(analysis: Analysis) -> str:
-    """Return the HTML as a notebook gets it."""
+    """Return the HTML that a notebook displays."""
     html: str = analysis._repr_html_()
     return html
 

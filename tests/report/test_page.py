@@ -262,7 +262,7 @@ def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> 
 
 
 def with_source_lines() -> tuple[Analysis, StepView]:
-    """Return a run whose rank 2 runs two lines; the longer of two times of the second is 44 to 46 ms."""
+    """Return a run whose rank 2 runs two lines; the second line has two times, of which the longer is 44 to 46 ms."""
     analysis, step = late_rank()
     rows = [
         SourceLine(rank=2, file="train.py", line=9, function="main", source=f"    report({HOSTILE})", ms_per_step=5,
@@ -306,7 +306,7 @@ def test_browser_shows_the_longest_time_of_a_source_line(tmp_path: Path) -> None
 
 
 def opened(tmp_path: Path, url: str) -> str:
-    """Return the page after its script has run."""
+    """Return the HTML of the page at `url` after its script has run."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     command = ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Page(HTMLParser):
-    """Count elements, and keep text and everything that could load or run something."""
+    """Count elements, and keep the text and everything that could load or run something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test the page's section about jobs that divide more than their batches."""
+"""Test the page's section about jobs that divide more than their batches (pipelines, tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def section_of(page: str) -> str:
     return page.partition('<h2 id="parallelism">')[2].partition("<h2")[0]
 
 
-def test_whole_section_of_a_pipeline(golden: Callable[[str, str], None]) -> None:
+def test_section_of_a_pipeline_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     golden("parallel-pipeline.html", section_of(report(analysis=pipeline_job())))
 
 
@@ -39,7 +39,7 @@ def test_drawing_has_a_box_per_pass_with_its_microbatch() -> None:
     assert job.parallelism is not None
     assert job.parallelism.pipeline is not None
     rows, length_ms = passes_by_stage(job.parallelism.pipeline)
-    drawing = fromstring(draw_passes(rows, length_ms))  # noqa: S314  # made here
+    drawing = fromstring(draw_passes(rows, length_ms))  # noqa: S314  # drawn by gpudiag
     boxes = drawing.findall("rect")
     assert len(boxes) == 2 * 2 * 4
     titles = [box.findtext("title") for box in boxes]
@@ -55,7 +55,7 @@ def test_passes_and_ranks_are_also_tables() -> None:
     section = html.unescape(section_of(report(analysis=pipeline_job(stages=2, microbatches=4))))
     assert section.count("<details>") == 2
     assert section.count("<td>forward</td>") == section.count("<td>backward</td>") == 8
-    assert 'tabindex="0"' in section  # so that keys scroll the drawing
+    assert 'tabindex="0"' in section  # with focus, keys scroll the drawing
 
 
 def test_section_without_pipeline_has_traffic_only() -> None:
@@ -94,7 +94,7 @@ def test_many_passes_make_the_drawing_wider() -> None:
 
 
 @pytest.mark.long
-def test_page_of_a_recording(whole_recording: Callable[[str], Path]) -> None:
+def test_page_of_a_recorded_pipeline_draws_every_pass(whole_recording: Callable[[str], Path]) -> None:
     analysis, step = analyze_with_step([whole_recording("parallel/pp2dp2_1f1b")])
     page = report(analysis=analysis, step=step)
     section = html.unescape(section_of(page))

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def result() -> Selftest:
-    """Return a selftest with a right, a wrong, a hostile and a too small row."""
+    """Return a selftest with four rows: right, wrong, with hostile text, and too small to judge."""
 
     def row(fault: str, expected: ExpectedFinding, ms: float, found: Found | None, *why: str) -> SelftestRow:
+        """Return a row; `why` are the reasons if it is wrong."""
         return SelftestRow(
             workload="resnet50",
             fault=fault,
@@ -65,13 +66,13 @@ def result() -> Selftest:
     )
 
 
-def test_whole_table(golden: Callable[[str, str], None]) -> None:
+def test_table_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     drawn = io.StringIO()
     render_selftest(result(), report_console(drawn, width=100))
     golden("selftest-100.txt", "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
 
 
-def test_selftest_table_as_markdown(golden: Callable[[str, str], None]) -> None:
+def test_markdown_table_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     golden("selftest.md", markdown(result()))
 
 

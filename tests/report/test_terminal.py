@@ -48,18 +48,18 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"report-{case}-{width}.txt", drawn(CASES[case](), width))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("case", ["either_suffices", "processor_only", "many_ranks", "hostile"])
-def test_whole_report_with_details(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_full_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"report-{case}-full-{width}.txt", drawn(CASES[case](), width, full=True))
 
 
 @pytest.mark.parametrize("colour", ["standard", "256"])
-def test_whole_report_in_color(colour: str, golden: Callable[[str, str], None]) -> None:
+def test_report_in_color_equals_its_golden(colour: str, golden: Callable[[str, str], None]) -> None:
     output = drawn(builders.late_loader(), 80, colour="standard" if colour == "standard" else "256")
     golden(f"report-late_loader-80-{colour}.ansi", output)
 

@@ -33,7 +33,7 @@ def test_invalid_figures_break_no_bar(parts: list[float], cells: int) -> None:
     assert sum(counts) in {0, cells}
 
 
-def test_bar_of_the_worked_example() -> None:
+def test_cells_are_apportioned_to_buckets_by_rounding() -> None:
     assert apportion([29.4, 0.8, 26.1], 10) == [5, 0, 5]
 
 

@@ -51,11 +51,11 @@ def test_documented_examples_are_correct() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"diff-{case}-{width}.txt", drawn(CASES[case](), width))
 
 
-def test_whole_report_in_color(golden: Callable[[str, str], None]) -> None:
+def test_report_in_color_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     output = drawn(CASES["late_rank"](), 80, colour="256")
     golden("diff-late_rank-80.ansi", output)
     assert ANSI.sub("", output) == drawn(CASES["late_rank"](), 80), "color changes no word and no bar"

@@ -1,4 +1,4 @@
-"""Test the terminal report, Markdown and tables of jobs that divide more than their batches."""
+"""Test the terminal report, Markdown and tables of jobs with pipelines or tensor parallelism."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def a_pass(direction: Pass, microbatch: int, start_ms: float, end_ms: float, sta
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 @pytest.mark.parametrize("case", CASES)
-def test_whole_report(case: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_equals_its_golden(case: str, width: int, golden: Callable[[str, str], None]) -> None:
     output = drawn(CASES[case](), width)
     assert max(map(cell_len, output.splitlines())) <= width
     golden(f"parallel-{case}-{width}.txt", output)
@@ -60,7 +60,7 @@ def test_full_report_has_the_place_of_each_rank(case: str, golden: Callable[[str
 
 
 @pytest.mark.long
-def test_timeline_of_a_recording(whole_recording: Callable[[str], Path]) -> None:
+def test_timeline_has_microbatches_in_order_of_passes(whole_recording: Callable[[str], Path]) -> None:
     analysis = analyze([whole_recording("parallel/pp2dp2_1f1b")])
     first, last = timeline_of(drawn(analysis, 100, full=True))
     assert re.findall(r"\d", first.removeprefix("stage 0 ")) == list("01021323")

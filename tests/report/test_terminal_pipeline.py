@@ -30,17 +30,17 @@ def analysed(pipeline: Pipeline) -> PipelineAnalysis:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_report_of_a_slow_worker(width: int, golden: Callable[[str, str], None]) -> None:
+def test_report_of_a_slow_worker_equals_its_golden(width: int, golden: Callable[[str, str], None]) -> None:
     output = drawn(analysed(SLOW_WORKER), width)
     assert max(map(len, output.splitlines())) <= width
     golden(f"pipeline-rank-{width}.txt", output)
 
 
-def test_report_of_a_long_stage_in_full(golden: Callable[[str, str], None]) -> None:
+def test_full_report_of_a_long_stage_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     golden("pipeline-stage-full.txt", drawn(analysed(LONG_STAGE), 100, all_ranks=True, full=True))
 
 
-def test_report_of_uneven_sequences(golden: Callable[[str, str], None]) -> None:
+def test_report_of_uneven_sequences_equals_its_golden(golden: Callable[[str, str], None]) -> None:
     golden("pipeline-sequence.txt", drawn(analysed(SEQUENCES), 100))
 
 

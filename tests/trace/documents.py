@@ -29,12 +29,12 @@ def kernel(name: str, start_us: float, length_us: float, correlation: int, **fac
 
 
 def launch(start_us: float, correlation: int) -> dict[str, Any]:
-    """Return the call that launches the kernel of this correlation."""
+    """Return the call that launches the kernel with correlation `correlation`."""
     return event("cuda_runtime", "cudaLaunchKernel", start_us, 2, args={"correlation": correlation})
 
 
 def document(*events: Any, **header: Any) -> dict[str, Any]:
-    """Return a whole trace."""
+    """Return a whole trace of `events`, with `header` as further fields."""
     return {"schemaVersion": 1, **header, "traceEvents": list(events)}
 
 
@@ -49,7 +49,7 @@ def write(path: Path, content: Any, *, indent: int | None = None) -> Path:
 
 
 def read_one(directory: Path, content: Any, name: str = "rank0.json") -> Trace:
-    """Write a document and read it."""
+    """Write a document to a file, and read it as a trace."""
     (trace,) = read_traces([write(directory / name, content)])
     return trace
 
@@ -62,8 +62,8 @@ def names(trace: Trace) -> list[str]:
 class Streams:
     """A process that launches work on a device's streams, as Kineto records it with `enable_cuda_sync_events`.
 
-    Device times follow from the calls: operations of one stream run in order, and after the events for which the stream
-    waits. Host calls take 2 µs each; `move` advances the clock. Times are in microseconds.
+    Device times follow from the calls: operations of one stream run in order, and a stream waits for the events that
+    `wait` names. Host calls take 2 µs each; `move` advances the clock. Times are in microseconds.
     """
 
     def __init__(self, *, ahead_us: float = 0.0) -> None:
@@ -108,7 +108,7 @@ class Streams:
         self.tell("Event Sync", correlation, record, -1, facts)
 
     def call(self, name: str, thread: int = 11, length: float = 2.0) -> int:
-        """Add a call that ends 2 µs from now. Returns its correlation."""
+        """Add a call of `length` µs that ends 2 µs from now. Returns its correlation."""
         self._correlation += 1
         begin = self.now + 2 - length
         self.now += 3
@@ -133,5 +133,5 @@ class Streams:
         return self.free.get(stream, self.ahead_us)
 
     def document(self, *, facts: bool = True) -> dict[str, Any]:
-        """Return the trace, with its synchronization events or without."""
+        """Return the trace; without `facts` it lacks the synchronization events."""
         return document(*(event_json for event_json in self.events if facts or event_json["cat"] != "cuda_sync"))

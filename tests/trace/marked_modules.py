@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 STEPS = 5
 STEP_US = 1000
 MAIN, BACKWARD = 11, 12
-#: Forward and backward times by path, in µs per step, without nested modules.
+#: (forward, backward) time by module path, in µs of kernels per step, without nested modules.
 TAKES = {"": (10, 0), "a": (100, 100), "b": (50, 80)}
-#: Time outside of all modules.
+#: Time outside of all modules, in µs of kernels per step.
 OUTSIDE_US = 5 + 5 + 3 + 20
 
 
@@ -31,7 +31,7 @@ def mark(path: str, kind: str, start: float, length: float, thread: int = MAIN) 
 
 
 def operator(name: str, start: float, length: float, sequence: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return an operator; with a number it makes an autograd node."""
+    """Return an operator; with a number `sequence` it creates an autograd node."""
     arguments = {} if sequence is None else {"args": {"Sequence number": sequence, "Fwd thread id": 0}}
     return event("cpu_op", name, start, length, **(arguments | more))
 
@@ -47,7 +47,7 @@ def backward(name: str, start: float, length: float, sequence: int, forward_thre
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
-    """Return the full trace of the job, the kernel-only trace without `operators`, or a CPU's trace without `devices`.
+    """Return the full trace of the job; without `operators` the kernel-only trace, without `devices` a CPU's trace.
 
     `slower` multiplies the host's times.
     """
@@ -98,11 +98,11 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::addmm", 30, 40, first + 1)
     yield operator("aten::add", 85, 10, first + 2)
     yield mark("b", "Linear", 100, 50)
-    # This operator creates no node, so that the next operator has the same number.
+    # The operator `aten::detach` creates no node, so that the next operator has the same number.
     yield operator("aten::detach", 101, 1, first + 3)
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)
-    # Each thread numbers its nodes separately, so some have the same numbers.
+    # Each thread numbers its nodes separately, so some nodes of both threads have the same numbers.
     yield operator("aten::other", 183, 1, first + 3, tid=BACKWARD)
     yield from backward("MseLossBackward0", 185, 15, first + 4)
     yield from backward("AddmmBackward0", 220, 20, first + 3)

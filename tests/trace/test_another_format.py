@@ -88,7 +88,7 @@ STEP_US, LATE_US = 18_000, 12_000
 
 
 def recording(rank: int) -> str:
-    """Return the text of one rank's trace in the format of the third-party reader."""
+    """Return the text of one rank's trace in the format of the separate package's reader."""
     late = LATE_US if rank == 1 else 0
     lines = [f"steps 1 rank {rank} of 2"]
     for step in range(8):

@@ -265,12 +265,11 @@ def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return 10 MB of gzip that unpack to 10 GB of JSON: a list of events that contains only spaces. One compressed
-    block of spaces is repeated."""
+    """Return 10 MB of gzip that unpack to 10 GB of JSON: a list of events that contains only spaces."""
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the compressed block is repeated
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # this block is repeated below
     path.write_bytes(first + spaces * 600)
     return path
 

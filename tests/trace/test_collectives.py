@@ -95,11 +95,12 @@ def test_collectives_are_recognized_by_operation_name(word: str, operation: str 
         ("?", None),
     ],
 )
-def test_element_sizes_by_type(dtype: str, size: int | None) -> None:
+def test_bytes_per_element_are_known_by_type(dtype: str, size: int | None) -> None:
     assert element_bytes(dtype) == size
 
 
-def _told(operation: str, **more: Any) -> dict[str, Any]:
+def _recorded_arguments(operation: str, **more: Any) -> dict[str, Any]:
+    """Return the arguments that PyTorch records with a collective; `more` changes or adds fields."""
     return {
         "Collective name": operation,
         "In msg nelems": 1000,
@@ -121,7 +122,9 @@ def _told(operation: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_arguments_of_the_kernel_are_read(tmp_path: Path, operation: str, normal: str, size: int) -> None:
-    trace = read_one(tmp_path, document(event("cpu_op", "x", 0, 1), kernel(_NCCL, 5, 9, 1, **_told(operation, Seq=17))))
+    trace = read_one(
+        tmp_path, document(event("cpu_op", "x", 0, 1), kernel(_NCCL, 5, 9, 1, **_recorded_arguments(operation, Seq=17)))
+    )
     (call,) = trace.collectives
     assert (call.row, call.operation, call.group, call.sequence) == (1, normal, "tp", 17)
     assert call.group_ranks == (0, 1, 2, 3)
@@ -141,7 +144,7 @@ def test_arguments_of_the_kernel_are_read(tmp_path: Path, operation: str, normal
 def test_kernel_name_and_arguments_are_combined(
     tmp_path: Path, name: str, word: str, operation: str, size: int
 ) -> None:
-    (call,) = read_one(tmp_path, document(kernel(name, 5, 9, 1, **_told(word)))).collectives
+    (call,) = read_one(tmp_path, document(kernel(name, 5, 9, 1, **_recorded_arguments(word)))).collectives
     assert (call.operation, call.size_bytes) == (operation, size)
 
 
@@ -149,11 +152,13 @@ def test_arguments_of_the_host_operator_are_read(tmp_path: Path) -> None:
     trace = read_one(
         tmp_path,
         document(
-            event("cpu_op", "record_param_comms", 0, 20, args=_told("allreduce")),
+            event("cpu_op", "record_param_comms", 0, 20, args=_recorded_arguments("allreduce")),
             event("user_annotation", "nccl:all_reduce", 1, 18),
             launch(5, 1),
             kernel(_NCCL, 100, 9, 1),
-            event("cpu_op", "record_param_comms", 30, 20, args=_told("broadcast", **{"In msg nelems": 7})),
+            event(
+                "cpu_op", "record_param_comms", 30, 20, args=_recorded_arguments("broadcast", **{"In msg nelems": 7})
+            ),
             launch(60, 2),  # the launch follows the operator instead of being inside
             kernel(_NCCL, 120, 9, 2),
         ),
@@ -170,7 +175,7 @@ def test_messages_of_one_kernel_are_read_from_the_operators_before_its_range(tmp
 
     def message(word: str, at: float, rank: int) -> dict[str, Any]:
         peer = {"Dst Rank" if word == "send" else "Src Rank": rank}
-        return event("cpu_op", "record_param_comms", at, 2, args=_told(word, **peer))
+        return event("cpu_op", "record_param_comms", at, 2, args=_recorded_arguments(word, **peer))
 
     trace = read_one(
         tmp_path,
@@ -179,14 +184,14 @@ def test_messages_of_one_kernel_are_read_from_the_operators_before_its_range(tmp
             event("user_annotation", "nccl:coalesced", 10, 10),
             launch(12, 1),
             kernel(name, 100, 9, 1),
-            event("cpu_op", "record_param_comms", 30, 2, args=_told("wait")),
+            event("cpu_op", "record_param_comms", 30, 2, args=_recorded_arguments("wait")),
             message("send", 40, 1),
             message("recv", 44, 1),
             event("user_annotation", "nccl:coalesced", 50, 10),
             launch(52, 2),
             kernel(name, 120, 9, 2),
             message("send", 70, 1),
-            message("recv", 74, 3),  # of several ranks
+            message("recv", 74, 3),  # the peer differs from the send's peer
             event("user_annotation", "nccl:coalesced", 80, 10),
             launch(82, 3),
             kernel(name, 140, 9, 3),
@@ -228,7 +233,7 @@ def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> Non
     trace = read_one(
         tmp_path,
         document(
-            kernel(_NCCL, 5, 9, 1, **_told("allreduce", **{"Process Group Ranks": "[0, 1, 2, ...]"})),
+            kernel(_NCCL, 5, 9, 1, **_recorded_arguments("allreduce", **{"Process Group Ranks": "[0, 1, 2, ...]"})),
             kernel(_NCCL, 25, 9, 2),
             distributedInfo={"rank": 0, "world_size": 64, "pg_config": groups},
         ),
@@ -257,7 +262,9 @@ def test_single_process_group_applies_to_all_collectives(tmp_path: Path) -> None
     ],
 )
 def test_malformed_arguments_are_ignored(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    (call,) = read_one(tmp_path, document(kernel(_NCCL, 5, 9, 1, **_told("allreduce", **wrong)))).collectives
+    (call,) = read_one(
+        tmp_path, document(kernel(_NCCL, 5, 9, 1, **_recorded_arguments("allreduce", **wrong)))
+    ).collectives
     assert call.operation == "all_reduce"
     assert call.sequence is None
     assert call.size_bytes in {None, 4000}
@@ -289,7 +296,7 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
 )
-def test_share_of_sms_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
+def test_share_of_sms_is_read_from_blocks_per_sm(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
     # The host's operator may have further arguments that the kernel lacks.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))

@@ -57,7 +57,7 @@ _PLACES = _places(_SEED)
 
 
 def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
-    """Return a document with `other` in place of the value at this path, if there is one."""
+    """Return a document with `other` in place of the value at `path`, if there is one."""
     if not path:
         return other
     try:
@@ -65,7 +65,7 @@ def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
             return value | {path[0]: _replaced(value[path[0]], path[1:], other)}
         return [*value[: path[0]], _replaced(value[path[0]], path[1:], other), *value[path[0] + 1 :]]
     except (KeyError, IndexError, TypeError):
-        return value  # an earlier change removed this value
+        return value  # an earlier change removed the value
 
 
 def _check(trace: Trace) -> None:
@@ -91,7 +91,7 @@ def _check(trace: Trace) -> None:
 
 
 def _survives(data: bytes, name: str) -> None:
-    """Check that a file with this content is read as a valid trace, or refused with a printable error."""
+    """Check that a file with content `data` is read as a valid trace, or refused with a printable error."""
     outcome: Trace | GpudiagError
     with TemporaryDirectory() as directory:
         path = Path(directory) / name

@@ -59,7 +59,7 @@ def test_backward_thread_may_come_first_in_the_file(tmp_path: Path) -> None:
     whole = job()["traceEvents"]
     first = [item for item in whole if item["tid"] == BACKWARD]
     others = [item for item in whole if item["tid"] != BACKWARD]
-    # This gap is longer than any block in which a file is read.
+    # The events of `apart` separate the two parts by more than any block in which a file is read.
     apart = [event("python_function", "x" * 1000, 0, 1)] * 3000
     assert module_paths(read_one(tmp_path, document(*first, *apart, *others))) == module_paths(
         read_one(tmp_path, document(*whole))

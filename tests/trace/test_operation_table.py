@@ -112,7 +112,7 @@ def test_damaged_files_are_refused(tmp_path: Path, at: int) -> None:
     data[at : at + 64] = bytes(64)
     path = tmp_path / "damaged.parquet"
     path.write_bytes(data)
-    with contextlib.suppress(UnreadableInputError):  # damaged values may be plausible
+    with contextlib.suppress(UnreadableInputError):  # damaged values may still be valid
         read_operation_table(path)
     path.write_bytes(PUBLISHED.read_bytes()[:at])
     with pytest.raises(UnreadableInputError):

@@ -33,7 +33,7 @@ def operator(name: str, shapes: Any, types: Any, values: Any = None, **more: Any
 
 
 def work_of(trace: Trace) -> list[tuple[str, int, int, str]]:
-    """Return name, FLOPs, bytes and precision of the operators with known work."""
+    """Return (name, FLOPs, bytes, precision) of each operator with known work."""
     work = trace.operator_work
     if work is None:
         return []
@@ -47,7 +47,7 @@ def work_of(trace: Trace) -> list[tuple[str, int, int, str]]:
 
 
 def only(directory: Path, event_of_operator: dict[str, Any]) -> tuple[int, int, str] | None:
-    """Return FLOPs, bytes and precision of one operator."""
+    """Return (FLOPs, bytes, precision) of one operator, or None if its work is unknown."""
     found = work_of(read_one(directory, document(event_of_operator, launch(1, 1), kernel("k", 5, 1, 1))))
     return found[0][1:] if found else None
 
@@ -195,7 +195,7 @@ def test_trace_without_shapes_has_no_work(tmp_path: Path) -> None:
     ],
 )
 def test_work_equals_another_tools_tables(recording: str, expected: dict[tuple[str, int, int], int]) -> None:
-    """TraceLens publishes them beside the traces; its FLOPs of addmm, and bytes of convolution, include the bias."""
+    """TraceLens publishes its tables beside the traces; FLOPs of addmm and bytes of convolution include the bias."""
     (trace,) = read_traces([TRACES / "public2" / f"{recording}.json.gz"])
     assert Counter((name, flops, moved) for name, flops, moved, _ in work_of(trace) if flops >= 0) == expected
 

@@ -1,4 +1,4 @@
-"""Test reading several files in parallel: results are in order, errors are raised, and no process remains."""
+"""Test reading several files in parallel: traces are in order, errors are raised, and no reading process remains."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ class Large:
 
 @pytest.mark.usefixtures("always_fork")
 def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1's error ends the readers while rank 0 sends its result.
+    """Rank 1's error ends the readers while rank 0 still sends its result.
 
-    In the meantime the error of rank 1 and the result of rank 2 are not received. The parent kills the readers once it
-    has the error, which interrupts rank 2 in the middle of its message.
+    Meanwhile nobody receives the error of rank 1 and the result of rank 2. When the parent gets the error, it kills the
+    readers, which interrupts rank 2 in the middle of its message.
     """
     for rank in (0, 2):
         write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
@@ -111,6 +111,7 @@ def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeyp
     pickled = tmp_path / "pickled"
 
     def large(path: Path, shown: str, limits: ReadLimits) -> Any:
+        """Return a large result for ranks 0 and 2, and raise the error of rank 1 while rank 0 sends."""
         if path.name == "rank0.json":
             return Large(pickled)
         while not pickled.exists():

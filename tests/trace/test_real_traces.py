@@ -183,7 +183,7 @@ def test_cut_down_traces_agree_with_full_ones(
 
 
 def _absolute(trace: Trace, *kinds: EventKind) -> Counter[tuple[int, ...]]:
-    """Count the rows of these events, by all columns except names, in absolute time."""
+    """Count the events of `kinds` by all columns except names, in absolute time."""
     table, rows = trace.events, trace.events.rows_of(*kinds)
     columns = (
         table.kind[rows],

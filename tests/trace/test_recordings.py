@@ -1,4 +1,4 @@
-"""Test that directories of different jobs are told from directories of one job's nodes."""
+"""Test that directories of different jobs are distinguished from directories of one job's nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found(*paths: Path | str) -> list[Recording]:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[str]:
-    """Return the directories of two jobs' nodes: two ranks each, the first job's nodes first."""
+    """Return the directories of the nodes of two jobs with two ranks each, the first job's nodes first."""
     directories = []
     for job in ("tiny", "slow_loader_rank2"):
         for node in (0, 1):
@@ -63,7 +63,7 @@ def test_pattern_of_two_jobs_is_two_jobs(nodes: list[str]) -> None:
     assert [recording.paths for recording in found(pattern)] == [(nodes[2],), (nodes[0],)]
 
 
-def test_copies_are_of_one_job(nodes: list[str], tmp_path: Path) -> None:
+def test_copied_directory_belongs_to_the_same_job(nodes: list[str], tmp_path: Path) -> None:
     shutil.copytree(nodes[0], tmp_path / "copy")
     analysis = analyze([*nodes[:2], tmp_path / "copy"])
     assert analysis.ranks_present == ALL

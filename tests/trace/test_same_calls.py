@@ -1,4 +1,4 @@
-"""Test merging operators into steps that differ in some calls: operators still enclose their launches."""
+"""Test merging operators into steps that differ in some calls: the operators must still enclose their launches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls. Names that begin with `cuda` are runtime calls, others are launched kernels."""
+        """Add a step with `calls`.
+
+        Names that begin with `cuda` are runtime calls, all other names are launched kernels.
+        """
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -56,6 +59,7 @@ class Recording:
         return read_one(directory, document(*self.events), f"{'full' if self.full else 'light'}/rank0.json")
 
     def _call(self, name: str, at: float, size: int | None) -> None:
+        """Add a runtime call or launch at `at` µs; `size` is the number of elements of a collective."""
         self.correlation += 1
         call = name if name.startswith("cuda") else "cudaLaunchKernel"
         arguments = {"correlation": self.correlation}
@@ -70,6 +74,7 @@ class Recording:
 
 
 def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
+    """Return the kernel-only trace with the operators of the full trace, and check that calls are unchanged."""
     before = light.read(directory)
     merged = with_operators(before, full.read(directory))
     if merged is not None:
@@ -118,7 +123,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Return the count for these kernels if each launch is inside an operator of the kernel's name."""
+    """Return the count of `around` for `kernels` if each launch is inside an operator of the kernel's name."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
@@ -187,7 +192,7 @@ def on_pool(recording: Recording, *threads: int) -> Recording:
     return recording
 
 
-def test_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+def test_operators_match_if_an_executor_runs_steps_on_any_thread(tmp_path: Path) -> None:
     light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
     merged = joined(tmp_path, light, full)
     assert merged is not None
@@ -200,7 +205,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # the second thread launches the same kernels slightly later
+        two.apart += 13  # the second thread launches equal kernels slightly later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]
@@ -216,7 +221,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
-def test_threshold_of_common_calls_separates_its_cases(tmp_path: Path, others: int, usable: bool) -> None:
+def test_full_trace_with_too_few_common_calls_is_refused(tmp_path: Path, others: int, usable: bool) -> None:
     """Test just below and just above the minimum share of common calls."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]

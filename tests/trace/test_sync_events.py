@@ -1,4 +1,4 @@
-"""Test reading `cuda_sync` events: the event for which each stream or host call waits, as far as recorded."""
+"""Test reading `cuda_sync` events: for which event each stream or host call waits, if that was recorded."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     assert merged.operators_merged
     assert (light.workload, full.workload, merged.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(merged) if not name.startswith("aten::")] == names(light)
-    # The time between the first two launches is from 202 to 400 µs in the full trace, and from 102 to 200 µs in the
-    # kernel-only trace.
+    # The first launch ends at 202 µs and the second begins at 400 µs in the full trace; in the kernel-only trace these
+    # times are 102 and 200 µs.
     assert times_us(merged, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
     (begin, end), *_ = times_us(merged, "aten::mm")
     assert begin < 100

@@ -42,7 +42,7 @@ _LONGEST_NAME = 48
 
 
 def read_arguments(event: Event, *, shapes: bool = False) -> Event:
-    """Return the arguments of an event that gpudiag reads; those of operators' inputs only if `shapes`."""
+    """Return the arguments of an event that gpudiag reads; with `shapes`, also the shapes of operators' inputs."""
     arguments = event.get("args")
     if not isinstance(arguments, dict):
         return {}
@@ -57,7 +57,7 @@ def read_arguments(event: Event, *, shapes: bool = False) -> Event:
 
 
 def header_of(document: Event) -> Event:
-    """Return the fields beside a trace's events that gpudiag reads."""
+    """Return the fields of a trace that gpudiag reads, except its events."""
     header = {key: document[key] for key in _HEADER if key in document}
     devices = document.get("deviceProperties", [])
     return header | {

@@ -2,9 +2,9 @@
 
     python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US] [--python]
 
-Always removed: stats that gpudiag does not read, events of zero duration, and threads that neither launch, nor train,
-nor contain profiler overhead; of threads that run XLA modules on CPU devices, all events but the modules' operations;
-and Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
+Always removed: stats that gpudiag does not read; events of zero duration; threads that neither launch, nor train, nor
+contain profiler overhead; events other than modules' operations on threads that run XLA modules on CPU devices; and
+Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
 GPUs, short executor events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a
 checksum, except for communication kernels. Times are unchanged.
 """
@@ -84,7 +84,7 @@ def _end_of_steps(space: Any, steps: int | None) -> int:
 
 
 def _launched_after(space: Any, last_ps: int) -> set[int]:
-    """Return the correlation ids of launches after this time."""
+    """Return the correlation ids of launches after `last_ps`."""
     late: set[int] = set()
     for plane in space.planes:
         if plane.name.startswith("/device:"):
@@ -98,7 +98,7 @@ def _launched_after(space: Any, last_ps: int) -> set[int]:
 
 
 def _without(space: Any, gpus: int | None) -> set[int]:
-    """Remove the planes of all GPUs but the first ones. Return the correlation ids of the removed work."""
+    """Remove the planes of all GPUs but the first `gpus`. Return the correlation ids of the removed work."""
     others = [
         plane
         for plane in space.planes
@@ -114,7 +114,7 @@ def _without(space: Any, gpus: int | None) -> set[int]:
 
 
 def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
-    """Return the correlation ids of kernels shorter than this; copies and communication are kept."""
+    """Return the correlation ids of kernels shorter than `shortest_ps`, except copies and communication."""
     short: set[int] = set()
     for plane in space.planes:
         if not plane.name.startswith("/device:"):
@@ -140,7 +140,7 @@ def _without_python(plane: Any) -> None:
 
 
 def _keep_operations_only(plane: Any) -> None:
-    """Remove all events but the operations of XLA modules, and all lines without them, from lines that call nothing."""
+    """Keep only the operations of XLA modules in lines that call nothing, and remove such lines without operations."""
     names = _stat_names(plane)
     for line in plane.lines:
         if any(plane.event_metadata[event.metadata_id].name.startswith(_DISPATCH) for event in line.events):
@@ -152,6 +152,7 @@ def _keep_operations_only(plane: Any) -> None:
 
 
 def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
+    """Remove events, stats and lines of a plane that gpudiag does not read, or that the options exclude."""
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")
     for line in list(plane.lines):
@@ -182,7 +183,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
 
 
 def _forget_unused(plane: Any) -> None:
-    """Remove unused names, and number the others from 1, the most used first."""
+    """Remove unused names, and number the remaining names from 1, the most used first."""
     events = [event for line in plane.lines for event in line.events]
     used = [ident for ident, _ in Counter(event.metadata_id for event in events).most_common()]
     number = {ident: place for place, ident in enumerate(used, start=1)}

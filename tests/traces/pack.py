@@ -3,14 +3,14 @@
     python -m tests.traces.pack pack DIRECTORY_OR_TRACE TARGET.npz
     python -m tests.traces.pack unpack SOURCE.npz DIRECTORY
 
-Everything that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
+All content that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
 recording. Phases other than X (arrows, instants, names of processes) are removed, as are arguments and headers that no
 reader reads.
 
-Events of all ranks become columns: an index into a list of distinct events without times, the difference of the start
-in nanoseconds to the previous event, the duration, and the difference of the correlation. The columns are members of a
-NumPy archive, each compressed with LZMA, which takes a seventh of the gzip-compressed JSON. Events are sorted by
-thread, because neighbours in one thread are most similar; readers sort events by time.
+Events of all ranks become columns: an index into a list of distinct events without times, the start minus the previous
+start in ns, the duration, and the correlation minus the previous correlation. The columns are members of a NumPy
+archive, each compressed with LZMA, which takes a seventh of the gzip-compressed JSON. Events are sorted by thread,
+because neighbours in one thread are most similar; readers sort events by time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_WRITTEN = (1980, 1, 1, 0, 0, 0)  # a constant time, so that the same recording gives the same file
+_WRITTEN = (1980, 1, 1, 0, 0, 0)  # a constant time, so that equal recordings give equal files
 
 
 def _in_order(event: dict[str, Any]) -> tuple[str, str, Decimal]:

@@ -1,4 +1,4 @@
-"""Pack published tables of operations again, without a change of values: `pack_pipelines.py FROM TO` (directories)."""
+"""Pack published tables of operations again without a change of values: `pack_pipelines.py FROM_DIR TO_DIR`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def record(name: str, directory: Path) -> None:
 
 
 def _batches(name: str) -> Iterator[tuple[Any, Any]]:
-    """Yield NumPy batches, late in the profile `slow_input`, and each of another shape in `recompiled`."""
+    """Yield NumPy batches: late ones in the profile `slow_input`, and each with a different shape in `recompiled`."""
     import numpy as np
 
     generator = np.random.default_rng(0)

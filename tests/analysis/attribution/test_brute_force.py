@@ -1,4 +1,4 @@
-"""Test attribution against a classification of every instant, from the table of buckets alone."""
+"""Compare attribution with a classification of every instant that follows only the table in docs/report.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPAN = 24
 
 @dataclass
 class Case:
-    """A rank as lists of (start, end) in milliseconds, which both classifications read."""
+    """A rank as lists of (start, end) in milliseconds, from which both classifications are computed."""
 
     compute: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -91,7 +91,7 @@ def covers(intervals: list[tuple[int, int]], at: int) -> bool:
 
 
 def busy_buckets(own: Case, other: Case) -> Counter[str]:
-    """Classify every instant by the first four rows of the table; everything else is `idle`."""
+    """Count the milliseconds per bucket by the first four rows of the table; all other time is `idle`."""
     count: Counter[str] = Counter()
     for at in range(SPAN):
         transferring = waiting = False
@@ -153,7 +153,7 @@ def single_ranks(draw: st.DrawFn) -> Case:
 
 
 def idle_buckets(case: Case) -> Counter[str]:
-    """Classify every instant by all rows except `sync`, for a case whose host never blocks."""
+    """Count the milliseconds per bucket by all rows except `sync`, for a case whose host never blocks."""
     count: Counter[str] = Counter()
     ops = [*case.compute, (0, 1), (SPAN - 1, SPAN)]
     calls = [span for span in case.launches.values() if span is not None]

@@ -1,4 +1,4 @@
-"""Test the compute rate of ranks that counted their FLOPs."""
+"""Test the compute rate from ranks that counted their FLOPs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TERA = 10**12
 def rate(
     *ranks: tuple[StepFlops | None, float | None], devices: tuple[str, ...] = (), on: str = "cuda:0", world: int = 0
 ) -> ComputeRate | None:
-    """Return the rate of ranks with these counts and step times in ms."""
+    """Return the compute rate of ranks, each given as (FLOPs per step, step time in ms)."""
     records = []
     for rank, (flops, step_ms) in enumerate(ranks):
         times: Any = None

@@ -14,7 +14,7 @@ from tests.trace.documents import TRACES
 
 
 def middle(*, cpu: bool = False) -> TraceBuilder:
-    """Add a preceding step; later events belong to the next step, whose window is [0, 40) ms."""
+    """Build a first step; later events belong to the next step, whose window is [0, 40) ms."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).step(-9)
     return (trace.operator(0, 1) if cpu else trace.compute(0, 1)).step(0)
 
@@ -23,7 +23,7 @@ def buckets(trace: TraceBuilder, *, cpu: bool = False) -> dict[str, int]:
     trace.step(40)
     timeline = build_timeline([(trace.operator(0, 1) if cpu else trace.compute(0, 1)).build()])
     (track,) = attribute(timeline).tracks
-    # An adjacent step with as many ops as this step may become a window too.
+    # The adjacent steps may become windows too, if they have as many ops as the tested step.
     window = track.buckets_ns[timeline.tracks[0].window_steps.tolist().index(1)].tolist()
     return {bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value}
 
@@ -48,15 +48,14 @@ def test_gap_during_the_launch_call_is_launch() -> None:
 
 
 def test_synchronization_includes_late_launches() -> None:
-    """`.item()` blocks for 10 ms and the device drains; the host needs 8 ms to launch again, all caused by the
-    block."""
+    """`.item()` blocks for 10 ms, in which the device runs out of work; the host needs 8 ms to launch again."""
     trace = middle().compute(0, 10).operator(0, 12, "aten::item").sync(2, 12, "cudaStreamSynchronize")
     trace.operator(12, 18).compute(18, 40, launch=(17, 18))
     assert buckets(trace) == {"compute": 32, "sync": 8}
 
 
 def test_catching_up_lasts_at_most_as_long_as_the_block() -> None:
-    """The host is blocked for 3 ms and launch-bound for 20 ms: without the block the gap would be 3 ms shorter."""
+    """The host is blocked for 3 ms and then launch-bound for 20 ms; without the block the gap would be 3 ms shorter."""
     trace = middle().compute(0, 10).sync(7, 10).operator(10, 30).compute(30, 40, launch=(29, 30))
     assert buckets(trace) == {"compute": 20, "sync": 3, "launch": 17}
 
@@ -170,7 +169,8 @@ def test_catching_up_is_distributed_over_following_gaps() -> None:
 def test_catching_up_ends_at_the_next_block() -> None:
     """The host is blocked for 8 ms, and later from 14 to 15 ms.
 
-    The gap from 10 to 14 ms belongs to the first block, and 1 ms of the gap from 15 to 20 ms to the second block."""
+    The first block causes the gap from 10 to 14 ms, and the second block causes 1 ms of the gap from 15 to 20 ms.
+    """
     trace = middle().compute(0, 10).sync(2, 10).operator(10, 14).compute(14, 15, launch=(13, 14)).sync(14, 15)
     trace.operator(15, 20).compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 31, "sync": 5, "launch": 4}
@@ -187,14 +187,16 @@ def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launc
 
 
 def test_time_before_a_long_block_is_not_launch() -> None:
-    """A launch takes less than 10 ms. If the host is blocked for longer after a launch, the op's delay is no launch
-    time."""
+    """A launch takes less than 10 ms.
+
+    If the host is blocked for 10 ms or more after a launch, the op's delay is no launch time.
+    """
 
     def gap(blocked: int) -> dict[str, int]:
         trace = middle().compute(0, 2).compute(5 + blocked, 40, launch=(3, 4))
         return buckets(trace.sync(4, 4 + blocked, "hipMemcpyWithStream"))
 
-    # The last millisecond before the op starts is needed to catch up after the call.
+    # The last millisecond before the op starts is the time to catch up after the call.
     assert gap(20) == {"compute": 17, "idle": 1, "launch": 1, "sync": 21}
     assert gap(9) == {"compute": 28, "idle": 1, "launch": 10, "sync": 1}
 

@@ -167,12 +167,13 @@ def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, out
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:
-    """Draw three steps of these calls, and the time in µs of a step's operators or kernels."""
+    """Return a trace whose steps make `calls`, and the time in µs of a step's operators (on a GPU: kernels)."""
     builder = TraceBuilder()
     names: list[Module] = []
     work: list[tuple[str, int, bool]] = []
 
     def run(call: Any, path: str, at: int) -> int:
+        """Add a module call that begins at `at` µs, with its nested calls; return its end in µs."""
         inner, forward, back = call
         module = Module("Net", path, "Any")
         if module not in names:

@@ -1,4 +1,4 @@
-"""Test known facts about the real traces in `tests/traces/`, the small traces and the full recordings."""
+"""Test known facts about the recordings in `tests/traces/`, both small traces and full recordings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parents[2] / "traces"
 WHOLE = sorted(path.stem for path in (HERE / "whole").glob("*.npz"))
 
-#: Unprofiled step times in ms of four-GPU jobs whose pace the device sets.
+#: Unprofiled step times in ms of four-GPU jobs that are limited by the device.
 UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Return the directories of jobs; each trace in `public*` is a separate job. Two of these traces have no work of a
-    known device."""
+    """Return the directories of jobs; each trace in `public*` is a separate job.
+
+    Two traces in `public*` have no work of a known device.
+    """
     directories = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
     return sorted(directory for directory in directories if not directory.name.startswith("public")) + alone
@@ -105,14 +107,14 @@ def test_straggler_with_late_loader_is_waited_for() -> None:
 
 
 def test_slow_transport_is_transfer_instead_of_wait() -> None:
-    """By ablation, 19.9 of 39.4 ms are communication, equally on all ranks."""
+    """An ablation shows that 19.9 of 39.4 ms are communication, equally on all ranks."""
     _, attribution = analysed(HERE / "vgg_p2poff")
     assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
     assert max(mean_ms(attribution, "communication_wait")) < 0.5
 
 
 def test_small_layers_are_bound_by_launches() -> None:
-    """Rank 2, which the others wait for, spends most of its step launching."""
+    """The other ranks wait for rank 2, which spends most of its step launching."""
     _, attribution = analysed(HERE / "tiny")
     (slowest,) = (track for track in attribution.tracks if track.rank == 2)
     assert slowest.buckets_ns[:, BUCKETS.index("launch")].sum() > 0.7 * slowest.step_ns.sum()
@@ -131,7 +133,7 @@ def test_all_collectives_within_the_windows_match(name: str) -> None:
         ("clean", "range"),
         ("clean", "pattern"),
         ("vgg_p2poff", "optimizer"),
-        ("vgg_p2poff", "pattern"),  # autograd's thread has most launches, and six ranges of collectives per step
+        ("vgg_p2poff", "pattern"),  # autograd's thread makes most launches; a step has six ranges of collectives
     ],
 )
 def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +149,10 @@ def test_steps_without_marks_have_the_same_length(name: str, source: str, monkey
 
 
 def test_gloo_job_has_compute_transfer_and_input() -> None:
-    """Two CPU ranks have compute, transfer and input. Their collectives match, although the ends differ by
-    milliseconds."""
+    """Two CPU ranks have compute, transfer and input.
+
+    Collectives of the ranks match, although their ends differ by milliseconds.
+    """
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):
@@ -159,7 +163,7 @@ def test_gloo_job_has_compute_transfer_and_input() -> None:
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
 def test_clock_offset_changes_nothing(offset_ms: int) -> None:
-    """Rank 1's clock is moved. The collectives of rank 1 align the clock again, so all results are the same."""
+    """Move rank 1's clock: its collectives align the clock again, so that all results are the same."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [
         replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace

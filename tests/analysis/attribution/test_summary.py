@@ -26,7 +26,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
-#: Starts of six steps. The third step takes 130 µs and the others 100 µs; the first and the last are not analysed.
+#: Start times of six steps.
 STARTS = (0, 100, 200, 330, 430, 530)
 SIZE = 1_000_000
 
@@ -87,7 +87,7 @@ def test_collectives_are_summarized_by_kind() -> None:
     assert found.transfer_us == 20
     # Half of the eight collectives have a wait of 20 µs.
     assert found.wait_us == 10
-    # 1 MB in 20 µs is 50 GB/s; with two ranks the bus bandwidth is the same.
+    # 1 MB in 20 µs is 50 GB/s; with two ranks the bus bandwidth equals this rate.
     assert found.busbw_gb_per_s == near(50)
     three = summarise_collectives(timeline(ranks=3))[0]
     assert (three.ranks, three.per_step) == (3, 1)
@@ -111,13 +111,13 @@ def test_kernels_and_operators_with_the_most_time_are_summarized() -> None:
 
 
 def test_clock_offsets_are_listed_by_rank() -> None:
-    # Collectives end at the same time on both ranks, but 3 ms later by rank 1's clock.
+    # Collectives end at the same time on both ranks, but rank 1's clock shows these ends 3 ms later.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)
 
 
 def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
-    """Return the waits of a job whose rank 1 is late by these times at each collective of a step."""
+    """Return the waits of a job whose rank 1 is late by `rank_1_late_us`, one number for each collective of a step."""
     traces = []
     for rank in range(3):
         trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)

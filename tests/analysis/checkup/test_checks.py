@@ -1,4 +1,4 @@
-"""Test the checks on recorded machines, and on recorded machines with one thing changed."""
+"""Test the checks on recorded machines, and on recorded machines with one change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ = Surroundings(
     may_profile=False,
     allowed_cpus="0-63",
 )
-#: Figures that the recordings of the H200 machine lack.
+#: Values that the recordings of the H200 machine lack.
 ROOMY = {"shm_bytes": 64 << 30, "shm_free_bytes": 64 << 30, "memlock_bytes": -1}
 
 
@@ -50,7 +50,7 @@ def with_links(facts: Facts, **changes: Any) -> Facts:
     return msgspec.structs.replace(facts, links=tuple(msgspec.structs.replace(link, **changes) for link in facts.links))
 
 
-def test_nothing_stands_in_the_way_on_a_healthy_machine() -> None:
+def test_healthy_machine_has_no_problems() -> None:
     found = checks(h200())
     assert {check.status for check in found.values()} == {"ok", "not-needed"}
     assert found["nccl-transport"].title == "NCCL will likely use P2P over NVLink for 6 of 6 pairs."
@@ -58,7 +58,7 @@ def test_nothing_stands_in_the_way_on_a_healthy_machine() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_problem_has_steps_and_every_unknown_a_reason(name: str) -> None:
+def test_problems_have_fixes_and_unknown_checks_have_reasons(name: str) -> None:
     for check in checks(machine(name), Surroundings()).values():
         assert check.title.endswith(".")
         if check.status in {"warning", "blocked"}:
@@ -67,14 +67,14 @@ def test_every_problem_has_steps_and_every_unknown_a_reason(name: str) -> None:
             assert check.not_seen
 
 
-def test_missing_figures_of_a_recording_are_unknown_not_ok() -> None:
+def test_unrecorded_values_have_status_unknown_not_ok() -> None:
     found = checks(machine("h200x4"), Surroundings())
     unknown = {code for code, check in found.items() if check.status == "unknown"}
     assert unknown == {"interpreter", "framework", "profiler-access", "shared-memory"}
     assert found["peer-access"].not_seen == "not tried"
 
 
-def test_peer_access_of_recorded_machines() -> None:
+def test_recorded_machines_have_their_peer_access_status() -> None:
     assert checks(machine("az-2x-m60"))["peer-access"].status == "warning"
     assert checks(machine("7gforce-v2"))["peer-access"].status == "warning"
     assert checks(machine("dgx-1"))["peer-access"].status == "ok", "a ring of direct links is enough for NCCL"
@@ -83,7 +83,7 @@ def test_peer_access_of_recorded_machines() -> None:
     assert checks(machine("staging-area-box"))["peer-access"].status == "not-needed"
 
 
-def test_hanging_copies_block_and_corrupt_data_blocks() -> None:
+def test_hung_or_corrupt_peer_copies_have_status_blocked() -> None:
     hung = PeerCopiesSeen(status="hung", reason="had not finished after 20 s")
     check = checks(h200(), surroundings(peers=hung))["peer-access"]
     assert check.status == "blocked"
@@ -111,7 +111,7 @@ def test_hanging_copies_block_and_corrupt_data_blocks() -> None:
         ({}, {"kind": "PIX", "lanes": 0, "peer_access": False}, "SHM (host memory)", "ok", ""),
     ],
 )
-def test_likely_transport_of_nccl(
+def test_likely_nccl_transport_follows_links_and_variables(
     environment: dict[str, str], links: dict[str, Any], transport: str, status: str, step: str
 ) -> None:
     facts = with_links(h200(environment=environment, hypervisor=None), **links)
@@ -156,7 +156,7 @@ def test_iommu_and_acs_concern_pcie_only() -> None:
         (None, False, None, "unknown", ""),
     ],
 )  # fmt: skip
-def test_profiler_access(
+def test_profiler_access_follows_cupti_errors_and_permissions(
     cupti: CuptiSeen | None, may_profile: bool, container: str | None, status: str, step: str
 ) -> None:
     facts = h200(container=container)
@@ -169,7 +169,7 @@ def test_profiler_access(
     ("cuda", "driver_cuda", "status"),
     [("13.0", "13.0", "ok"), ("12.8", "12.4", "ok"), ("13.0", "12.8", "blocked"), (None, "12.8", "blocked")],
 )
-def test_cuda_of_framework_and_driver(cuda: str | None, driver_cuda: str, status: str) -> None:
+def test_framework_needs_the_major_cuda_version_of_the_driver(cuda: str | None, driver_cuda: str, status: str) -> None:
     python = msgspec.structs.replace(PYTHON, cuda=cuda)
     check = checks(h200(cuda_driver=driver_cuda), surroundings(python=python))["framework"]
     assert check.status == status
@@ -177,7 +177,7 @@ def test_cuda_of_framework_and_driver(cuda: str | None, driver_cuda: str, status
         assert check.fix[0].endswith("whl/cu126")
 
 
-def test_shared_memory_of_a_default_container() -> None:
+def test_small_or_full_shared_memory_has_a_fix() -> None:
     small = {"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}
     check = checks(h200(**small, container="Docker"))["shared-memory"]
     assert check.status == "warning"
@@ -196,7 +196,7 @@ def test_locked_memory_matters_with_rdma_only() -> None:
     assert checks(h200(nics=nics))["locked-memory"].status == "ok"
 
 
-def test_one_core_per_rank_under_slurm() -> None:
+def test_one_core_per_rank_is_a_warning() -> None:
     facts = h200(usable_cpus=4, environment={"SLURM_JOB_ID": "7"})
     check = checks(facts, surroundings(allowed_cpus="0-3"))["cpu-cores"]
     assert check.status == "warning"
@@ -208,7 +208,7 @@ def test_one_core_per_rank_under_slurm() -> None:
     assert "--cpus=" in limited.fix[0]
 
 
-def test_process_bound_to_the_other_numa_node() -> None:
+def test_gpus_on_other_numa_nodes_than_the_process_are_a_warning() -> None:
     nodes = (NumaNode(index=0, cpus="0-31"), NumaNode(index=1, cpus="32-63"))
     facts = h200(numa=nodes)
     gpus = tuple(msgspec.structs.replace(gpu, numa_node=gpu.index // 2) for gpu in facts.gpus)
@@ -222,7 +222,7 @@ def test_process_bound_to_the_other_numa_node() -> None:
     assert checks(nowhere)["numa-affinity"].status == "unknown"
 
 
-def test_reasons_why_no_gpu_is_seen() -> None:
+def test_status_without_visible_gpus_depends_on_the_reason() -> None:
     def without(reason: str, **host: Any) -> Check:
         facts = h200(reasons={"gpus": reason}, **host)
         return checks(msgspec.structs.replace(facts, gpus=(), links=()))["gpu-driver"]
@@ -249,13 +249,13 @@ def test_findings_about_gpus_are_warnings() -> None:
     assert slow.fix[-1] == "gpudiag topology"
 
 
-def test_variables_that_slow_training_down() -> None:
+def test_variables_that_slow_training_down_are_a_warning() -> None:
     check = checks(h200(environment={"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "INFO"}))["environment"]
     assert (check.status, check.fix) == ("warning", ("unset CUDA_LAUNCH_BLOCKING",))
     assert checks(h200(environment={"NCCL_P2P_DISABLE": "0"}))["environment"].status == "ok"
 
 
-def test_interpreter_that_cannot_train() -> None:
+def test_missing_framework_or_broken_interpreter_is_blocked() -> None:
     missing = PythonSeen(
         path="p", framework_title="PyTorch", version="3.12.3", problem="p has no PyTorch", hint="Install it there."
     )
@@ -267,5 +267,5 @@ def test_interpreter_that_cannot_train() -> None:
     assert (found["interpreter"].status, found["framework"].status) == ("blocked", "unknown")
 
 
-def test_windows_subsystem_for_linux() -> None:
+def test_windows_subsystem_for_linux_is_a_warning() -> None:
     assert checks(h200(), surroundings(wsl=True))["virtual-machine"].status == "warning"

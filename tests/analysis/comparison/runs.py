@@ -1,4 +1,4 @@
-"""Make small analyses to compare. Their portions sum to their buckets."""
+"""Make small analyses to compare, whose portions sum to their buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 
 
 def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS, **fields: Any) -> Analysis:
-    """Make a run with a device per argument. The step times of a device are its sum of buckets plus `jitter_ms`."""
+    """Make a run with one device for each argument.
+
+    The step times of a device are the sum of its buckets plus `jitter_ms`.
+    """
     devices = tuple(
         Device(
             rank=rank,
@@ -33,7 +36,7 @@ def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS,
 
 
 def source(**fields: Any) -> Source:
-    """Return a source with the given fields."""
+    """Return a source with `fields`, and defaults for all other fields."""
     return Source(
         **{
             "paths": ("gpudiag-runs/main",),
@@ -127,7 +130,7 @@ def late_rank() -> Analysis:
 
 
 def hostile() -> Analysis:
-    """Make a run with malicious strings, and figures that do not add up."""
+    """Make a run with malicious strings, and with parts that do not sum to their total."""
     evil = "[bold red]\x1b[2J\x1b]0;owned\x07</script>\u202egnirts\r\n[/] [link=http://evil]x[/link] :skull:"
     return Analysis(
         framework=evil,

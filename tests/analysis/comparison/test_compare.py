@@ -31,7 +31,7 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 def test_changes_sum_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
-    # Sums of figures up to 1e4 ms have a rounding error of about 1e-11 ms; a nanosecond is 1e-6 ms.
+    # Sums of times up to 1e4 ms have a rounding error of about 1e-11 ms, and a nanosecond is 1e-6 ms.
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(step.difference_ms, abs=1e-8)
     assert diff.unattributed_ms == pytest.approx(0, abs=1e-8)
     assert fsum(bucket.before_ms for bucket in diff.buckets) == pytest.approx(step.before_ms)
@@ -100,7 +100,7 @@ def test_diff_survives_json() -> None:
         assert msgspec.json.decode(encode_json(diff), type=Diff) == diff
 
 
-def test_straggler_explains_waiting_of_others() -> None:
+def test_straggler_explains_waiting_of_other_ranks() -> None:
     diff = compare(healthy(), late_rank())
     assert (diff.outcome, diff.judged) == ("slower", "profiled")
     assert diff.cause is not None
@@ -149,6 +149,7 @@ def test_change_on_one_rank_without_waiting_names_that_rank() -> None:
 
 def test_unprofiled_steps_are_judged_if_both_runs_have_them() -> None:
     def timed(mean: float) -> Analysis:
+        """Return an analysis with four unprofiled steps around `mean` ms."""
         times = tuple(mean + off for off in (-0.1, 0.1, 0.0, 0.05))
         steps = Steps(
             analysed=5,

@@ -1,4 +1,4 @@
-"""Test that the classes of kernels sum to the compute bucket, and the bound of each class."""
+"""Test that the classes of kernels sum to the compute bucket, and which bound each class has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the classes of kernels, by names from recordings of PyTorch, TensorFlow, JAX, inductor, on NVIDIA and AMD."""
+"""Test the classes of kernels by names in recordings of PyTorch, TensorFlow, JAX and inductor (NVIDIA and AMD)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_any_simple_kernel_of_an_update_belongs_to_the_optimizer() -> None:
     name = f"{NATIVE}vectorized_elementwise_kernel<4, at::native::BUnaryFunctor<float>>(int)"
     assert kernel_class(name, "aten::mul_") == "elementwise"
     assert kernel_class(name, "aten::mul_", in_optimizer=True) == "optimizer"
-    assert kernel_class("nvjet_sm90_tst_128x256", "aten::mm", in_optimizer=True) == "matmul"  # Muon, Shampoo
+    assert kernel_class("nvjet_sm90_tst_128x256", "aten::mm", in_optimizer=True) == "matmul"  # as in Muon and Shampoo
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ COPY = "bfloat16_copy_kernel_cuda"
 
 
 def optimizer_ms(builder: TraceBuilder) -> float:
-    """Return the time of class `optimizer` per step."""
+    """Return the time of class `optimizer` in ms per step."""
     timeline = build_timeline([builder.build()])
     classes = compute_classes(timeline, attribute(timeline), compute_work(timeline))
     return sum(row.ms_per_step for row in classes if row.kernel_class == "optimizer")

@@ -1,4 +1,4 @@
-"""Test what classes of kernels reached, beside published peaks."""
+"""Test the throughput of kernel classes, compared with published peaks of devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def operator(name: str, start: float, shapes: Any, dtype: str) -> dict[str, Any]
 
 
 def classes(directory: Path, *events: dict[str, Any], device: dict[str, Any] | None = None) -> dict[str, ComputeClass]:
-    """Return the compute classes of three steps of 1000 µs, each with these events."""
+    """Return the compute classes of three steps of 1000 µs, each with `events`."""
     steps = []
     for step in range(3):
         steps.append(event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 990))
@@ -77,7 +77,7 @@ def test_peak_of_single_precision_depends_on_the_kernels_units(tmp_path: Path, n
     assert found.peak_percent == (None if peak is None else pytest.approx(100 * 20 / peak))
 
 
-def test_known_share_is_that_of_the_kernels_time(tmp_path: Path) -> None:
+def test_known_percent_is_the_share_of_kernel_time_with_known_work(tmp_path: Path) -> None:
     found = classes(
         tmp_path,
         operator("aten::relu", 10, [[1000, 1000]], "float"),
@@ -104,7 +104,7 @@ def test_peak_of_an_unknown_device_is_unknown(tmp_path: Path) -> None:
 
 
 def test_recording_reaches_the_rate_of_another_tools_table() -> None:
-    """TraceLens' table of matrix products (GEMM.csv): 5.5146 TFLOP without biases in 8 858.3 µs of kernels."""
+    """TraceLens' table of matrix products (GEMM.csv) has 5.5146 TFLOP without biases in 8 858.3 µs of kernels."""
     analysis = analyze(TRACES / "public2" / "h100_qwen_forward.json.gz")
     rows = {row.kernel_class: row for row in analysis.compute_classes}
     assert rows["matmul"].tflops_per_s == pytest.approx(5514.6e9 / 8858.3e-6 / 1e12, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Damage traces as recordings are damaged; each function takes a trace and returns a trace."""
+"""Damage traces in ways that occur in recordings; each function takes a trace and returns a trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def kept(trace: Trace, rows: NDArray[np.bool_]) -> Trace:
-    """Return the trace with only these events."""
+    """Return the trace with only the events at which `rows` is true."""
     columns = {name: column[rows] for name, column in trace.events.columns().items()}
     return with_rows(trace, columns, np.flatnonzero(rows))
 
 
 def changed(trace: Trace, **columns: NDArray[np.int64]) -> Trace:
-    """Return the trace with these columns replaced, sorted by start."""
+    """Return the trace with `columns` replaced, sorted by start."""
     return with_rows(trace, trace.events.columns() | columns, np.arange(len(trace.events)))
 
 
@@ -30,7 +30,7 @@ def device_rows(trace: Trace) -> NDArray[np.intp]:
 
 
 def without_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Remove the launches of a share of the device ops, as if they had not been captured."""
+    """Remove the correlation of a share of the device ops, as if their launches had not been recorded."""
     correlation = trace.events.correlation.copy()
     rows = device_rows(trace)
     correlation[rows[np.random.default_rng(seed).random(len(rows)) < share]] = NO_CORRELATION
@@ -56,7 +56,7 @@ def overlapping(trace: Trace, factor: int) -> Trace:
 
 
 def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Remove a share of this rank's collectives from its trace."""
+    """Remove a share of the collectives of a trace."""
     rows = np.array([call.row for call in trace.collectives], np.intp)
     lost = np.zeros(len(trace.events), np.bool_)
     lost[rows[np.random.default_rng(seed).random(len(rows)) < share]] = True
@@ -64,7 +64,7 @@ def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def since(trace: Trace, share: float) -> Trace:
-    """Remove all events before a point, as if the capture had begun late."""
+    """Remove all events before a point, as if the recording had begun late."""
     events = trace.events
     if len(events) == 0:
         return trace
@@ -91,7 +91,7 @@ def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
 
 
 def stretched(trace: Trace, step: int, by_ns: int) -> Trace:
-    """Lengthen one step: everything after its last host event is later by `by_ns`."""
+    """Lengthen one step by `by_ns`: everything after the step's last host event moves by this time."""
     events = trace.events
     name = next(i for i, name in enumerate(events.names) if name == f"ProfilerStep#{step}")
     row = int(np.flatnonzero(events.name == name)[0])

@@ -1,4 +1,4 @@
-"""Build a case from traces, and its diagnosis, with the real stages."""
+"""Build a case and its diagnosis from traces, as `gpudiag analyze` does."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def case_of(traces: Sequence[Trace]) -> Case:
 
 
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
-    """Return the findings by code, and the validity messages by code."""
+    """Return the findings by code, and the messages about validity by code."""
     case = case_of(traces)
     diagnosis = diagnose(case)
     validity = {warning.code: warning.message for warning in (*case.timeline.validity, *diagnosis.validity)}
-    # If there are two findings of a code (few slow calls, many short calls), the first of them is returned.
+    # If there are two findings of a code (few slow calls, many short calls), only the first is returned.
     findings: dict[str, Finding] = {}
     for finding in diagnosis.findings:
         findings.setdefault(finding.code, finding)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_of(case: Case, step_ms: Sequence[float]) -> Case:
-    """Return the case with a run record in which every rank has these unprofiled steps."""
+    """Return the case with a run record in which every rank has unprofiled steps of `step_ms`."""
     times = StepTimes(
         step_ms=tuple(step_ms),
         mean_ms=statistics.fmean(step_ms),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
 TENSORFLOW = re.compile(r"\btf\.|tf\.data|jit_compile|TF_|NcclAllReduce")
 JAX = re.compile(r"\bjax\b|XLA_")
-#: Terms of other frameworks, by framework.
+#: Framework → terms of all other frameworks.
 FOREIGN = {
     "tensorflow": re.compile(f"{PYTORCH.pattern}|{JAX.pattern}"),
     "jax": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|gpudiag\\.(?:range|profile)"),
@@ -71,7 +71,7 @@ def test_advice_for_all_frameworks_keeps_the_rules_order() -> None:
     assert advice_for("pytorch", beside, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
 
 
-def test_advice_for_a_real_tensorflow_trace() -> None:
+def test_advice_for_a_tensorflow_recording_has_no_pytorch_terms() -> None:
     advice = [line for finding in analyze([TRACES / "tensorflow"]).findings for line in finding.advice]
     assert advice
     assert not [line for line in advice if PYTORCH.search(line)]

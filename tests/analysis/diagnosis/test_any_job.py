@@ -71,7 +71,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
-    """Return the scenarios by name, each applied to `costs`."""
+    """Return name → scenario, each applied to `costs`."""
     what_if = case.what_if
     assert what_if is not None
     return {
@@ -111,7 +111,7 @@ def test_unchanged_simulation_reproduces_the_measured_step(job: Job) -> None:
     what_if = case.what_if
     assert what_if is not None
     steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
-    # The job is not in a steady state if hosts run further ahead in each step, or if a device catches up.
+    # Skip jobs without a steady state: hosts may run further ahead in each step, or a device may catch up.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
     assert what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 
@@ -163,7 +163,7 @@ def test_graph_is_well_formed(job: Job) -> None:
 def test_findings_save_at_most_the_step_and_are_sorted(job: Job) -> None:
     case = case_of(job.traces())
     findings = diagnose(case).findings
-    # Savings by a compiler are `info` at any size, and follow `compute-bound`.
+    # Savings of a compiler are `info` at any size, and follow `compute-bound`.
     said = [
         (finding.code, finding.recoverable_ms_per_step or 0.0)
         for finding in findings

@@ -1,4 +1,4 @@
-"""Test that every calibrated constant has a source, and a case just below and one just above it."""
+"""Test that every calibrated constant has a source, and that outcomes just below and just above it differ."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def what_if_of(job: Job) -> WhatIf:
     return what_if
 
 
-# Severity and scoring.
+# Severity and scoring of findings.
 
 CASES.of("WARNING_PERCENT")(severity_of)
 CASES.of("CRITICAL_PERCENT")(severity_of)
@@ -169,7 +169,7 @@ def waste_before_launching(at: float) -> object:
 
 @CASES.of("CLEARLY_MORE")
 def communication_of_calls_only(at: float) -> object:
-    """Score communication that saves 1 ms by its host calls alone, together with launch overhead."""
+    """Return whether communication has savings: its host calls alone save 1 ms, and launch overhead saves `at` ms."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
@@ -199,7 +199,7 @@ def unlike(at: float) -> object:
 
 @CASES.of("FEWEST_STEPS_LEFT")
 def few_left(at: int) -> object:
-    """Make the last analysed step an outlier; the unprofiled steps agree with the others."""
+    """Return whether an outlier after `at` analysed steps is left out; the unprofiled steps agree with the others."""
     job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
@@ -209,16 +209,16 @@ def few_left(at: int) -> object:
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
 def many_outliers(at: int) -> object:
-    """Make the last `at` of eight analysed steps outliers."""
+    """Return whether steps are left out if the last `at` of eight analysed steps are outliers."""
     job = Job(ranks=1, step=(kernels(10),), steps=10, once={9 - i: (silence(200),) for i in range(at)})
     return case_of(job.traces()).steps < 8
 
 
-# Profiler overhead.
+# Limits of profiler overhead.
 
 
 def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
-    """Return a graph with one step per rank, of host nodes that take these times in ns."""
+    """Return a graph with one step per rank, of host nodes that work for `busy` ns each."""
     each = np.asarray(busy, np.float64)
     nodes = len(each) // ranks
     none = np.zeros(len(each))
@@ -253,7 +253,7 @@ def kernel_only_recording(at: float) -> object:
 
 
 def highest_overhead_tried(*, lightly: bool) -> float:
-    """Return the highest overhead per event that the fit tries if the unprofiled step is half the simulated one."""
+    """Return the highest overhead per event that is tried if the unprofiled step is half of the simulated step."""
     tried: list[float] = []
     job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_merged=lightly)]))
 
@@ -285,7 +285,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether the higher overhead per event exceeds the overhead that a scatter of `at` allows."""
+    """Return whether the tested overhead exceeds the overhead that a scatter of `at` allows."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -295,7 +295,7 @@ def at_higher_cost(at: float) -> object:
     return Significance._saving_at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
 
 
-# Host time.
+# Limits of host time.
 
 
 def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
@@ -312,14 +312,14 @@ CASES.of("ELSEWHERE_NS")(lambda at: elsewhere(100_000) > at)
 
 @CASES.of("COMPUTES_NS")
 def computing(at: float) -> object:
-    """Run twenty operators that take `at` ns each, on a host with a device."""
+    """Return whether twenty operators of `at` ns each are found slow, on a host with a device."""
     job = Job(ranks=1, step=(kernels(1), *[python(at / NS_PER_MS)] * 20))
     return "slow operators" in {found.cause for found in diagnosis_of(job.traces())[0].values()}
 
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)
 def slow_calls(at: int) -> object:
-    """Return whether two of `at` equally slow operators take half of the time of all."""
+    """Return whether few calls are slow: two of `at` equally slow operators take half of the time."""
     with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
         return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
 
@@ -347,13 +347,13 @@ def waited(pause: int) -> int:
 
 
 def test_pause_of_minimum_length_waits_for_a_collective() -> None:
-    """The timeline uses the same limit within operators."""
+    """The timeline uses an equal limit for pauses within operators."""
     assert [waited(model_of_timeline.WAITED_NS + more) for more in (-1, 0)] == [0, 1]
 
 
 @CASES.of("COPY_BEHIND_NS")
 def behind_a_copy(at: float) -> object:
-    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after this call."""
+    """Return the kinds of a call that launches a copy, and of a synchronization that begins `at` ns after that call."""
     events: Any = Of(
         rows_of=lambda *_: np.array([0]), correlation=np.array([7, 7, 8]), thread=np.ones(3),
         direction=np.full(3, Direction.HOST_TO_DEVICE),
@@ -381,15 +381,15 @@ CASES.of("HELD_UP_FACTOR")(lambda at: held_up(10_000, 10_000 * at))
 CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 
 
-# Device time.
+# Limits of device time.
 
 
 @CASES.of("QUEUED_NS")
 def found_idle(at: float) -> object:
     """Return the latencies of two ops.
 
-    The stream of the first op has been free for `at` ns. If that exceeds QUEUED_NS, the first op's latency counts as
-    the usual launch latency, which the second op gets too, because it was queued.
+    The stream of the first op has been free for `at` ns. If this time exceeds QUEUED_NS, the first op's latency is the
+    usual launch latency. The second op was queued, so it gets the usual launch latency.
     """
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
@@ -398,7 +398,7 @@ def found_idle(at: float) -> object:
 
 @CASES.of("AT_ONCE_NS")
 def followed_at_once(at: float) -> object:
-    """Start an op of the second stream `at` ns after the end of the first stream's op."""
+    """Return the waits of ops, one of which starts `at` ns after the end of the other stream's op."""
     none = np.full(2, NONE, np.int64)
     start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
     histories = [streams.StreamHistory(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
@@ -412,7 +412,7 @@ def followed_at_once(at: float) -> object:
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
-    """Make a call that is recorded as waiting for an op but returns `at` ns before the op ends."""
+    """Return the end of the op that a call waits for by its record, if the call returns `at` ns before that end."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
     awaited = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
@@ -437,7 +437,7 @@ def ends_a_step(at: int) -> object:
     return schedule._step_ends(graph)[1]
 
 
-# Kernels beside collectives.
+# Limits for kernels beside collectives.
 
 
 def kernels_of(duration: list[float], beside: list[float]) -> Any:
@@ -468,7 +468,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """Let the share `at` of contended kernel time have matches; other kernels are assumed to have the same slowdown."""
+    """Return whether an unmatched kernel has no estimate if the share `at` of contended kernel time has matches."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -476,7 +476,10 @@ def known(at: float) -> object:
 
 @CASES.of("TRANSFERRING")
 def slowed_by_transfer(at: float) -> object:
-    """Let two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs."""
+    """Return whether contention exceeds `at` times 100 µs of a tenth of the SMs.
+
+    Two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs.
+    """
     traces = []
     for rank in range(2):
         builder = TraceBuilder(rank, world_size=2)
@@ -491,12 +494,12 @@ def slowed_by_transfer(at: float) -> object:
     return float(contention._kernels(graph, timeline).held.max()) > at * 0.1 * 100_000
 
 
-# Rules.
+# Limits in rules.
 
 
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
-    """Return whether the rule proposes or abstains if the share `at` of communication is with unrecorded ranks."""
+    """Return whether the rule proposes or abstains if the share `at` of communication is with ranks without traces."""
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
     what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
@@ -510,7 +513,8 @@ def unseen(at: float) -> object:
 def synchronizes(at: int) -> object:
     """Return the ranks that synchronize more than their peers.
 
-    One of three ranks synchronizes `at` times, and the others once."""
+    One of three ranks synchronizes `at` times, and the other two once.
+    """
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
@@ -528,7 +532,7 @@ def late(at: float) -> object:
 
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
-    """Return how ranks are equalized if that saves 10 ms in the mean, and 10 x `at` ms in each step."""
+    """Return how ranks are equalized, if equal means save 10 ms and equal steps save 10 x `at` ms."""
     case = case_of(Job(ranks=2, step=DDP).traces())
     assert case.what_if is not None
     with (
@@ -539,7 +543,7 @@ def another_each_step(at: float) -> object:
     return proposal.edit.keywords
 
 
-# The machine.
+# Limits of the machine.
 
 
 def link(*rates: float, ceiling: float | None = None) -> list[tuple[str, ...]]:
@@ -620,7 +624,9 @@ def more_flops(at: float) -> object:
 def hot_expert(own: list[float], usual: list[float]) -> bool:
     """Return whether rank 1 is late because of its experts.
 
-    `own` are the times of rank 1's two segments, `usual` those of rank 0. The first segment is beside an all-to-all."""
+    `own` are the times of rank 1's two segments, and `usual` are the times of rank 0's two segments. An all-to-all runs
+    beside the first segment.
+    """
     beside = np.array([[True, False], [True, False]])
     what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1), corrected=None)
     with (
@@ -685,7 +691,7 @@ def test_outcomes_just_below_and_just_above_a_constant_differ(name: str) -> None
     assert CASES.differ(name)
 
 
-def test_least_pause_is_the_same_as_in_the_timeline() -> None:
+def test_minimum_pause_equals_that_of_the_timeline() -> None:
     assert elsewhere(5_000, is_cpu=True) == model_of_timeline.PAUSE_NS < calibration.ELSEWHERE_NS < 100 * NS_PER_MS
 
 

@@ -1,4 +1,4 @@
-"""Test what channels-last tensors would save, on a device that sets the pace."""
+"""Test the estimated savings of channels-last tensors in a job that is limited by the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDNN_NORM = "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true
 OWN_NORM = "void at::native::batch_norm_transform_input_kernel<float, float, float, true, int>(int)"
 LAYER_NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)"
 DEPTHWISE = "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>(int)"
-#: The peak of the memory in bytes/ms.
+#: Peak bandwidth of the memory in bytes/ms.
 PEAK = 3_350e6
 
 
@@ -32,7 +32,7 @@ def traces_of(*slow: Piece) -> tuple[Trace, ...]:
 
 
 def with_bytes(trace: Trace, operator: str, moved_bytes: float) -> Trace:
-    """State the bytes that each call of an operator moves."""
+    """Return the trace in which each call of `operator` moves `moved_bytes`."""
     events = trace.events
     rows = np.array(
         [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.names[events.name[row]] == operator]
@@ -52,7 +52,7 @@ def found(traces: tuple[Trace, ...]) -> Finding:
 
 
 def beyond_conversions(traces: tuple[Trace, ...]) -> float:
-    """Return the savings in ms, without those of conversions."""
+    """Return the savings in ms beyond those of the layout conversions that every trace here has."""
     return (found(traces).recoverable_ms_per_step or 0) - (found(traces_of()).recoverable_ms_per_step or 0)
 
 

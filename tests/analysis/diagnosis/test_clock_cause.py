@@ -1,4 +1,4 @@
-"""Test stragglers that compute longer because their GPU's clocks are held down, according to the machine's facts."""
+"""Test stragglers that compute longer because their GPU is throttled, according to the machine's facts."""
 
 from __future__ import annotations
 

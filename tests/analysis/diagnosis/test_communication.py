@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
 RUNS: dict[str, dict[str, Any]] = json.loads((WHOLE / "exchanges" / "runs.json").read_text(encoding="utf-8"))
-#: Suffix of the kernel-only trace that belongs to a full trace.
+#: Suffix of the name of a full trace's kernel-only trace.
 KERNEL_ONLY = "-light"
 RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz") if not path.stem.endswith(KERNEL_ONLY))
 #: Least share of the communication's cost that the table must attribute to transfer and wait buckets.
@@ -38,7 +38,7 @@ def cost_ms(name: str) -> float:
 
 @pytest.fixture(scope="module", params=RECORDED)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Analysis]:
-    """Return the name and the analysis of each recorded job."""
+    """Return (name, analysis) of a recorded job."""
     run: Path = tmp_path_factory.mktemp("exchange")
     unpack(WHOLE / "exchanges" / f"{request.param}.npz", run / "traces")
     light = WHOLE / "exchanges" / f"{request.param}{KERNEL_ONLY}.npz"

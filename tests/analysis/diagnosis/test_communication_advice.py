@@ -28,8 +28,10 @@ JOB = case_of(Job(ranks=4, step=(kernels(10), all_reduce(10, megabytes=100), upd
 
 
 def exchanging(operation: str, enqueue: str, around: str = "") -> Case:
-    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within the range
-    `around`."""
+    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective.
+
+    The collective is enqueued within the range `around`.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -63,7 +65,7 @@ def test_advice_fits_the_strategy_of_the_job(operation: str, enqueue: str, aroun
 
 
 @pytest.mark.parametrize(("name", "said"), [("vgg_p2poff", "no_sync"), ("clean", "no_sync")])
-def test_advice_for_recorded_ddp_jobs(name: str, said: str) -> None:
+def test_recorded_ddp_jobs_are_advised_to_use_no_sync(name: str, said: str) -> None:
     assert said in words(case_of(read_traces([TRACES / name])))
 
 
@@ -78,7 +80,7 @@ def test_ddp_advice_is_conditional_without_evidence_of_ddp() -> None:
     assert "With DistributedDataParallel" in words(JOB)
 
 
-def test_advice_for_a_recorded_fsdp_job(tmp_path: Path) -> None:
+def test_recorded_fsdp_job_is_advised_about_resharding(tmp_path: Path) -> None:
     unpack(WHOLE / "exchanges" / "vgg16-fsdp.npz", tmp_path)
     assert "reshard_after_forward" in words(case_of(read_traces([tmp_path])))
 
@@ -150,8 +152,10 @@ def test_links_are_blamed_below_half_of_the_nvlink_rate() -> None:
 
 
 def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked: int = 0) -> str:
-    """Return the advice for ranks that wait this long for each collective. Of the all-reduces in a step, some are
-    called by the loop and some by hooks."""
+    """Return the advice for ranks that wait for `calls`, given as (operation, µs), in each step.
+
+    The loop enqueues `own` all-reduces, and hooks enqueue `hooked` all-reduces.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):

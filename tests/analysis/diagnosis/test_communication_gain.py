@@ -14,7 +14,7 @@ COMPUTE_MS, COMMUNICATION_MS = 20.0, 12.0
 
 @pytest.mark.parametrize("timed_ms", [24.0, 28.0])
 def test_communication_on_gpus_costs_the_unprofiled_step_minus_other_work(timed_ms: float) -> None:
-    """In the trace communication takes 12 ms after 20 ms of kernels; in unprofiled steps 4 or 8 ms remain for it."""
+    """In the trace communication takes 12 ms after 20 ms of kernels; in unprofiled steps it takes 4 or 8 ms."""
     job = Job(ranks=2, step=(kernels(COMPUTE_MS), all_reduce(COMMUNICATION_MS), update(0.5)))
     case = run_of(case_of(job.traces()), [timed_ms + 0.5 + shift for shift in (-0.01, 0.0, 0.01) * 5])
     (found,) = [finding for finding in diagnose(case).findings if finding.code == "communication-bound"]

@@ -77,8 +77,10 @@ def test_single_step_gives_no_confidence() -> None:
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
 def test_cost_of_a_single_step_lowers_confidence(odd: float, share: float) -> None:
-    """The loader costs 10 ms in four steps and 26.7 ms in the fifth. Without the fifth step the mean falls by a
-    quarter."""
+    """The loader costs 10 ms in each of four steps and 26.7 ms in the fifth.
+
+    Without the fifth step the mean falls by a quarter.
+    """
     job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
     assert shares(job, scored_finding("loader", (40 + odd) / 5)) == pytest.approx([share])
 
@@ -111,7 +113,7 @@ def test_launch_overhead_is_varied_without_waste() -> None:
     [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
 )
 def test_reversed_tie_counts_as_a_variation(second: float, instead: tuple[str, ...], share: float) -> None:
-    """If two findings tie, their reversed order is a fifth variation, in which the first finding is not first."""
+    """If two findings tie, their reversed order is a fifth variation, in which the first finding loses its place."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
     assert shares(
         job, scored_finding("loader", 10.0), scored_finding("stall", second, instead=instead)

@@ -17,7 +17,7 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: The mean of these steps is 8.3 ms above their median, with a half-width of 21.4 ms.
+#: The mean of these steps is 8.3 ms above their median; the half-width of the mean's interval is 21.4 ms.
 PAUSED = (90.0, 90.0, 90.0, 90.0, 90.0, 140.0)
 EVEN = (100.0,) * 6
 
@@ -25,7 +25,7 @@ EVEN = (100.0,) * 6
 class Replay:
     """Fake the what-if simulation. A step takes 100 ms (recorded: 120 ms).
 
-    `left_ms` has the step times of scenarios at higher overhead, by the names of the applied edits.
+    `left_ms` has the step time in ms of each scenario at higher overhead, by names of the applied edits.
     """
 
     corrected_ms = 100.0
@@ -59,7 +59,7 @@ def rank(
 
 
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
-    """Return the significance for devices with these recorded steps, in ms."""
+    """Return the significance of findings for devices whose recorded steps take `recorded` ms."""
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(
@@ -163,7 +163,7 @@ def test_smaller_finding_must_survive_higher_overhead() -> None:
 
 
 def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dict[str, Any]:
-    """Return the graph of processes whose host nodes take these ms and record these events, over all steps."""
+    """Return the graph of processes, each given as (ms, recorded events) of its host nodes over all steps."""
     process = np.repeat(np.arange(len(each)), [len(busy) for busy, _ in each])
     host = SimpleNamespace(
         process=process,
@@ -173,7 +173,7 @@ def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dic
     return {"host": host, "steps": steps, "ranks": {index: index for index in range(len(each))}}
 
 
-#: Process 1 records as many events as the other two and takes slightly longer.
+#: Process 1 records as many events as the other two processes, and takes slightly longer.
 ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 400]))
 
 
@@ -193,8 +193,8 @@ def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) 
 @pytest.mark.parametrize(
     ("late", "doubted"),
     [
-        # The usual host takes 0.1025 ms per event (41 ms for 400 events). Half of the savings, 5 ms, equals 48.8
-        # events.
+        # The usual host takes 0.1025 ms per event (41 ms for 400 events). Half of the savings, 5 ms, equals the time of
+        # 48.8 events.
         (([48, 48], [448, 448]), True),
         (([48, 48], [449, 449]), False),
         # A host that takes 1.5 times as long as the usual host probably lost its CPU core.
@@ -214,7 +214,10 @@ def test_host_with_more_events_or_a_lost_core_is_not_doubted(
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
 def test_events_and_times_are_per_step(events: float, *, doubted: bool) -> None:
-    """The usual host takes 20.5 ms per event (41 ms for 2 events). Half of the savings, 9.5 ms, equals 0.46 events."""
+    """The usual host takes 20.5 ms per event (41 ms for 2 events).
+
+    Half of the savings, 9.5 ms, equals the time of 0.46 events.
+    """
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
@@ -228,7 +231,7 @@ def test_hosts_without_events_have_no_time_per_event() -> None:
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
 def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *, doubted: bool) -> None:
-    """Hosts differ if one takes longer than the others by half of the finding's 10 ms."""
+    """Hosts differ if one host takes longer than all others by half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
@@ -237,7 +240,7 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
     result = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
     assert result.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(result) == doubted
-    # The savings of this finding are unknown.
+    # The savings of the finding are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 

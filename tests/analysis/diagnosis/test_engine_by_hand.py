@@ -1,4 +1,4 @@
-"""Test what a diagnosis depends on: unusable simulations, the confidence that data allows, and a case's figures."""
+"""Test what limits a diagnosis: unusable simulations, data of low confidence, and small buckets."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 def simulation(
     simulated: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0
 ) -> Any:
+    """Fake a what-if with step times in ms: simulated, without profiler overhead, and unprofiled."""
     return SimpleNamespace(
         simulated_ms=simulated,
         corrected_ms=corrected,
@@ -78,7 +79,7 @@ def sure(
     confidence: Any = "high",
     **evidence: Any,
 ) -> str:
-    """Return the confidence of a finding that saves `gain` ms, in a case with these warnings and step times."""
+    """Return the confidence of a finding that saves `gain` ms, in a case with warnings `codes` and given step times."""
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
@@ -169,9 +170,10 @@ def test_exposed_time_of_a_rank_is_from_its_slowest_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end).
+    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end) in ns.
 
-    Every collective starts at 10 ns."""
+    Every collective starts at 10 ns.
+    """
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(
@@ -199,7 +201,7 @@ def test_transfer_with_missing_ranks_counts_as_unseen() -> None:
 
 
 def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
-    """Make a case of two steps of rank 0 with these ms per bucket."""
+    """Make a case of two steps of rank 0 with `buckets` in ms."""
     return case(
         tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),
@@ -260,8 +262,7 @@ def test_likely_cause_of_a_cpu_process_mentions_no_gpu() -> None:
 
 
 def reducing(took_ms: float, device_name: str = "") -> Any:
-    """Make a device with an all-reduce of 100 MB that takes this many ms, and a small one whose group size is
-    unknown."""
+    """Make a device with an all-reduce of 100 MB in `took_ms`, and a small all-reduce whose group size is unknown."""
     end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
     table = SimpleNamespace(
         start=np.zeros(3),
@@ -387,6 +388,8 @@ def test_mixed_runs_disable_rules_between_ranks(monkeypatch: pytest.MonkeyPatch,
     proposed: list[str] = []
 
     def rule(named: str) -> Any:
+        """Return a rule that proposes its code, and also abstains."""
+
         class Rule:
             code = named
 

@@ -23,7 +23,7 @@ Gone = frozenset[str]
 
 
 def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
-    """Make devices of two steps with these ms per bucket; the rest of the 100 ms is compute."""
+    """Make devices of two steps, each given as bucket → ms; the rest of the 100 ms is compute."""
     tracks = []
     for buckets in devices:
         ms = {"compute": 100 - sum(buckets.values()), **buckets}
@@ -73,7 +73,7 @@ def explanation_of(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """Return the explanation of a bucket. For each code in `weighed`, a finding removes the cause of this name."""
+    """Return the explanation of a bucket. For each code in `weighed`, a finding removes the cause of the same name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [
@@ -84,7 +84,7 @@ def explanation_of(
     return every[0] if every else None
 
 
-def test_the_device_that_waits_least_sets_the_pace() -> None:
+def test_pace_setter_is_the_device_that_waits_least() -> None:
     buckets, step_ms = pace_setter(case_of({"communication_wait": 30}, {"communication_wait": 10, "input": 20}))
     assert (buckets["communication_wait"], buckets["input"], buckets["compute"], step_ms) == (10, 20, 70, 100)
     nothing = pace_setter(case_of())
@@ -143,7 +143,7 @@ def test_profiler_overhead_explains_the_time_that_it_added(monkeypatch: pytest.M
     explanation = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
     assert explanation is not None
     assert (explanation.by, explanation.unexplained_ms) == ((), 20)
-    # If a finding explains enough, profiler overhead is not considered.
+    # If findings explain enough, profiler overhead is not considered.
     explanation = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
     assert explanation is not None
     assert explanation.by == ("launch-bound",)

@@ -31,7 +31,7 @@ def spans(ms: Spans) -> Any:
 def track(
     *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
 ) -> Any:
-    """Make a track with these ops and collectives, and its attribution with this transfer time, as spans in ms."""
+    """Make a track with `ops` and `collectives`, and its attribution with `transfer`; all three are spans in ms."""
     return (
         SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
         SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),
@@ -43,7 +43,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 
 
 class Job:
-    """A job of 100 ms per corrected step, whose hosts take 4 µs per event."""
+    """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
 
 
 def test_interval_includes_input_of_unprofiled_steps() -> None:
-    timed = (119.9, 120.0, 120.1)  # these steps scatter by less than 2 % of 120 ms
+    timed = (119.9, 120.0, 120.1)  # the steps of `timed` scatter by less than 2 % of 120 ms
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
@@ -145,7 +145,7 @@ def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
     assert Job(dear=90, cheap=105, chance=7.5, recorded=110).interval() == around(
         math.hypot(10, 7.5, 10), math.hypot(5, 7.5, 10)
     )
-    # Higher overhead must not lengthen the step, nor lower overhead shorten it.
+    # Higher overhead must not lengthen the step, and lower overhead must not shorten it.
     assert Job(dear=105, cheap=90).interval() == around(0)
     assert Job(dear=-20).interval() == (0, 103)
     assert Job(chance=120).interval() == (0, 223)
@@ -154,14 +154,15 @@ def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
 def test_interval_covers_speed_changes_of_hosts() -> None:
     job = Job(at_other_times=(80, 130))
     assert job.interval() == around(20, 30)
-    # Host work varies by a factor of 1.3 in both directions, and so do waits, except waits for devices.
+    # Host work and waits vary by a factor of 1.3 in both directions, except waits for devices.
     (fast, waits), (slow, longer) = job.paces
     assert (fast, waits) == (pytest.approx([20, 10]), pytest.approx([1, 0]))
     assert (slow, longer) == (pytest.approx([33.8, 16.9]), pytest.approx([1.69, 0]))
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # A simulated step of a faster host that is not shorter sets no lower bound. Unprofiled steps need no such bounds.
+    # If the simulated step of a faster host is not shorter, it sets no lower bound. With unprofiled steps, no bounds
+    # from faster or slower hosts are needed.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
@@ -169,7 +170,8 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("per_event_ns", "busy", "costs"),
     [
-        # The measured limit is half of the time per event. The overhead may be half or twice the estimate or the limit.
+        # The measured limit of the overhead is half of the time per event (`busy`). The overhead may be half or twice
+        # the estimate, or half or twice the limit.
         (1270, 4000, (635, 4000)),  # half of the estimate, and twice the limit of 2 µs
         (1270, 2000, (500, 2540)),  # half of the limit of 1 µs, and twice the estimate
         (1270, 0, (635, 2540)),  # the time per event is unknown
@@ -193,14 +195,14 @@ def test_hosts_without_events_have_the_estimated_overhead() -> None:
 
 
 def test_untraced_communication_time_scales_with_host_work() -> None:
-    """The profiler takes half of the step, so it may take half of the 10 ms of communication per step too."""
+    """The profiler takes half of the step, so it may also take half of the 10 ms of communication per step."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
     assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
     seen = track(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
     assert Job(tracks=[seen], **of).interval() == around(3, 0)
     more = track(transfer=((0, 40),), steps=4)
     assert Job(tracks=[seen, more, track()], **of).interval() == around(5, 0)
-    # Communication on devices counts; on CPU processes the communication threads do not.
+    # Communication on devices counts, but that of communication threads in CPU processes does not.
     cpu = track(is_cpu=True, transfer=((0, 20),))
     assert Job(tracks=[cpu, track()], **of).interval() == around(5, 0)
     assert Job(tracks=[cpu], **of).interval() == around(0)
@@ -232,5 +234,5 @@ def test_cpu_processes_drift_by_a_multiple_of_their_scatter(steps: tuple[float, 
     low, high = 100 * (1 - math.exp(-drift)), 100 * (math.exp(drift) - 1)
     job: Any = Job(steps=steps, tracks=[track(is_cpu=True)], chance=55)
     assert interval_ms(job) == pytest.approx(around(low, high), rel=1e-3)
-    # If one of the tracks is a device, only the scatter of steps counts.
+    # If one of the tracks is a device, only the scatter of recorded steps counts.
     assert Job(steps=steps, tracks=[track(is_cpu=True), track()], chance=55).interval() == around(55)

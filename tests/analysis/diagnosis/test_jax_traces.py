@@ -12,7 +12,7 @@ from gpudiag.model.analysis import Analysis
 from tests.report.consoles import drawn
 from tests.trace.documents import TRACES
 
-#: Words of other frameworks, and of devices that a CPU-only recording does not have.
+#: Terms of other frameworks, and of devices that a CPU-only recording does not have.
 FOREIGN = re.compile(r"TensorFlow|gpudiag profile|\btf\.|tf_|torch|DDP|DataLoader|\bGPUs?\b|CUDA|CUPTI", re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""Test why a rank is late and what is reported, with a few numbers in place of a simulation."""
+"""Test why a rank is late and what is reported, with a few numbers instead of a simulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 
 def excess_in(by_part: Mapping[str, Mapping[int, float]], steps: int = 2) -> Callable[[Any, str], Any]:
-    """Return the excess of each rank over its peers, in ms by component, the same in each step."""
+    """Fake `excess_of`: return each rank's excess from `by_part` (component → rank → ms), the same in each step."""
 
     def of(_: Any, part: str) -> Any:
         by_rank = {rank: 1e6 * ms for rank, ms in by_part.get(part, {0: 0.0, 1: 0.0}).items()}
@@ -51,10 +51,10 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause of lateness, given the savings (ms) of removing each component.
+    """Return the cause of lateness, given `alone`: component → savings (ms) of removing it.
 
-    `others` are the savings of all components but the largest, and `throughout` the savings of a host that is slow in
-    the whole step.
+    `others` are the savings of removing all components but the largest, and `throughout` the savings if the host were
+    not slow in the whole step.
     """
     best = max(alone, key=lambda part: alone[part])
 
@@ -76,7 +76,7 @@ def cause(
         savings_ms=lambda many: [gained(scenario) for scenario in many],
         saving_ms=gained,
     )
-    found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it
+    found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # unused here
     assert by_part == {part: alone.get(part, 0.0) for part in COMPONENTS}
     return found
 
@@ -84,7 +84,7 @@ def cause(
 def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in this component only
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in input only
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
@@ -108,7 +108,7 @@ def test_slow_host_is_the_cause_if_its_components_together_save_half(monkeypatch
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """The ranks are late in turn by 2 ms, which is 1 ms per rank in the mean."""
+    """Each of two ranks is late by 2 ms in every other step, which is 1 ms per step in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)
@@ -130,7 +130,7 @@ def test_host_with_additional_pauses_stalls(
     monkeypatch: Patch, called: str, gain: float, paused: float, found: str
 ) -> None:
     monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
-    cause, pauses = stall_by_own_pauses(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # looks at none of it
+    cause, pauses = stall_by_own_pauses(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # unused here
     assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
 
 
@@ -153,7 +153,7 @@ def finding_of(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """Return the finding about ranks that are late by these ms in the component that is the cause."""
+    """Return the finding about ranks that are late by `late` (rank → ms) in the component that is the cause."""
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
@@ -389,7 +389,7 @@ def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() ->
     assert gain(100, 70, 100) == 30
     assert gain(100, 70, 80) == pytest.approx(24)  # 30 % of the unprofiled 80 ms, because the remainder is only 10 ms
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the remainder counts
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs communication saves only the remainder
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
@@ -428,7 +428,7 @@ def test_simulation_is_fitted_to_unprofiled_steps(
 
 
 def simulated() -> WhatIf:
-    """Simulate two ranks: rank 1 is 300 µs late at the all-reduce, and a kernel is slower while the other waits."""
+    """Simulate two ranks: a kernel of rank 1 takes 300 µs, for which rank 0 waits in the all-reduce."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

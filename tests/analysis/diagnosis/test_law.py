@@ -32,7 +32,7 @@ def test_findings_explain_the_table_of_every_trace(path: Path, analysis_of: Call
     assert violations(analysis) == []
     amounts = [finding.recoverable_ms_per_step or 0.0 for finding in analysis.findings]
     assert all(0 <= ms <= max(analysis.steps.mean_ms, analysis.steps.corrected_mean_ms or 0.0) for ms in amounts)
-    # After a fix of `slow-compute` the step is still limited by compute.
+    # After a fix of `slow-compute`, compute still limits the step.
     others = [finding for finding in analysis.findings if finding.code != "slow-compute"]
     said = {finding.code for finding in others if (finding.recoverable_percent or 0.0) >= 5}
     assert not (said and "compute-bound" in {finding.code for finding in analysis.findings})

@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 from tests.traces.pack import unpack
 
 RECORDED = WHOLE / "lines"
-#: Unprofiled step with the sleep minus the step without it, in alternation.
+#: Unprofiled step time with the sleep minus the step time without it, in alternation.
 COST_MS = 21.2
 
 
@@ -34,8 +34,8 @@ def test_line_after_the_update_costs_all_of_its_time(tmp_path: Path) -> None:
     assert abs(first.recoverable_ms_per_step - COST_MS) < 0.1 * COST_MS
 
 
-def test_line_that_launches_is_told_from_a_line_that_pauses() -> None:
-    """Each step launches a kernel after 300 µs, and copies to the host after 500 µs more."""
+def test_launching_and_pausing_lines_are_distinguished() -> None:
+    """Each step launches a kernel after 300 µs, and copies to the host 500 µs later."""
     trace = (
         TraceBuilder()
         .steps(

@@ -68,7 +68,7 @@ def test_pauses_at_many_locations_are_not_named() -> None:
 
 
 def calling(*calls: tuple[str, int, int]) -> TraceBuilder:
-    """Make steps of 20 ms in which a thread makes these calls (start and end in µs); its kernel runs at the end."""
+    """Make steps of 20 ms in which a thread makes `calls` (name, start, end in µs) and a kernel runs at the end."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(step * 20_000)
@@ -97,7 +97,7 @@ def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
     twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
     assert pauses_of(once, OFTEN_TOGETHER) == {}
     assert pauses_of(twice, OFTEN_TOGETHER) == {"after a and before b": pytest.approx(3)}
-    # The means over peers and over late ranks are compared. Time within a nested call does not count.
+    # The mean over late ranks is compared with the mean over peers. Time within a nested call does not count.
     assert pauses_of(once, OFTEN_TOGETHER, (("c", 0, 17_800),)) == {"after a and before b": pytest.approx(2)}
     inner = (("c", 0, 17_800), ("a", 10, 1000), ("b", 1001, 2000))
     assert pauses_of(once, inner) == {"after a and before b": pytest.approx(2)}

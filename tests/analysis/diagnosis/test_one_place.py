@@ -1,4 +1,4 @@
-"""Test that causes at one location of the step become one finding, and that others stay separate."""
+"""Test that causes at one location of the step become one finding, and that causes elsewhere stay separate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_wait_elsewhere_in_the_step_is_a_separate_finding() -> None:
 
 @pytest.mark.long
 def test_checkpoint_in_each_step_is_found_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
-    """The trace alone locates the launches, copies and waits that torch.save causes at one source location."""
+    """The trace alone shows one source location for all launches, copies and waits of torch.save."""
     analysis = analysis_of(WHOLE / "faults" / "saves-each-step.npz")
     first = analysis.findings[0]
     assert (first.code, first.cause) == ("host-stall", "other work within the step")

@@ -18,7 +18,7 @@ PAUSE_MS = 200
 
 
 def paused_in(*steps: int) -> Case:
-    """Pause all ranks in some steps."""
+    """Return a case in which all ranks pause in `steps`."""
     timeline = build_timeline(replace(LATE, once={step: (silence(PAUSE_MS),) for step in steps}).traces())
     return Case(timeline=timeline, attribution=attribute(timeline))
 

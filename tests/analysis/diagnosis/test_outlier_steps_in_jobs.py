@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
-    """Make ranks with these analysed steps in ms, and a further step before and after them."""
+    """Make ranks, given as the ms of their analysed steps, with a further step before and after the analysed steps."""
     traces = []
     for rank, steps in enumerate(ranks):
         trace, at = TraceBuilder(rank, world_size=len(ranks)), 0
@@ -33,7 +33,7 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 
 
 def kept(case: Case) -> list[int]:
-    """Return the remaining steps, which are the same on all tracks."""
+    """Return the numbers of the steps that are kept, which are equal on all tracks."""
     kept_case = without_outlier_steps(case)
     steps = {tuple(track.window_steps.tolist()) for track in kept_case.tracks}
     assert len(steps) == 1
@@ -46,7 +46,7 @@ EIGHT = [10.0] * 8
 
 
 def unlike(**at: float) -> list[float]:
-    """Return eight steps of 10 ms, except that s1, s2, … take these ms."""
+    """Return the ms of eight steps: `at` for the steps s1, s2, … that it names, and 10 for all others."""
     return [at.get(f"s{number}", 10.0) for number in range(1, 9)]
 
 
@@ -61,11 +61,11 @@ def unlike(**at: float) -> list[float]:
         (unlike(s8=15.1), range(1, 8)),
         (unlike(s3=30), range(5, 9)),
         (unlike(s5=30), range(1, 5)),
-        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs
+        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs of steps
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
         (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
-        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter of the steps are not outliers
+        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # steps are no outliers if they are more than a quarter
     ],
 )
 def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -> None:
@@ -77,9 +77,9 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
         assert without_outlier_steps(case) is case
 
 
-def test_usual_step_is_the_median_of_the_others() -> None:
-    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For steps of 10, 20 and 23 ms the usual
-    # step is 15 ms.
+def test_usual_step_is_the_median_of_all_other_steps() -> None:
+    # In steps of 10, 10, 20 and 16 ms, the third step is compared with 10 ms, the median of all other steps. In steps
+    # of 10, 20 and 23 ms, the third step is compared with 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (
@@ -106,9 +106,11 @@ def test_cpu_processes_keep_all_steps() -> None:
     assert without_outlier_steps(cpu).outlier_steps
 
 
-def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
-    """The mean with three steps of 30 ms is 17.5 ms. These steps stay if unprofiled steps are nearer to 17.5 than to 10
-    ms."""
+def test_unprofiled_steps_decide_whether_long_steps_are_outliers() -> None:
+    """With three steps of 30 ms the mean is 17.5 ms.
+
+    Steps of 30 ms stay if unprofiled steps are nearer to 17.5 than to 10 ms.
+    """
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
     assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]
@@ -117,7 +119,7 @@ def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
 
 
 def likely(share: float, *, world: int = 1) -> str:
-    """Return the findings for steps of 10 ms that include a copy of this many ms."""
+    """Return the title of the likely cause if a copy takes `share` percent of each step of 10 ms; "" without one."""
     trace = TraceBuilder(0, world_size=world)
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)

@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def logging(*, marked: bool) -> TraceBuilder:
-    """Make steps of 30 ms: an operator that launches 5 ms of kernels, and 20 ms of untraced host time (in µs)."""
+    """Make steps of 30 ms (times in µs): an operator that launches 5 ms of kernels, and 20 ms of untraced host time."""
     trace = TraceBuilder(0)
     for step in range(7):
         trace.step(step * 30_000)
@@ -39,9 +39,10 @@ def test_range_around_a_stall_names_it() -> None:
 
 
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
-    """Make steps of two CPU processes with pauses of these µs, each after an operator of 2 ms.
+    """Make steps of two CPU processes with pauses of `own` and `shared` µs, each after an operator of 2 ms.
 
-    Only rank 0 has the `own` pauses."""
+    Only rank 0 has the `own` pauses.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):

@@ -1,4 +1,4 @@
-"""Test between which calls a thread records nothing, and which calls are slow, in steps of a few calls. Times in µs."""
+"""Test between which calls a thread records nothing, and which calls are slow, in steps with a few calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Call = tuple[str, int, int]
 
 
 def job(*ranks: Sequence[Call]) -> Case:
-    """Make CPU processes with these calls in each step of 20 ms."""
+    """Make CPU processes, given as their calls in each step of 20 ms."""
     traces = []
     for rank, calls in enumerate(ranks):
         trace = TraceBuilder(rank, world_size=len(ranks), origin_ns=10**18 + 10**6 * rank)
@@ -44,9 +44,10 @@ def job(*ranks: Sequence[Call]) -> Case:
 
 
 def pausing(*until: int) -> list[Call]:
-    """Make calls `a`, `b`, `c`, … with a pause before each of these start times.
+    """Make calls `a`, `b`, `c`, … with a pause before each start time in `until`.
 
-    The last call lasts until the step's end."""
+    The last call lasts until the step's end.
+    """
     calls = [("a", 0, 1000)]
     for place, at in enumerate(until):
         calls.append(("bcdef"[place], at, at + 500 if place < len(until) - 1 else 19_990))
@@ -85,7 +86,7 @@ def test_pause_before_the_first_operator_is_named_by_the_previous_call() -> None
 
 
 def outermost(*calls: Call, latest: bool) -> str:
-    """Return the name of the outermost call that ends last, or starts first."""
+    """Return the name of the outermost call that ends last (`latest`) or starts first."""
     events: Any = SimpleNamespace(
         start_ns=np.array([start * 1000 for _, start, _ in calls], np.int64),
         end_ns=np.array([end * 1000 for _, _, end in calls], np.int64),
@@ -126,7 +127,7 @@ def test_slow_calls_are_per_step_and_process() -> None:
     assert slow_operators(job(slow, fast), [0, 1]) == {"b": (2.0, 1.0), "a": (0.5, 0.5)}
     assert slow_operators(job(slow, slow), [0, 1]) == {"b": (4.0, 2.0), "a": (1.0, 1.0)}
     assert slow_operators(job(slow, fast), [1]) == {}
-    # A call that is interrupted by a nested call counts once.
+    # A call counts once even if a nested call interrupts it.
     ((own_ms, times),) = slow_operators(job([("a", 0, 3000), ("c", 1000, 1001)]), [0]).values()
     assert own_ms == pytest.approx(2.999)
     assert times == 1

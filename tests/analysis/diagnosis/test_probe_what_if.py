@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def curve(strategy: str, *points: tuple[int, float]) -> tuple[Collective, ...]:
-    """Make all-reduces of 4 ranks with these measured (MB, µs)."""
+    """Return all-reduces of 4 ranks that were measured at `points` (MB, µs)."""
     return tuple(
         Collective(
             operation="all_reduce",
@@ -42,7 +42,7 @@ def probed(*collectives: Collective) -> Facts:
 
 
 def exposed(milliseconds: float, megabytes: float, facts: Facts) -> Case:
-    """Make 10 ms of compute, then an all-reduce that nothing hides, then the update."""
+    """Make a case of 10 ms of compute, an all-reduce of `milliseconds` that nothing hides, and an update."""
     job = Job(ranks=4, step=(kernels(10), all_reduce(milliseconds, megabytes=megabytes), update(1)))
     return replace(case_of(job.traces()), facts=facts)
 
@@ -59,7 +59,7 @@ def test_savings_are_those_of_the_other_transport() -> None:
     assert transports(facts) == ("nccl", "nccl-no-p2p", "gloo")
     result = finding(case, "communication-bound")
     # Over NCCL the all-reduce takes 2 ms (interpolated between 50 and 150 MB), 8 ms less than recorded. Without peer
-    # access it takes as long as recorded. gloo was not measured at this size.
+    # access the all-reduce takes as long as recorded. gloo was not measured at this size.
     assert result.evidence["savings_ms_at_probed"] == {"nccl": pytest.approx(8.0, abs=0.05)}
     assert result.recoverable_ms_per_step == pytest.approx(10.0, abs=0.05)
 

@@ -1,6 +1,6 @@
 """Test random jobs: known causes are found, findings explain the table, and a loader is not misreported.
 
-`benchmarks/random_jobs.py` runs more of these jobs and lists the errors of each.
+`benchmarks/random_jobs.py` runs more random jobs and lists the errors of each job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_UNLAWFUL = 0
 
 @pytest.mark.long
 def test_random_jobs_are_diagnosed_correctly() -> None:
-    """Check all requirements in one test, so that each job is judged once."""
+    """All requirements are in one test, so that each job is judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
@@ -47,7 +47,7 @@ def test_share_has_a_wilson_interval() -> None:
 
 
 def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), **buckets: float) -> Analysis:
-    """Return the analysis of one device with a step of 100 ms and these buckets; the rest is compute."""
+    """Return the analysis of one device with a step of 100 ms and `buckets` in ms; the rest is compute."""
     parts = dict.fromkeys(BUCKETS, 0.0) | buckets
     parts["compute"] = 100.0 - sum(buckets.values())
     return Analysis(

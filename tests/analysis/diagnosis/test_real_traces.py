@@ -1,6 +1,6 @@
 """Test the diagnosis of recorded traces whose true costs were measured by ablation.
 
-An ablation is the unprofiled step with the fault minus the unprofiled step without it.
+An ablation is the unprofiled step time with the fault minus the unprofiled step time without it.
 
 The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
 recordings.
@@ -118,7 +118,7 @@ def test_interval_contains_the_unprofiled_step(
     assert interval[1] - interval[0] < 1.2 * unprofiled_ms, "the interval is wider than the step"
 
 
-#: Rows of the table in docs/accuracy.md.
+#: Recording → its row of the table in docs/accuracy.md.
 PUBLISHED = {
     "clean": "clean",
     "slow_loader_rank2": "late loader on rank 2",

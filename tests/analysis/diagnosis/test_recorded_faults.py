@@ -1,8 +1,8 @@
 """Test faults of known cost in real jobs on a slow host, with kernel-only traces, full traces and unprofiled steps.
 
-The cost of each fault is the unprofiled step with the fault minus the step without it, in alternation (`gpudiag
-selftest`, 2 H200). On these hosts a step takes 1.5 times as long with a kernel-only trace, and twice as long with a
-full trace.
+The cost of each fault is the unprofiled step time with it minus that without it, in alternation (`gpudiag selftest`, 2
+H200). On the hosts of these jobs a step takes 1.5 times as long with a kernel-only trace, and twice as long with a full
+trace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def test_fault_is_first_with_ranks_cause_and_amount(
 
 
 def test_unprofiled_steps_show_which_host_is_slow(tmp_path: Path) -> None:
-    """Both hosts took 52 ms for an unprofiled step. One host was ahead by 49 ms, and the other by less than 1 ms."""
+    """Both hosts took 52 ms for an unprofiled step.
+
+    One host was ahead of its device by 49 ms, and the other by less than 1 ms.
+    """
     name = "gpt-busy-core-one"
     run = json.loads(json.dumps(FAULTS[name]["run"]))
     assert [round(sum(rank["timed"]["lead_ms"]) / 20) for rank in run["ranks"]] == [49, 1]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def played(*kinds: str) -> list[Any]:
-    """Return (code, job) of the examples of these kinds of every rule."""
+    """Return (code, job) of the examples of `kinds` of every rule."""
     return [
         pytest.param(rule.code, job, id=f"{rule.code}: {what}")
         for rule in DOCUMENTED_RULES
@@ -110,7 +110,7 @@ def test_straggler_savings_equal_the_difference_without_it(
     assert finding.confidence == "high"
 
 
-def test_generally_slow_host_launches_slowly() -> None:
+def test_host_that_is_slow_in_everything_is_reported_as_launching_slowly() -> None:
     """Of the additional 20 ms, launches take 9 ms, operators 6 ms and pauses 5 ms, so no component takes most of the
     time."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
@@ -140,7 +140,7 @@ def test_rotating_late_rank_is_jitter_with_its_distribution() -> None:
 
 
 def test_rank_that_is_late_slightly_more_often_is_not_named() -> None:
-    # Of the analysed steps 1 to 5, rank 1 is late in two, and each other rank in one.
+    # In the analysed steps 1 to 5, rank 1 is late twice, and each other rank once.
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
     finding = diagnosis_of(job.traces())[0]["straggler"]
     assert finding.title.startswith("ranks take turns")

@@ -45,7 +45,7 @@ def timed(
     step_ms: float | None = 100.0,
     not_recorded_ms: float = 0.0,
 ) -> list[Finding]:
-    """Return the findings of a job whose ranks waited this long for input in each unprofiled step."""
+    """Return the findings of a job whose ranks wait `waits` ms for input, one number for each unprofiled step."""
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
@@ -62,10 +62,10 @@ def timed(
     [
         ([[5.0] * 9], 100.0, 5.0),
         ([[4.9] * 9], 100.0, None),
-        ([[5.0]], 100.0, None),  # a single step is not enough
+        ([[5.0]], 100.0, None),  # one unprofiled step is not enough
         ([[5.0] * 9], None, None),
         ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # waits in two of six steps may be chance
-        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait 6 ms
+        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait for at least 6 ms
         ([[8.0] * 9, [7.0] * 9, [1.0] * 9], 100.0, 7.0),
         ([], 100.0, None),
     ],
@@ -129,7 +129,8 @@ def test_mostly_marked_input_has_the_cause_loader(marked: float, *, known: bool)
 def test_blocking_calls_are_counted_by_outermost_operator() -> None:
     """Rank 0 reads twice inside the operator `outer`, and rank 1 reads once outside of operators.
 
-    An operator of a different thread contains none of these reads."""
+    An operator of a different thread contains none of the reads.
+    """
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -188,7 +189,10 @@ def test_only_the_five_most_frequent_calls_are_named() -> None:
 
 
 def copies(pageable: int, pinned: int) -> Finding:
-    """Make a step with a copy of this many µs from each kind of memory, 1 kB each."""
+    """Return the finding for a step with a pageable copy of `pageable` µs and a pinned copy of `pinned` µs.
+
+    Each copy has 1 kB.
+    """
     trace = TraceBuilder().steps(
         6,
         10_000,
@@ -230,7 +234,7 @@ def test_copies_of_unknown_size_have_no_rate() -> None:
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
 
 
-def test_figures_of_launch_overhead() -> None:
+def test_launch_overhead_has_kernel_counts_and_times_as_evidence() -> None:
     """Kernels take 20, 5 and 8 µs per step on each of two ranks, whose hosts work 300 µs per step."""
     traces = [
         TraceBuilder(rank, world_size=2)
@@ -267,13 +271,15 @@ def test_figures_of_launch_overhead() -> None:
         ("copy", "", "rank 3 copies longer", "ranks 3 copy longer"),
     ],
 )
-def test_wording_for_late_ranks(cause: str, place: str, one: str, several: str) -> None:
+def test_late_ranks_and_their_cause_are_named_in_singular_and_plural(
+    cause: str, place: str, one: str, several: str
+) -> None:
     assert (_what(cause, "rank 3", place, one=True, silent=False) or "").startswith(one)
     assert (_what(cause, "ranks 3", place, one=False, silent=False) or "").startswith(several)
     assert _what("unknown", "rank 3", place, one=True, silent=False) is None
 
 
-def test_wording_for_unmarked_input() -> None:
+def test_unmarked_input_is_named_with_its_ranks() -> None:
     words = "unmarked time (usually loading)"
     assert _what("input", "rank 3", words, one=True, silent=True) == f"rank 3's {words} delays"
     assert _what("input", "ranks 3 and 4", words, one=False, silent=True) == (
@@ -291,7 +297,7 @@ def test_last_arrivals_count_each_collective_once() -> None:
 
 
 def stacks(*functions: dict[str, int]) -> Case:
-    """Make ranks that spend these µs of a step of 10 ms in user's functions."""
+    """Make ranks that spend time in user's functions, given as name → µs in each step of 10 ms."""
     traces = []
     for rank, times in enumerate(functions):
         trace = TraceBuilder(rank, world_size=len(functions), origin_ns=10**18 + 10**6 * rank)
@@ -317,9 +323,10 @@ def test_functions_slower_on_late_ranks_are_named() -> None:
 
 
 def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, world: int = 4) -> Any:
-    """Return the largest of these kinds of collectives.
+    """Return the largest of several kinds of collectives.
 
-    A kind is (operation, bytes, transfer time of each collective in ns or -1 if unknown)."""
+    A kind is (operation, bytes, transfer time of each collective in ns or -1 if unknown).
+    """
     times = [(index, ns) for index, (_, _, each) in enumerate(kinds) for ns in each]
     arrival = np.array([UNKNOWN if ns < 0 else 50 for _, ns in times])
     table = SimpleNamespace(
@@ -428,7 +435,7 @@ def concluded(
     compute: float = 90.0,
     step: float = 120.0,
 ) -> list[str]:
-    """Return the conclusions for findings of these percentages, in a recorded step of this many ms."""
+    """Return the conclusions for findings that save `percents` % of a recorded step of `step` ms."""
     case: Any = SimpleNamespace(
         step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
         timeline=SimpleNamespace(framework="pytorch"), rate=None,

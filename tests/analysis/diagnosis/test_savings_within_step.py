@@ -1,4 +1,4 @@
-"""Test that no finding saves more than the reported step, whatever a recording or a run record says."""
+"""Test that no finding saves more than the reported step, whatever the recording or the run record contains."""
 
 from __future__ import annotations
 

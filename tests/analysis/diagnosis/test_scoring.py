@@ -1,6 +1,6 @@
-"""Test how findings that save the same time share this time, in toy jobs whose step time is a formula.
+"""Test how findings that save the same time share the savings, in toy jobs whose step time is a formula.
 
-A toy job's scenario is the set of causes that are removed.
+A toy job's scenario is the set of removed causes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Toy:
 
 
 class Doubting:
-    """Doubt findings of these codes, and record how many edits were applied before each finding was checked."""
+    """Doubt findings by code, and record how many edits were applied before each finding was checked."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes
@@ -50,7 +50,7 @@ class Doubting:
 
 
 def summed(least: float = 0.0, **parts: float) -> Any:
-    """Return a job whose host runs these parts in sequence, while its device needs at least `least` ms."""
+    """Return a job whose host runs `parts` (name → ms) in sequence, while its device needs at least `least` ms."""
     return Toy(lambda gone: max(sum(ms for part, ms in parts.items() if part not in gone), least))
 
 
@@ -59,7 +59,7 @@ def without(*parts: str) -> Any:
 
 
 def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fields: Any) -> Proposal:
-    """Return a proposal that removes these parts (by default the part named like its code)."""
+    """Return a proposal that removes `parts` (by default the part named like its code)."""
     return Proposal(
         edit=without(*(parts or (code,))),
         describe=lambda gain, percent: Finding(
@@ -103,7 +103,7 @@ def test_launch_overhead_is_scored_with_causes_too_small_to_report(small: float,
 
 
 def test_launch_overhead_never_saves_more_than_in_the_recorded_job() -> None:
-    """Without communication, launch overhead would save more; only what it saves with communication is reported."""
+    """Without communication, launch overhead would save more; only its savings with communication are reported."""
     job: Any = Toy(
         lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
     )
@@ -162,10 +162,10 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     [
         (20, 20, 80, True),
         (20, 20, 78.1, True),
-        (20, 20, 78, False),  # removing both saves 2 % more than either alone
-        (20, 10, 79, False),  # fixing only the first is enough, and fixing only the second is not
+        (20, 20, 78, False),  # removing both saves 2 % more than removing either
+        (20, 10, 79, False),  # fixing the first finding is enough, and fixing the second is not
         (5, 5, 95, True),
-        (4.9, 4.9, 95.1, False),  # neither is worth fixing
+        (4.9, 4.9, 95.1, False),  # neither finding is worth fixing
     ],
 )
 def test_interchangeable_waste_findings_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:

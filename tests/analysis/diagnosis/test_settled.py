@@ -1,4 +1,4 @@
-"""Test that unprofiled steps with the same wait confirm a finding about a wait, however few steps were recorded."""
+"""Test that unprofiled steps with an equal wait confirm a finding about a wait, even if few steps were recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.analysis.diagnosis.test_unprofiled_steps import timed
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
-#: Recorded and unprofiled steps take 30 ms, of which they wait 10 ms for input.
+#: Recorded and unprofiled steps take 30 ms, of which the host waits 10 ms for input.
 CASE = timed(Job(ranks=1, step=(fetch(10), kernels(20))), 1 / 3)
 
 

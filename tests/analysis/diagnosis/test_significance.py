@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Number of random jobs.
 JOBS = 20
-#: 100 kernels take 10 ms and their launches 11 ms, so the host needs a tenth more time and sets the pace.
+#: 100 kernels take 10 ms and their launches 11 ms, so the host determines the step time by a tenth.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
@@ -38,7 +38,7 @@ def findings_and_warnings(case: Case) -> tuple[set[str], dict[str, str]]:
 
 
 def timed(job: Job, *, slow_times: float) -> Case:
-    """Return the job with unprofiled steps whose mean is the recorded step; one of eight steps is slower."""
+    """Return the job with unprofiled steps, one of eight slower; their mean equals the recorded step."""
     case = case_of(job.traces())
     times = [1.0] * 70 + [slow_times] * 10
     scale = case.slowest_ms / statistics.fmean(times)
@@ -60,7 +60,7 @@ def test_loss_in_few_steps_is_no_finding() -> None:
 
 
 def with_events(case: Case, per_node: int) -> Case:
-    """Return the case as if this many events had been recorded before each launch."""
+    """Return the case as if `per_node` events had been recorded before each launch."""
     what_if = case.what_if
     assert what_if is not None
     host = msgspec.structs.replace(what_if.graph.host, events=np.full(len(what_if.graph.host.time), per_node))
@@ -127,12 +127,12 @@ def test_interval_covers_half_and_twice_the_overhead() -> None:
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
     assert low < recorded_ms - 2 * cost_ms
-    # Only the host sets the pace, and at other times it may be 1.3 times as slow.
+    # The host alone determines the step time, and at other times it may be 1.3 times as slow.
     assert recorded_ms - cost_ms / 2 < high < 1.3 * recorded_ms
 
 
 def cpu_ranks(scatter_us: int) -> Case:
-    """Make two CPU processes with steps of 20 ms that are alternately longer and shorter by this much."""
+    """Make two CPU processes with steps of 20 ms that are alternately longer and shorter by `scatter_us`."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         at = 0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.diagnosis.traced_pipelines import draw, judged
 
-#: Seeds of jobs in which each fault and schedule occurs; `benchmarks/random_pipelines.py --traces` judges further jobs.
+#: Seeds of jobs that cover all faults and schedules; `benchmarks/random_pipelines.py --traces` judges further jobs.
 SEEDS = (1, 3, 4, 8, 12, 14, 15, 31)
 
 

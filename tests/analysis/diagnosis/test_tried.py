@@ -11,6 +11,7 @@ from gpudiag.model.job import Change, TriedChange
 
 
 def finding(cause: str, saves: float, low: float, high: float, **evidence: object) -> Finding:
+    """Return a finding that saves `saves` ms (and percent), with the bounds `low` and `high` in ms."""
     return Finding(
         code="slow-compute",
         severity="info",

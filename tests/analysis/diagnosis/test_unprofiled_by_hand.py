@@ -1,4 +1,4 @@
-"""Test what unprofiled steps show of hosts and input, with records of a few numbers."""
+"""Test what unprofiled steps reveal about hosts and input, with run records of a few numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def times(*step_ms: float) -> StepTimes:
 def run(
     *timed: UnprofiledSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
 ) -> RunRecord:
-    """Return a run record with a rank for each argument, which has the unprofiled steps of the rank."""
+    """Return a run record with a rank for each argument, which is the unprofiled steps of the rank."""
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -106,7 +106,7 @@ def test_loader_time_is_the_time_of_the_workers_per_batch(loader: LoaderPace | N
 
 
 def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunRecord:
-    """Return a run on CPUs with these input times per rank and step; rank r has steps of 10 + r ms."""
+    """Return a run on CPUs with input times (ms) per rank and step; rank r has steps of 10 + r ms."""
     pace = loaders or [None] * len(fetching)
     timed = (
         UnprofiledSteps(host_ms=(1.0,) * len(of), input_ms=of, loader=loader)
@@ -133,7 +133,7 @@ def test_input_above_most_ranks_is_bounded_by_the_pace_of_workers() -> None:
     assert input_ms_above_most(fetched(*waits, loaders=(made(12), made(12)))) == {0: 0, 1: 0}
     # The workers of one rank are unknown.
     assert input_ms_above_most(fetched(*waits, loaders=(None, made(10.9)))) is None
-    # If both bounds apply, the lower one holds.
+    # If both bounds apply, the lower bound holds.
     both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
     assert input_ms_above_most(both) == {0: 0, 1: 1}
 
@@ -144,7 +144,7 @@ def test_exposed_and_total_input_time_of_unprofiled_steps() -> None:
     on_gpus = run(host(1, 1, 1, lead=(3.0, 3.0, 3.0), fetching=(5.0, 5.0, 5.0)))
     assert unprofiled_input(on_gpus) == UnprofiledInput(exposed_ms=2, fetching_ms=5)
     assert unprofiled_input(None) is unprofiled_input(run(None)) is None
-    # The result is unknown if a rank has no lead times, or if the only rank has a single step.
+    # The result is unknown if a rank has no host lead, or if the only rank has a single step.
     assert unprofiled_input(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
     assert unprofiled_input(fetched((5,))) is None
 
@@ -167,7 +167,7 @@ def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # There is no result if a rank was not timed, and none for a single rank, which has no peers.
+    # There is no result if a rank was not timed, or for a single rank, which has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6
@@ -186,7 +186,7 @@ def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None
 
 
 def leads(*ahead: str) -> RunRecord:
-    """Return a run with a letter per step and host: `a` for a lead of 2.5 ms over the device, `b` for 2.4 ms."""
+    """Return a run with a letter per step and host: `a` for a host lead of 2.5 ms over the device, `b` for 2.4 ms."""
     return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if letter == "a" else 2.4 for letter in of)) for of in ahead))
 
 
@@ -223,7 +223,7 @@ def test_only_stragglers_are_waited_for_in_most_steps(
         (("aaa",), True),
     ],
 )
-def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
+def test_step_is_limited_by_devices_if_every_host_is_half_a_step_ahead_in_most_steps(
     ahead: tuple[str, ...], set_pace: bool
 ) -> None:
     of = run(
@@ -232,7 +232,7 @@ def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
     assert devices_set_pace(of) == set_pace
 
 
-def test_devices_set_no_pace_if_a_host_was_not_timed() -> None:
+def test_step_is_not_limited_by_devices_if_a_host_was_not_timed() -> None:
     timed = host(50.0, lead=(50.0,))
     assert [devices_set_pace(of) for of in (run(timed), run(timed, None), run(timed, host(50.0)), run(), None)] == [
         True, False, False, False, False

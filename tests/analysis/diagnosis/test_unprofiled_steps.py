@@ -1,4 +1,4 @@
-"""Test figures of unprofiled steps: means, the cost of recording, and input waits that only these steps show."""
+"""Test values from unprofiled steps: means, the cost of recording, and input waits that only these steps show."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """Return the job with unprofiled steps in which each rank fetches for longer, by its share of a recorded step.
+    """Return the job with unprofiled steps in which each rank fetches longer, by `share` of a recorded step.
 
-    `lead` is the host's lead as a share of a recorded step; fetching is longer by the lead too.
+    `lead` is the host's lead as a share of a recorded step; the lead also lengthens each fetch.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
@@ -117,7 +117,7 @@ ONE_LATER = Job(ranks=2, step=(fetch(30), *DDP), extra={1: (fetch(30),)})
 
 
 def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = None) -> Case:
-    """Return the job on CPUs with unprofiled steps of 60 ms, these fetch times by rank, and this time per batch."""
+    """Return the job on CPUs with unprofiled steps of 60 ms, with fetch times by rank and times per batch by rank."""
     case = run_of(case_of(ONE_LATER.traces()), [60.0] * STEPS)
     assert case.run is not None
     ranks = []
@@ -164,7 +164,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
 
 def test_equally_slow_workers_make_no_rank_late() -> None:
     slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59 ms too
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 also need 59 ms
     assert next(iter(slow)) == "input-bound"
     late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
@@ -182,8 +182,8 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # The first step has no previous lead. In the others the fetch takes 8, 2 and 7 ms, of which the previous step's
-    # lead of 5, 5 and 0 ms is hidden.
+    # The first step has no previous lead. In the other steps the fetch takes 8, 2 and 7 ms. The previous step's lead
+    # hides 5, 5 and 0 ms of it.
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
@@ -205,7 +205,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Means on the slowest rank without the first and the last step, as in the analysis.
+    # The means are those of the slowest rank without its first and last step, as in the analysis.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
@@ -215,7 +215,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     assert [doubt.message for doubt in recording_doubts(run)] == ["because"]
 
 
-def test_run_record_without_these_fields_gives_no_figures() -> None:
+def test_run_record_without_unprofiled_fields_gives_no_figures() -> None:
     case = run_of(case_of(QUIET.traces()), [10.0, 11.0, 10.0])
     assert unprofiled_ranks(case.run) is None
     assert recording_cost(case.run) is None
@@ -226,7 +226,7 @@ def test_run_record_without_these_fields_gives_no_figures() -> None:
 #: Each device takes 26.4 ms, of which exposed communication takes 8 ms. In recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: Host time per step. It is the job's unprofiled step if the profiler does not slow the host.
+#: Host time per step. The job's unprofiled step equals it if the profiler does not slow the host.
 HOST_MS = 28.0
 
 
@@ -255,7 +255,7 @@ def exchange_ms(
 
 
 def test_communication_hidden_only_while_recorded_is_found_by_host_speed() -> None:
-    """A thread that runs far ahead waits for room in the launch queue, so only some steps show its speed."""
+    """A host that runs far ahead waits for the full launch queue, so only some steps show its speed."""
     assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(COMMUNICATION_MS, rel=0.02)
     assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < COMMUNICATION_MS / 2
 
@@ -264,7 +264,8 @@ def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> N
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same job with fast hosts, except that recording slows the host of rank 1 at the start of its step.
+#: A job like `HIDDEN_WHILE_RECORDED` with fast hosts, except that recording slows the host of rank 1 at the start of
+#: its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,
@@ -274,15 +275,15 @@ ONE_SLOWED = Job(
 
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
-def test_simulated_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(
+def test_simulated_hosts_are_not_slower_than_unprofiled_if_devices_limit_the_step(
     lead_ms: float | None, each: bool
 ) -> None:
-    """A host that runs ahead by more than half of the step (13.2 of 26.4 ms) does not set the pace."""
+    """A host that runs ahead by more than half of the step (13.2 of 26.4 ms) does not determine the step time."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
 
-def test_host_that_sets_the_pace_is_not_made_faster() -> None:
+def test_host_that_limits_the_step_is_not_made_faster() -> None:
     as_told = exchange_ms(HOST_MS, [HOST_MS])
     assert exchange_ms(HOST_MS, [HOST_MS, 16.0]) == pytest.approx(as_told)
 
@@ -298,8 +299,7 @@ def test_longer_unprofiled_steps_lower_confidence() -> None:
 
 
 def fetching(job: Job, input_ms: Sequence[float]) -> Case:
-    """Return the job on CPUs with unprofiled steps as long as recorded steps, in which each rank fetches for these
-    ms."""
+    """Return the job on CPUs with unprofiled steps as long as recorded steps; `input_ms` is each rank's fetch time."""
     case = case_of(job.traces())
     case = run_of(case, [case.slowest_ms] * STEPS)
     assert case.run is not None
@@ -314,7 +314,7 @@ def fetching(job: Job, input_ms: Sequence[float]) -> Case:
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-#: 30 ms of untraced host time after the step's first kernels, which the trace alone reports as a stall.
+#: After the step's first kernels there are 30 ms of untraced host time, which the trace alone reports as a stall.
 ELSEWHERE = (kernels(1), silence(30))
 
 
@@ -358,7 +358,7 @@ def test_unmarked_time_after_an_update_may_be_more_than_input(late: tuple[int, .
 
 
 def hosts(case: Case, *leads: Sequence[float], host_ms: float = 50.0) -> Case:
-    """Return the case with hosts that took equally long for each unprofiled step and ran ahead by these ms."""
+    """Return the case with hosts that took `host_ms` for each unprofiled step and ran ahead by `leads` ms."""
     case = run_of(case, [host_ms] * len(leads[0]))
     assert case.run is not None
     ranks = [
@@ -386,7 +386,7 @@ BY_TURNS = [[45.0, 0.5] * 10, [0.5, 45.0] * 10]
         ([[45.0] * 20, [0.5] * 20, [0.5] * 20, [0.5] * 20], (1,), False),
     ],
 )
-def test_ranks_ahead_of_their_devices_wait_for_the_others(
+def test_ranks_ahead_of_their_devices_wait_for_other_ranks(
     leads: list[list[float]], late: tuple[int, ...], alone: bool
 ) -> None:
     case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)
@@ -394,7 +394,7 @@ def test_ranks_ahead_of_their_devices_wait_for_the_others(
 
 
 @pytest.mark.parametrize(("lead", "alone"), [(24.9, False), (25.1, True)])
-def test_host_less_than_half_a_step_ahead_may_set_the_pace(lead: float, alone: bool) -> None:
+def test_host_less_than_half_a_step_ahead_may_limit_the_step(lead: float, alone: bool) -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [lead] * 20, [0.5] * 20)
     assert alone_waited_for(case.run, range(2), (1,))
     assert alone_waited_for(case.run, range(2), (1,), ahead_from=MOST) == alone
@@ -414,7 +414,7 @@ def test_no_rank_is_reported_as_awaited_if_a_rank_has_no_host_lead() -> None:
 
 
 def test_host_without_a_core_is_late_if_unprofiled_steps_confirm_it() -> None:
-    """Both hosts took equally long for an unprofiled step, because one host waited for room in the launch queue."""
+    """Both hosts took equally long for an unprofiled step, because one host waited for the full launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
     told, untold = (findings_of(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
@@ -423,7 +423,7 @@ def test_host_without_a_core_is_late_if_unprofiled_steps_confirm_it() -> None:
 
 
 def test_longer_unprofiled_steps_belong_to_the_awaited_rank() -> None:
-    """Rank 1 pauses for 30 ms of recorded steps, and for 8 ms more in unprofiled steps."""
+    """Rank 1 pauses for 30 ms in recorded steps, and for 38 ms in unprofiled steps."""
     step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
     pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))
     case = case_of(Job(ranks=2, step=step, own={1: pause}, steps=8).traces())

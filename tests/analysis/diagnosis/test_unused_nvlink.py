@@ -1,4 +1,4 @@
-"""Test that collectives as slow as a path through the host show unused NVLink."""
+"""Test that collectives which are only as fast as a path through the host show unused NVLink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOB = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces
 
 
 def on(*names: str, case: Case = JOB) -> Case:
-    """Return the case of the job on these devices, one per rank, numbered as on one machine."""
+    """Return the case on the devices `names`, one per rank, numbered as on one machine."""
     tracks = [
         msgspec.structs.replace(track, device_name=name, device=number)
         for number, (track, name) in enumerate(zip(case.timeline.tracks, names, strict=True))

@@ -2,7 +2,7 @@
 
 The expected diagnoses are in `tests/golden/diagnoses`.
 
-Other tests check what must be right; this test shows every other effect of a change.
+Other tests check the required results; this test shows every other effect of a change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """Write JSON; an object that is short enough takes one line."""
+    """Write JSON; an object that fits into one line takes one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line
@@ -73,7 +73,7 @@ def written(value: Any, indent: str = "") -> str:
 
 
 @pytest.mark.parametrize("rule", DOCUMENTED_RULES, ids=lambda rule: rule.code)
-def test_diagnoses_of_rule_examples(rule: type[Rule], golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_rule_examples_are_unchanged(rule: type[Rule], golden: Callable[[str, str], None]) -> None:
     said = {}
     for what, job in every_example(rule.code):
         case = case_of(job.traces())
@@ -82,7 +82,7 @@ def test_diagnoses_of_rule_examples(rule: type[Rule], golden: Callable[[str, str
 
 
 @pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
-def test_diagnoses_of_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_example_machines_are_unchanged(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
     golden(
         f"diagnoses/{rule.code}.json",
         text({what: rule.examine(facts) for what, facts in examples_by_code(rule.code).FIRES}),
@@ -90,13 +90,13 @@ def test_diagnoses_of_example_machines(rule: FactsRule, golden: Callable[[str, s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_diagnoses_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_recorded_machines_are_unchanged(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"diagnoses/machine-{name}.json", text(examine_facts(machine(name))))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_diagnoses_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_random_jobs_are_unchanged(kind: str, golden: Callable[[str, str], None]) -> None:
     said = {}
     for seed in (7, 8, 9):
         case = recorded(draw(seed, kind))
@@ -116,7 +116,7 @@ def test_diagnoses_of_random_jobs(kind: str, golden: Callable[[str, str], None])
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
-def test_diagnoses_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_real_traces_are_unchanged(path: Path, golden: Callable[[str, str], None]) -> None:
     analysis, view = analyze_with_step([path])
     assert view is not None
     drawn = {

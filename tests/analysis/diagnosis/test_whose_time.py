@@ -1,4 +1,4 @@
-"""Test which functions and operators time is attributed to, and the remaining savings after each fix."""
+"""Test to which functions and operators time is attributed, and which savings remain after each fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Frame = tuple[str, int, int]
 
 
 def events(*frames: Frame, thread: Sequence[int] | int = 1, role: Role = Role.USER_FUNCTION) -> Any:
-    """Make calls (name, start, end) sorted by start; those with lower-case names are not the user's."""
+    """Make calls (name, start, end) sorted by start; calls with lower-case names are not the user's."""
     return SimpleNamespace(
         start_ns=np.array([start for _, start, _ in frames], np.int64),
         end_ns=np.array([end for _, _, end in frames], np.int64),
@@ -102,7 +102,7 @@ def test_operators_are_named_by_the_operator_with_most_time() -> None:
 
 
 def ranks(*operators: dict[str, tuple[float, int]]) -> MoreOperators | None:
-    """Return the excess of rank 1, given ms and number of calls per step of each rank."""
+    """Return the excess of rank 1; each rank is given as operator → (ms, calls) per step."""
     traces = []
     for rank, called in enumerate(operators):
         trace = TraceBuilder(rank, world_size=len(operators))

@@ -1,7 +1,7 @@
 """Draw pipeline-parallel jobs at random, and judge the diagnosis of their traces.
 
-The true cost of a fault comes from simulating the job without it, and that of the bubble from simulating it with twice
-as many microbatches of half the size.
+The true cost of a fault comes from simulating the job without the fault. The true cost of the bubble comes from
+simulating the job with twice as many microbatches of half the size.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.analysis.diagnosis.rule_examples.jobs import Job
 from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
 FAULTS = ("none", "stage", "compute", "sequence")
-#: The last one needs three stages or more.
+#: `interleaved` needs three stages or more.
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
-#: A fault that costs less of the step need not be found.
+#: A fault that costs a smaller share of the step need not be found.
 _WORTH = 0.07
-#: Amounts are right within this share of the truth, or of the step.
+#: Largest error of a right amount: a share of the true amount, or of the step.
 _CLOSE, _CLOSE_TO_STEP = 0.15, 0.02
-#: A false straggler must not promise more than this share of the step.
+#: Largest share of the step that a false straggler may promise as savings.
 _FALSE = 0.05
 
 
@@ -88,7 +88,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judged(job: TracedPipeline) -> Judged:
-    """Simulate a job, diagnose its traces, and compare."""
+    """Simulate a job, diagnose its traces, and compare the findings with the true costs."""
     whole = pipeline(**job.settings)
     step_ms = _mean_ms(whole)
     cost_ms = step_ms - _mean_ms(pipeline(**(job.settings | job.without)))
@@ -101,7 +101,7 @@ def judged(job: TracedPipeline) -> Judged:
 def _wrong(
     job: TracedPipeline, step_ms: float, cost_ms: float, bubble_ms: float, findings: tuple[Finding, ...]
 ) -> list[str]:
-    """Describe the errors: a missing, inexact or false straggler, a wrong order, a wrong bubble."""
+    """Describe the errors in findings: a missing, inexact or false straggler, a wrong order, a wrong bubble."""
     wrong = []
     stragglers = [finding for finding in findings if finding.code == "straggler"]
     if job.fault != "none" and cost_ms >= _WORTH * step_ms:

@@ -19,7 +19,7 @@ CODES = [
 
 
 def events(rows: list[Row]) -> Events:
-    """Return the events as columns; the column of times has the difference to the previous event."""
+    """Return the rows as columns; the column of times has differences to the previous event."""
     times = [at_ns for at_ns, _, _ in rows]
     return Events(
         [now - before for before, now in zip([0, *times], times, strict=False)],
@@ -36,7 +36,7 @@ def log_of(
     kind: Literal["alone", "light", "full"] = "alone",
     by: Literal["events", "traced"] = "events",
 ) -> ProcessLines:
-    """Return the log of a process with one section."""
+    """Return the log of a process with one section of line events."""
     return ProcessLines(
         schema="gpudiag/lines/1",
         pid=7,
@@ -51,12 +51,12 @@ def log_of(
 
 
 def step_rows(begin_ns: int, middle: list[Row], end_ns: int) -> list[Row]:
-    """Return the events of a step that ends in line 9 of `main`, then gpudiag's own work of 1 us."""
+    """Return the events of a step that ends in line 9 of `main`, and then 1 µs of gpudiag's own work."""
     return [(begin_ns, -1, STEP), *middle, (end_ns, -1, PAUSE)]
 
 
 def calling(begin_ns: int, line: int, length_ns: int) -> list[Row]:
-    """Return a call of `helper` from line 5 of `main` that runs one of its lines for some ns."""
+    """Return a call of `helper` from line 5 of `main`; `helper` runs its line `line` for `length_ns`."""
     return [
         (begin_ns, MAIN, 5),
         (begin_ns, HELPER, CALL),

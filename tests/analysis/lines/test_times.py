@@ -1,4 +1,4 @@
-"""Test the time of lines: of lines whose events are disabled, in traced steps, and on a trace."""
+"""Test the time of lines: lines without events, lines in traced steps, and lines placed on a trace."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_section_is_placed_on_the_trace_by_its_step_marks() -> None:
     by_node = lines.by_node(shift + 20 * MS, shift + 30 * MS)
     helper = next(node for node in by_node if process.tree.position[node][1] == 22)
     assert by_node[helper] == pytest.approx(3 * MS, abs=20)
-    assert lines_on_trace(process, marks * 2) is None  # these marks are of another recording
+    assert lines_on_trace(process, marks * 2) is None  # the marks are of another recording
     assert lines_on_trace(process, marks[:1]) is None
 
 
@@ -149,7 +149,7 @@ def test_log_without_steps_has_no_times() -> None:
 
 
 def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
-    """Each event costs 1 us, and the traced phase was 1.5 times as slow as the unprofiled steps of 4 ms."""
+    """Each event costs 1 µs, and traced steps were 1.5 times as slow as the unprofiled steps of 4 ms."""
     rows: list[Row] = []
     for step in range(5):
         begin = step * 20 * MS
@@ -165,7 +165,7 @@ def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
 
 
 def with_step_function() -> ProcessTimes:
-    """Return a loop in `main` (line 5). Each step is a call of `helper`, and ends within this call."""
+    """Return the times of a loop in `main` (line 5). Each step is a call of `helper`, and ends within that call."""
     rows: list[Row] = []
     for step in range(4):
         begin = step * 10 * MS

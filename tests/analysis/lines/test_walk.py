@@ -17,7 +17,7 @@ BACKWARD, FORWARD = -13, -12
 
 
 def times_of(log: ProcessLines) -> dict[tuple[int, ...], float]:
-    """Return the self time of each line in ns over all steps, by its path of line numbers."""
+    """Return path of line numbers → self time of the line in ns over all steps."""
     process = ProcessTimes(log)
     own = process.self_ns.sum(axis=1)
     paths = [tuple(process.tree.position[above][1] for above in process.tree.path(node)) for node in range(len(own))]

@@ -9,12 +9,12 @@ import pytest
 
 from gpudiag.app.analyze import analyze
 
-#: Step with the hot expert minus step with even experts, without the profiler, in alternation (`gpudiag selftest`).
+#: Step time with the hot expert minus step time with even experts, in ms, without the profiler, in alternation.
 COST_MS = 293.8
 
 
 def test_cost_of_a_hot_expert_is_that_of_uneven_tokens(whole_recording: Callable[[str], Path]) -> None:
-    """Tokens that one expert does not get, another one does, so that all experts would get the mean."""
+    """Tokens go from the hot expert to other experts, so that all experts would get the mean."""
     analysis = analyze([whole_recording("parallel/hot_ep4")])
     first = analysis.findings[0]
     assert (first.code, first.ranks, first.cause) == ("straggler", (2,), "experts")

@@ -11,11 +11,11 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 from tests.analysis.pipeline.random_pipelines import Pipeline, execute, true_costs
 
-#: Findings below this share of the step are neither required nor false alarms.
+#: Findings with a smaller share of the step are neither required nor false alarms.
 NOTABLE = 0.05
-#: A fault must be found if it costs this share. Between `NOTABLE` and this share, chance may decide.
+#: Share of the step from which a fault must be found. Between `NOTABLE` and `REQUIRED`, chance may decide.
 REQUIRED = 0.07
-#: Two faults whose costs differ by less than this factor may come in any order.
+#: If the costs of two faults differ by less than this factor, their order does not matter.
 CLEARLY_MORE = 1.3
 #: Allowed error of an amount: relative, or as a share of the step.
 AMOUNT, AMOUNT_OF_STEP = 0.15, 0.02
@@ -70,7 +70,7 @@ def _wrong(pipeline: Pipeline, analysis: PipelineAnalysis, costs: dict[str, floa
 
 
 def _wrong_ranks(pipeline: Pipeline, finding: Finding) -> list[str]:
-    """Describe wrong ranks of a straggler finding, if there are any."""
+    """Describe the errors in the ranks of a straggler finding."""
     if finding.cause == "rank" and pipeline.rank is not None:
         stage, data_rank, _ = pipeline.rank
         expected: tuple[int, ...] = (stage * pipeline.data_ranks + data_rank,)

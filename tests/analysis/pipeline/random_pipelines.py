@@ -1,8 +1,8 @@
 """Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
-The simulator runs each worker's program of computations, sends and receives with a clock, and does not use the graph of
-`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to the same job, with the same random numbers,
-without this fault.
+The simulator runs each worker's program of computations, sends and receives with a clock. It does not use the graph of
+`gpudiag.analysis.pipeline`. The true cost of a fault is the difference to a job with the same random numbers but
+without the fault.
 """
 
 from __future__ import annotations
@@ -44,15 +44,20 @@ class Pipeline:
     Attributes:
         stages, data_ranks, microbatches, steps: sizes.
         schedule: one of `SCHEDULES`.
-        chunks: parts of the model per stage; above 1 only if the schedule is interleaved, and then the number of
-        microbatches is a multiple of the number of stages. forward_ms, backward_ms: computation of one microbatch on
-        one stage. transfer_ms, collective_ms: time of a send, and of the other communication. gap_ms: the host's time
-        between a computation and the next operation. noise: relative standard deviation of each computation.
-        slow_transfers: share of transfers that take ten times as long. clock_ms: largest error of a worker's clock.
-        early_receives: receives are posted one computation earlier. loss_is_synchronized: the last stages of all data
-        ranks wait for each other, which is not recorded. rank: slow worker (stage, data rank) and its factor; None if
-        there is none. stage: factor of the computation of each stage. sequence: relative standard deviation of the
-        lengths of microbatches. seed: seed of the random numbers.
+        chunks: parts of the model per stage. More than 1 needs an interleaved schedule, and a number of microbatches
+            that is a multiple of the number of stages.
+        forward_ms, backward_ms: time of one microbatch on one stage.
+        transfer_ms, collective_ms: time of a send, and of a collective.
+        gap_ms: host time between a computation and the next operation.
+        noise: relative standard deviation of each computation.
+        slow_transfers: share of transfers that take ten times as long.
+        clock_ms: largest error of a worker's clock.
+        early_receives: whether receives are posted one computation earlier.
+        loss_is_synchronized: whether the last stages of all data ranks wait for each other, without a record.
+        rank: (stage, data rank, factor) of a slow worker; None if there is none.
+        stage: factor of the computation of each stage.
+        sequence: relative standard deviation of the lengths of microbatches.
+        seed: seed of the random numbers.
     """
 
     stages: int
@@ -78,12 +83,12 @@ class Pipeline:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Return the names of the faults."""
+        """Return the names of the job's faults."""
         present = (self.rank is not None, bool(self.stage), self.sequence > 0)
         return tuple(fault for fault, there in zip(FAULTS, present, strict=True) if there)
 
     def without(self, fault: str) -> Pipeline:
-        """Return the same job without a fault; the work of stages and microbatches stays the same."""
+        """Return the job without a fault; the work of stages and microbatches stays the same."""
         if fault == "rank":
             return dataclasses.replace(self, rank=None)
         if fault == "stage":
@@ -107,9 +112,10 @@ def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
 
 
 def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> tuple[int, int]:
-    """Return the part of the model and the microbatch of a worker's n-th computation.
+    """Return (part of the model, microbatch) of a worker's n-th computation.
 
-    In an interleaved schedule, as many microbatches as there are stages pass one chunk before the next chunk.
+    In an interleaved schedule, a number of microbatches equal to the number of stages passes one chunk before the next
+    chunk.
     """
     turn, within = divmod(number, pipeline.stages * pipeline.chunks)
     if pipeline.chunks == 1:
@@ -137,6 +143,7 @@ class _Recorder:
         chunk: int = -1,
         microbatch: int = -1,
     ) -> None:
+        """Add an operation; `worker` is (stage, data rank), and times are in ms of the simulation."""
         begin = start + self.clocks.get(worker, 0.0)
         self.rows.append((step, worker[1], worker[0], kind, begin, end - start, chunk, microbatch))
 
@@ -212,7 +219,7 @@ def _run_step(
 
 
 class _Column:
-    """The stages of one data rank, which run until all have executed their programs."""
+    """The stages of one data rank, which run until each has executed its program."""
 
     def __init__(
         self,
@@ -230,7 +237,7 @@ class _Column:
         self.sent: dict[tuple[str, int, int], float] = {}
 
     def run(self, begins: dict[int, float]) -> dict[tuple[int, int], float]:
-        """Return the end of each worker's last computation."""
+        """Run all workers from the times `begins` by stage; return (stage, data rank) → end of the last computation."""
         ends: list[list[float]] = [[begins[stage]] for stage in range(self.pipeline.stages)]
         at = [0] * self.pipeline.stages
         while any(at[stage] < len(self.programs[stage]) for stage in range(self.pipeline.stages)):

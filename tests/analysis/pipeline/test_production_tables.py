@@ -1,4 +1,4 @@
-"""Test the analysis of three production jobs against the published results of ByteDance-Seed/StragglerAnalysis."""
+"""Test the analysis of three production jobs against the results that ByteDance-Seed/StragglerAnalysis publishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.trace.operation_table import read_operation_table
 pytest.importorskip("pyarrow", reason="needs gpudiag[tables]")
 
 TABLES = Path(__file__).parents[2] / "traces" / "pipelines"
-#: Published results by job: slowdown, cause, ranks, data-parallel and pipeline size, microbatches, ranks per worker.
+#: Job → published results: slowdown, cause, ranks, data-parallel size, pipeline size, microbatches, ranks per worker.
 PUBLISHED = {
     "AR": (1.973, "rank", (0,), 4, 4, 32, 4),
     "ST": (1.179, "stage", (6, 7), 2, 4, 4, 1),

@@ -50,7 +50,7 @@ def test_strong_scaling_compares_steps_with_the_same_samples() -> None:
     assert point.efficiency == pytest.approx(0.8)
 
 
-def test_waterfall_of_the_worked_example() -> None:
+def test_waterfall_attributes_lost_efficiency_to_parts() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
     lost = {loss.name: loss.percent for loss in fall.losses}
@@ -169,7 +169,7 @@ def test_forecast_within_the_machine() -> None:
 
 
 def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
-    # Between many machines 100 MB take 20 ms over 10 GB/s. Backward can hide this time entirely.
+    # Between many machines, gradients of 100 MB take 20 ms at 10 GB/s. With full overlap, backward hides all 20 ms.
     outlook = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert outlook is not None
     last = outlook.forecasts[-1]
@@ -188,7 +188,7 @@ def test_durations_count_samples_and_name_the_batch() -> None:
 
 
 def test_voxels_are_counted_once() -> None:
-    """8.1 teravoxels at 8.8 million voxels per second take 256 hours rather than 25.7."""
+    """8.1 teravoxels at 8.8 million voxels per second take 256 hours."""
     point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
     (one,) = durations([point], Wanted(voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000}))
     assert one.hours == pytest.approx(255.7, abs=0.1)
@@ -228,7 +228,7 @@ def test_odd_gpu_is_named_instead_of_its_pair() -> None:
         links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
     )
     pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
-    # The pair with the slow GPU is compared with its two GPUs alone, because the faster GPU of the pair waits.
+    # The efficiency of the pair with the slow GPU is relative to its two GPUs alone, because the faster GPU waits.
     assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
     assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]

@@ -1,7 +1,7 @@
 """Test conclusions from untrusted baselines, and intervals that cover the scatter between starts.
 
-`uneven-host.json` has points and step parts of ResNet-50 and VGG-16 on 4 H200, measured by `gpudiag scale resnet50
-vgg16 --precision bf16 --memory-format nhwc --seconds 2` on 2026-11-22 on a slow and uneven host. The host limited
+`uneven-host.json` has points and step parts of ResNet-50 and VGG-16 on 4 H200 with a slow and uneven host. The command
+was `gpudiag scale resnet50 vgg16 --precision bf16 --memory-format nhwc --seconds 2` on 2026-11-22. The host limited
 ResNet-50's step, which led to efficiencies of 118 and 132 % and a waterfall with 56 % unexplained.
 """
 

@@ -18,12 +18,12 @@ _CATEGORY = re.compile(r'"cat":"([^"]*)"')
 
 
 def named(directory: Path, rank: int) -> Path:
-    """Return the trace of a rank."""
+    """Return the path of a rank's trace in a directory."""
     return directory / f"rank{rank}.pt.trace.json.gz"
 
 
 def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
-    """Replace the traces of these ranks by traces of a different run."""
+    """Replace the traces of `ranks` by traces of the run `second`."""
     for source in sorted(first.glob("rank*")):
         of = second if any(source == named(first, rank) for rank in ranks) else first
         (target / source.name).write_bytes((of / source.name).read_bytes())
@@ -31,7 +31,7 @@ def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path)
 
 
 def without_rank(source: Path, rank: int, target: Path) -> Path:
-    """Copy all traces except those of one rank."""
+    """Copy the traces of all ranks except one."""
     for path in sorted(source.glob("rank*")):
         if path != named(source, rank):
             (target / path.name).write_bytes(path.read_bytes())
@@ -39,7 +39,7 @@ def without_rank(source: Path, rank: int, target: Path) -> Path:
 
 
 def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
-    """Replace a rank's trace by the trace of a different rank, whose header says rank `says`."""
+    """Replace the trace of rank `instead_of` by the trace of `rank`, with a header that says rank `says`."""
     without_rank(source, instead_of, target)
     text = gzip.decompress(named(source, rank).read_bytes()).decode()
     head, events = text.split('"traceEvents"', 1)
@@ -49,7 +49,7 @@ def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, s
 
 
 def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], ranks: Sequence[int]) -> Path:
-    """Remove events of these ranks, selected by category and text."""
+    """Remove events of `ranks`, selected by category and text."""
     for path in sorted(source.glob("rank*")):
         if all(path != named(source, rank) for rank in ranks):
             (target / path.name).write_bytes(path.read_bytes())
@@ -68,13 +68,13 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
 
 
 def without_device_work(source: Path, target: Path, ranks: Sequence[int], *, calls: bool = True) -> Path:
-    """Remove device work on these ranks, as if CUPTI had failed; without `calls` remove runtime calls too."""
+    """Remove device work of `ranks`, as if CUPTI had failed; without `calls` remove runtime calls too."""
     gone = {*DEVICE_WORK, "gpu_user_annotation", *(() if calls else ("cuda_runtime", "cuda_driver"))}
     return with_events(source, target, lambda category, _: category not in gone, ranks)
 
 
 def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> Path:
-    """Remove this share of all device ops at random."""
+    """Remove a share of all device ops at random."""
     draw = np.random.default_rng(seed)
     return with_events(
         source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)
@@ -82,7 +82,7 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
 
 
 def say_devices_of_calls(space: Any) -> None:
-    """Add the GPU of each call, which TensorFlow writes and the small recording lacks."""
+    """Add the GPU of each call, which TensorFlow writes but the small recording lacks."""
     device_of: dict[int, int] = {}
     for plane in space.planes:
         names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}

@@ -35,7 +35,7 @@ class Job:
         noise: np.random.Generator,
         jitter_ns: int = JITTER_NS,
     ) -> CollectiveSequence:
-        """Record the collectives in `which` on one rank, with jitter and a clock offset."""
+        """Return the collectives in `which` as one rank records them, with jitter and a clock offset."""
         end = self.end[which] + noise.integers(0, jitter_ns, len(which)) + offset
         return CollectiveSequence(
             start=end - noise.integers(100 * NS_PER_US, 2 * NS_PER_MS, len(which)),
@@ -81,7 +81,7 @@ def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_le
 )
 @example(seed=1, steps=6, buckets=4, sized=False, broadcasts=2, cut=(3, 6, 4, 4), offset=0)
 @examples(200)
-def test_captures_with_different_start_and_end(
+def test_traces_with_different_start_and_end_are_aligned(
     *, seed: int, steps: int, buckets: int, sized: bool, broadcasts: int, cut: tuple[int, int, int, int], offset: int
 ) -> None:
     noise = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def test_captures_with_different_start_and_end(
     of_a = np.arange(min(cut[0], most), count - min(cut[1], most))
     of_b = np.arange(min(cut[2], most), count - min(cut[3], most))
     alignment = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
-    # If the clocks differ, a few equal collectives may match in several ways, and the result must be ambiguous.
+    # If the clocks differ, a few equal collectives may match in several ways; then the result must be ambiguous.
     if abs(offset) < NS_PER_MS or not alignment.ambiguous:
         check_pairing(alignment, of_a, of_b, at_least=0.99)
         assert abs(alignment.offset_ns - offset) <= JITTER_NS
@@ -122,7 +122,7 @@ def test_collectives_lost_in_the_middle_are_skipped(seed: int, lost: int, offset
 @given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
 @examples(100)
 def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
-    """Steps of unequal length make one match much better than the others."""
+    """Steps of unequal length make one match much better than all others."""
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     count = len(job.end)
@@ -134,8 +134,8 @@ def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut:
 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
-def test_long_captures_are_aligned(origin: int) -> None:
-    """A sample of collectives votes on the offset, and then all are matched."""
+def test_long_traces_are_aligned(origin: int) -> None:
+    """Only a sample of collectives determines the offset, and then all collectives are matched."""
     noise = np.random.default_rng(3)
     job = training(150, 7, noise)
     every = np.arange(len(job.end))
@@ -227,7 +227,7 @@ def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
-    # For each collective of one rank, the other rank has a collective of a different size with the same end.
+    # For each collective of the first rank, the second rank has a collective of a different size with the same end.
     beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),
@@ -259,7 +259,7 @@ def test_scattered_ends_match_by_overlap_on_one_clock(seed: int, steps: int, los
     assert alignment.offset_ns == 0
 
 
-def test_empty_captures_match_nothing() -> None:
+def test_empty_traces_match_nothing() -> None:
     none = CollectiveSequence(
         start=np.empty(0, np.int64),
         end=np.empty(0, np.int64),

@@ -42,7 +42,7 @@ def seen(
     of: Several[int] | None = None,
     rooted: Several[int] = (),
 ) -> CollectiveSequence:
-    """Make collectives with these ends and the signatures `of`; ranks leave the `rooted` collectives separately."""
+    """Make collectives with `ends` and signatures `of`; ranks leave the `rooted` collectives at different times."""
     end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
     start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
     signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
@@ -85,7 +85,7 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
     assert near(seen([0, 1000], rooted=[0, 1]), seen([0, 1000])) == near(seen([0]), seen([0], rooted=[0])) == []
-    # The ends of the other signature are far away, and must not count as neighbours.
+    # The ends of collectives of another signature are far away, and must not count as neighbours.
     ends = [-5_000, 0, 1000, 2000, 7_000]
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen(ends, of=[3, 1, 2, 3, 1])) == [(0, 1), (1, 2), (2, 3)]
 
@@ -125,7 +125,7 @@ def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> 
 
 
 @pytest.mark.parametrize(("overlap", "believable"), [(5, True), (4, False)])
-def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
+def test_moving_a_clock_needs_half_of_the_shorter_trace(overlap: int, *, believable: bool) -> None:
     ends = [FAR + at * 1000 for at in range(overlap - 10, overlap)]
     fitted = fit(seen(shifted(20, 20)), seen(ends), FAR)
     assert (len(fitted.a), fitted.coverage, fitted.believable) == (overlap, 1.0, believable)
@@ -134,10 +134,10 @@ def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, belie
 
 
 def test_collectives_that_one_rank_did_not_record_need_not_fit() -> None:
-    """The other rank recorded the last three of eleven ends, and a further end between them."""
+    """The second rank recorded the last three of eleven ends, and a further end between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
-    # Ends within the tolerance of the capture's edge count as recorded.
+    # Ends within the tolerance of the trace's edge count as recorded.
     more = seen([8000, 8500, 9000, 10_000, 10_300, 12_000])
     assert fit(one, more).coverage == 1.0
     assert fit(seen([0, 1000, 2000, 3000]), seen([-300, 100, 1100, 1500, 2100])).coverage == 1.0
@@ -171,7 +171,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     # On one clock (offsets up to 100 µs) the spread does not decide, because ranks may leave at different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
-    # A spread below the clock's resolution does not decide.
+    # A difference of spreads below the clock's resolution does not decide.
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20)) == [2000, 5000]
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
@@ -197,7 +197,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
     assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)
     assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
     assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the other offset is hardly larger
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the second offset is hardly larger
     assert alignment_of(fitting(15, 101)) == (101, 15, False)
     # If clocks are not comparable, the size of the offset does not decide.
     assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
@@ -207,7 +207,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
 
 
 def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
-    """Return the matches of rooted collectives (letters), given matched collectives (`*`) of two ranks."""
+    """Return the matches of rooted collectives (letters) between the matched collectives (`*`) of two ranks."""
     one, other = (
         seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
         for of in (a, b)
@@ -265,8 +265,10 @@ def test_overlap_matches_each_signature_in_order() -> None:
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
 def test_three_quarters_of_the_collectives_must_overlap(others: int, *, believable: bool) -> None:
-    """Nine collectives match. Each rank has `others` further collectives, which do not overlap, within both
-    captures."""
+    """Nine collectives match.
+
+    Each rank has `others` further collectives, which do not overlap, within the time of both traces.
+    """
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
     a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
@@ -275,7 +277,7 @@ def test_three_quarters_of_the_collectives_must_overlap(others: int, *, believab
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
-def test_collective_at_the_edge_of_the_other_capture_counts_as_recorded(begin: float, coverage: float) -> None:
+def test_collective_at_the_edge_of_the_other_trace_counts_as_recorded(begin: float, coverage: float) -> None:
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     a = seen([*nine, 20_050], starts=[*(at - 50 for at in nine), begin])
     b = seen(sorted([*nine, 10_500]))
@@ -316,7 +318,7 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         return len(one.a), one.residual_ns / NS_PER_US
 
     assert alignment_of(12) == (12, 0)
-    assert alignment_of(9) == (12, 0)  # three quarters match by their ends, and the others lie between them
+    assert alignment_of(9) == (12, 0)  # three quarters match by their ends, and all other collectives lie between these
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0

@@ -32,7 +32,7 @@ def test_operator_waits_until_the_collective_ends() -> None:
 def test_pause_without_a_collective_end_is_no_wait() -> None:
     assert awaited(summed()) == []
     assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # the collective ends while the thread is busy
-    assert awaited(summed().gloo(1090, 1900)) == []  # the collective starts before the enqueue
+    assert awaited(summed().gloo(1090, 1900)) == []  # the collective starts before it is enqueued
     assert awaited(summed().gloo(1100, 1900)) == [(1150, 1900)]
     # The collective runs on the waiting thread itself.
     assert awaited(summed().by(TRAINING).gloo(1120, 1900, thread=TRAINING)) == []

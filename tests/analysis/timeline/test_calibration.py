@@ -1,4 +1,4 @@
-"""Test that each threshold of the timeline has a source, and separates a case just below from one just above it."""
+"""Test that each threshold of the timeline has a source, and that outcomes just below and just above it differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
-#: Constants that may be elsewhere: limits of time, memory, and the number of drawn spans.
+#: Constants that may be outside of calibration.py: limits of time, memory, and the number of drawn spans.
 BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_ORDINARY_ROLE", "_THREE"}
 DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_LINE_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
@@ -43,7 +43,7 @@ def fit(pairs: int, *, offset: int = 0, spread: float = 10 * NS_PER_US, coverage
 
 
 def seen(matching: float, offset: int) -> _Fit:
-    """Return the fit of two captures of 100 collectives, of which this share ends at the same time."""
+    """Return the fit of two traces of 100 collectives, of which the share `matching` ends at the same time."""
     end = np.arange(100) * NS_PER_MS
     other = end + np.where(np.arange(100) < round(100 * matching), 0, NS_PER_MS // 2) + offset
     kinds, symmetric = np.zeros(100, np.int64), np.ones(100, np.bool_)
@@ -99,7 +99,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """Repeat one launch after every 1000 launches, except that its last repetition is slightly later."""
+    """Return whether a pattern is rejected if its last repetition is later than the other repetitions."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
@@ -159,7 +159,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps that have a window. Of three steps, the first two have 100 device ops each."""
+    """Return the steps that have a window, out of three steps; the first two have 100 device ops each."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
@@ -187,7 +187,7 @@ def idle_device(at: float) -> object:
 
 @CASES.of("AS_CLOSE")
 def group_of_three(at: float) -> object:
-    """Rank 1 ends its collective 100 ns after rank 0, and rank 2 `at` x 100 ns after rank 0."""
+    """Return the group if rank 1 ends a collective 100 ns after rank 0, and rank 2 `at` x 100 ns after rank 0."""
     call = CollectiveCall(row=0, operation="all_reduce")
     track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
     ends = {1: {"all_reduce": np.array([10_100])}, 2: {"all_reduce": np.array([10_000 + round(100 * at)])}}
@@ -197,7 +197,10 @@ def group_of_three(at: float) -> object:
 
 @CASES.of("NOT_BY_CHANCE")
 def group_beside_a_nearer_pair(at: float) -> object:
-    """Rank 1 ends its collective with rank 0, and rank 2 `at` x 1000 ns later. The next one follows after 4000 ns."""
+    """Return the group if rank 1 ends a collective with rank 0, and rank 2 `at` x 1000 ns later.
+
+    The next collective follows after 4000 ns.
+    """
     call = CollectiveCall(row=0, operation="all_reduce")
     track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
     late = 10_000 + round(1000 * at)
@@ -213,7 +216,7 @@ def neighbours_of_last(at: float) -> object:
 
 @CASES.of("SHORT_PASS")
 def pass_before_send(at: float) -> object:
-    """A backward pass of 1 ms, then forward compute of `at` ms between two sends."""
+    """Return whether a send belongs to backward, if forward compute of `at` ms precedes it."""
     work = round(at * NS_PER_MS)
     builder = TraceBuilder().operator(0, 1_000, name="autograd::engine::evaluate_function: MulBackward0")
     events = builder.operator(1_001, 1_001 + work // 1_000).build().events
@@ -225,7 +228,7 @@ def pass_before_send(at: float) -> object:
 
 @CASES.of("WIDEST_SHIFT", 64, 65)
 def late_capture(at: float) -> object:
-    """The receiver's capture begins `at` messages later."""
+    """Return whether messages are matched if the receiver's trace begins `at` messages later."""
     begun = NS_PER_MS * np.arange(400)
     return point_to_point._shift(begun, begun[round(at) :] + 1_000) == round(at)
 

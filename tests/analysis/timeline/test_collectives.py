@@ -22,8 +22,7 @@ TRANSFER = BUCKETS.index("communication_transfer")
 def job(
     arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
 ) -> list[TraceBuilder]:
-    """Make ranks with an all-reduce per step, which each rank enters at a different time (µs) and all leave at 20
-    000."""
+    """Make ranks with an all-reduce per step, which rank i enters at `arrivals[i]` µs and all leave at 20 000 µs."""
     noise = np.random.default_rng(5)
     lengths = noise.integers(0, 900, steps)
     builders = []
@@ -57,7 +56,7 @@ def test_all_ranks_wait_for_the_last_arrival(clocks_ns: list[int] | None) -> Non
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead; only collectives with rank 2 show this."""
+    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead, which only collectives with rank 2 show."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -169,7 +168,7 @@ def test_send_and_receive_do_not_match() -> None:
         assert cut.unsplit_ns.tolist() == cut.buckets_ns[:, TRANSFER].tolist()
 
 
-def test_captures_that_end_early_or_lose_collectives_are_matched() -> None:
+def test_traces_that_end_early_or_lose_collectives_are_matched() -> None:
     builders = [job([4_000, 12_000], steps=9)[rank] for rank in range(2)]
     whole, cut = (builder.build() for builder in builders)
     lost = cut.collectives[4]
@@ -181,7 +180,7 @@ def test_captures_that_end_early_or_lose_collectives_are_matched() -> None:
 
 
 def test_clocks_of_unknown_origin_are_aligned() -> None:
-    """The files lack baseTimeNanoseconds, so each clock has an arbitrary start."""
+    """The files lack baseTimeNanoseconds, so each clock has an arbitrary zero."""
     builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
     traces = [replace(builder.build(), origin_ns=0) for builder in builders]
     timeline = build_timeline(traces)
@@ -221,7 +220,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the residual of the clocks is too large to say which rank arrived last
+        return  # the clocks' residual is too large to tell which rank arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

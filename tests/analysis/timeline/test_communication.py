@@ -51,12 +51,12 @@ def timeline(directory: Path, *one: dict[str, Any]) -> Timeline:
 
 
 def classes(track: DeviceTrack) -> list[str]:
-    """Return the classes of the ops of a middle step, by start."""
+    """Return the classes of the ops of a middle step, in order of start."""
     return [OpClass(c).name for c in track.ops.op_class[track.ops.step == 2]]
 
 
 def buckets(found: Timeline) -> dict[str, float]:
-    """Return the buckets in µs per step."""
+    """Return bucket → µs per step."""
     (cut,) = attribute(found).tracks
     return {
         bucket: float(part.end.sum() - part.start.sum()) / 1e3 / len(cut.step_ns) for bucket, part in cut.parts.items()
@@ -107,7 +107,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
-    """An update on the device is not communication, because a job without communication has this update too."""
+    """An update on the device is not communication, because a job without communication has the same update."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
     built = timeline(
         tmp_path,
@@ -125,7 +125,7 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
-    """The thread waits from the end of its operators after the hook's range until the update."""
+    """The thread waits from the end of its operators, which follow the hook's range, until the update."""
     built = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
@@ -205,7 +205,7 @@ def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name
 
 
 def test_gradient_accumulated_by_ddp_alone_is_no_communication_hook(tmp_path: Path) -> None:
-    """All operators that autograd runs for this gradient are within DDP's ranges, so the user has no hook."""
+    """DDP's ranges contain all operators that autograd runs for the gradient, so the user has no hook."""
     trace = read_one(
         tmp_path,
         document(

@@ -1,4 +1,4 @@
-"""Test the intervals in which host threads communicate, with a µs below and above each limit."""
+"""Test the intervals in which host threads communicate, with values a µs below and above each limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMUNICATION = "gpudiag.exchange"
 
 
 def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
-    """Return the intervals by thread in µs; `calls` includes enqueues and bucket copies."""
+    """Return thread → intervals in µs; `calls` includes enqueues and bucket copies."""
     (track, *_) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).tracks
     of = track.communication_calls if calls else track.communication
     return {thread: [(a / 1000, b / 1000) for a, b in found.pairs()] for thread, found in of.items()}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
-    """Build the worked example of `covered_share`: work before the marks, four steps, and work after them."""
+    """Build the example of `covered_share`: work before the marks, four steps, and work after the steps."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, before_ms, launch=None)
     for at, busy in ((100, 20), (200, 21), (300, 20), (400, last_ms)):
         trace.step(at).compute(0, busy)
@@ -32,7 +32,7 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 
 def partial(trace: TraceBuilder) -> list[str]:
-    """Return the warnings about partial coverage."""
+    """Return the messages of warnings about partial coverage."""
     return [
         warning.message for warning in build_timeline([trace.build()]).validity if warning.code == "partial-coverage"
     ]
@@ -74,7 +74,7 @@ def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
     assert covered_share(track) == pytest.approx(200 / 202, abs=0.006)
 
 
-def test_remedy_depends_on_marks() -> None:
+def test_advice_for_partial_coverage_depends_on_marks() -> None:
     assert partial(recording(60))[0].endswith("Record more steps and nothing else.")
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, 500, launch=-1)
     for at in (600, 700, 800, 900):
@@ -83,12 +83,12 @@ def test_remedy_depends_on_marks() -> None:
 
 
 def test_below_seventy_percent_the_outside_work_is_reported() -> None:
-    """The last step of 9 ms and the work after it count as at most one step."""
+    """The last step of 9 ms and all work after it count as at most one step."""
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message
-    assert partial(recording(47)) == []  # the steps cover 82 of 117 ms
-    assert len(partial(recording(48))) == 1  # the steps cover 82 of 118 ms
+    assert partial(recording(47)) == []  # the analysed steps cover 82 of 117 ms
+    assert len(partial(recording(48))) == 1  # the analysed steps cover 82 of 118 ms
 
 
 def test_least_covered_rank_decides_about_the_warning() -> None:

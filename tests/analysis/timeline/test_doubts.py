@@ -61,7 +61,7 @@ def test_device_work_is_missing_if_most_launches_have_no_work() -> None:
     assert activity(TraceBuilder().operator(0, 5)) == (0, 0, False)
     used = replace(TraceBuilder().operator(0, 5).build(), uses_devices=True)
     assert activities(used)[0].missing
-    # Device work is missing too if another rank's trace shows communication with this rank on devices.
+    # Device work is missing too if the trace of a second rank shows communication with the first rank on devices.
     other = TraceBuilder(1).collective(5, 9, ranks=(0, 1)).build()
     silent = TraceBuilder(0).operator(0, 5).build()
     assert [activity.missing for activity in activities(silent, other)] == [True, False]

@@ -20,7 +20,7 @@ ORIGIN_NS = 10**18
 
 
 def recording(rank: int, longer: int = 0, *, origin_ns: int = ORIGIN_NS) -> TraceBuilder:
-    """Make steps with more kernels than are needed to identify a recording, each of a different length."""
+    """Make steps with more kernels than a recording needs to be identified, each kernel with a different length."""
     trace = TraceBuilder(rank, world_size=2, origin_ns=origin_ns)
     for step in range(4):
         trace.step(step * 100_000)

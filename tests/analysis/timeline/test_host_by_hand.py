@@ -1,4 +1,4 @@
-"""Test host threads, launches and tracks with a few calls, a µs below and above each limit."""
+"""Test host threads, launches and tracks with a few calls, with values a µs below and above each limit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_synchronization_and_waits_for_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers this copy, which starts after its call returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers the copy, which starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
@@ -174,7 +174,7 @@ def test_training_thread_operators_replace_device_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """Return the ranks assigned to traces with these ranks, and the notes about them."""
+    """Return the ranks that traces with `ranks` (None: unknown) get, and the notes about them."""
     traces = [
         replace(TraceBuilder(rank).steps(4, 100, lambda trace: trace.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)

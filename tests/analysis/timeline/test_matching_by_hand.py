@@ -25,6 +25,7 @@ ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
 def calls_on(trace: Trace, devices: tuple[int, ...], *, rank: int = 0, origin_ns: int = 0) -> TrackCalls:
+    """Return the collectives of a trace on `devices` as calls of one track."""
     rows = np.array([call.row for call in trace.collectives], np.int64)
     return track_calls(
         trace.collectives,
@@ -50,7 +51,7 @@ def track(
     sizes: Sequence[int | None] = (),
     trace: int | None = None,
 ) -> TrackCalls:
-    """Make a track with these collectives, given as (start, end) in µs."""
+    """Make a track with the collectives `calls`, given as (start, end) in µs."""
     start, end = (np.array(calls, np.float64).reshape(-1, 2).T * 1000).astype(np.int64)
     return TrackCalls(
         rank=rank,
@@ -75,7 +76,7 @@ def entering(before: float, *, ends: Sequence[float] = ENDS, ahead: float = 0) -
 
 
 def arrivals(found: Matching, index: int) -> list[tuple[int, float]]:
-    """Return (rank, µs) of the last arrival at each collective of a track."""
+    """Return (rank, time in µs) of the last arrival at each collective of a track."""
     of = found.collectives[index]
     return list(zip(of.last_rank.tolist(), (of.last_arrival / 1000).tolist(), strict=True))
 
@@ -122,7 +123,7 @@ def test_collectives_of_different_sizes_do_not_match() -> None:
 
 
 def test_all_to_alls_match_whatever_each_rank_sends() -> None:
-    """One expert receives more tokens, so that each rank has sizes of its own."""
+    """One expert receives more tokens, so that ranks send different sizes."""
     tracks = [
         track(rank, entering(100 * (rank + 1)), "all_to_all", sizes=[4, 8, 4, 8, 8, 4] if rank else [8] * 6)
         for rank in range(2)
@@ -131,8 +132,8 @@ def test_all_to_alls_match_whatever_each_rank_sends() -> None:
     assert [{rank for rank, _ in arrivals(matching, index)} for index in range(2)] == [{0}, {0}]
 
 
-def test_kernel_launched_before_the_capture_belongs_to_its_streams_group() -> None:
-    """A communicator has streams of its own. The other ranks' ends would suggest the smaller group."""
+def test_kernel_launched_before_the_trace_belongs_to_its_streams_group() -> None:
+    """Each communicator uses separate streams. The other ranks' ends suggest the smaller group, which is wrong."""
     groups = {"all": ProcessGroup((0, 1, 2)), "pair": ProcessGroup((0, 1))}
     traces, calls = [], []
     for rank in range(3):
@@ -162,7 +163,7 @@ def test_instances_are_unique_across_groups() -> None:
     assert [of.instance.min() for of in matching.collectives] == [0, 0, 6, 6]
     assert arrivals(matching, 2) == [(3, end - 200) for end in ENDS]
     assert matching.missing_ranks == {3}
-    # Each group keeps the clock of its first rank.
+    # Each group keeps the clock of the first of its ranks.
     assert [clock.rank for clock in matching.clocks] == [1, 3]
 
 
@@ -179,7 +180,10 @@ def test_groups_of_one_rank_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves each all-reduce at 500 µs. The other rank arrives up to 100 µs later, as clocks agree, or 101."""
+    """The root leaves each all-reduce at 500 µs.
+
+    The other rank arrives up to 100 µs later, which is the tolerance of clocks, or 101 µs later.
+    """
     for late, expected in ((0, [1, 1]), (100, [1, 1]), (101, [0, 1])):
         tracks = []
         for rank in range(2):
@@ -227,7 +231,7 @@ def test_first_process_keeps_its_clock() -> None:
     offsets, clock_warnings = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (clock_warnings.rank, clock_warnings.offset_ns) == (1, 5_000_000)
-    # Clocks of unknown origin are aligned to the first process too.
+    # Clocks of unknown origin are also aligned to the clock of the first process.
     offsets, _ = clock(
         track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
     )
@@ -235,7 +239,7 @@ def test_first_process_keeps_its_clock() -> None:
 
 
 def test_clock_offsets_chain_across_groups() -> None:
-    """Ranks 0 and 1 share a group, and ranks 1 and 2 share a second group."""
+    """Ranks 0 and 1 share a group, and ranks 1 and 2 share another group."""
     first = track(0, entering(300), group="a")
     last = track(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
     both = [

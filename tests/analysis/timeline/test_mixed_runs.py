@@ -29,7 +29,7 @@ PAIR = ("0", (0, 1))
 
 
 class Rank:
-    """A rank with these step lengths and collective ends in ms, and whether collectives matched.
+    """A rank with step lengths and collective ends in ms, and whether its collectives matched.
 
     `others` are earlier collectives of different groups or operations: (operation, group, ranks).
     """
@@ -157,12 +157,12 @@ def test_fewer_than_four_collectives_are_not_judged() -> None:
     assert warning(Rank(0), Rank(1, ends=(5, 15, 25, 35), matched=False)) != ""
 
 
-def test_collectives_in_only_one_capture_need_not_match() -> None:
+def test_collectives_in_only_one_trace_need_not_match() -> None:
     late = Rank(1, ends=(5, 15, 25, 35, 45, 55, 65, 75), matched=(True, True, False, False, False, False, False, False))
     assert warning(Rank(0), late) == ""
     early = Rank(1, ends=(-35, -25, -15, 5, 15, 25, 35), matched=(False, False, False, True, True, False, False))
     assert warning(Rank(0), early) == ""
-    # Matches outside of the other rank's capture do not count.
+    # Matches outside of the other rank's trace do not count.
     elsewhere = Rank(1, ends=(5, 15, 25, 35, 45, 55), matched=(True, False, False, False, True, True))
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 
@@ -174,10 +174,10 @@ def test_collectives_that_any_other_rank_recorded_must_match() -> None:
     assert ALONE.format("rank 1") in warning(first, of_both, second)
 
 
-def test_captures_that_do_not_overlap_match_nothing() -> None:
+def test_traces_that_do_not_overlap_match_nothing() -> None:
     later = (105, 115, 125, 135)
     assert ALONE.format("ranks 0, 1") in warning(Rank(0, matched=False), Rank(1, ends=later, matched=False))
-    # A single match of collectives by a different clock is enough.
+    # A single match of collectives on different clocks is enough.
     assert warning(Rank(0), Rank(1, ends=later, matched=(True, False, False, False))) == ""
     # A rank with too few recorded collectives cannot be judged.
     assert warning(Rank(0, ends=(5, 15, 25)), Rank(1, ends=later, matched=False)) == ""

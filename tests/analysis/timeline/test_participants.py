@@ -15,7 +15,7 @@ _OF_COMMUNICATION = {Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE}
 def process(
     rank: int | None = 0, world_size: int | None = None, group: tuple[int, ...] = (), *, collectives: bool = True
 ) -> TraceBuilder:
-    """Build a trace with DistributedDataParallel and a user-defined strategy."""
+    """Build a trace with ranges of DistributedDataParallel and of a user-defined strategy."""
     trace = TraceBuilder(rank, world_size=world_size).step(0).annotation(0, 90, "DataParallel.forward")
     trace.operator(1, 5, "torch::distributed::reducer::mul_out").operator(6, 9, "c10d::allreduce_")
     trace.compute(10, 20).copy(20, 30)
@@ -59,7 +59,7 @@ def test_single_device_without_world_size_has_no_communication() -> None:
         (0, 2, (0, 1)),
         (0, None, (0, 1)),
         (0, None, ()),  # an unknown group may include ranks without traces
-        (1, None, (1,)),  # rank 1 implies a rank 0
+        (1, None, (1,)),  # rank 1 implies that there is a rank 0
     ],
 )
 def test_trace_that_mentions_other_ranks_keeps_its_communication(

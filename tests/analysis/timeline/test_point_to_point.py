@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def track_of(rank: int, calls: list[tuple[str, int, float, float]], *, clock_known: bool = True) -> TrackCalls:
-    """Return a track of (operation, peer, start ms, end ms)."""
+    """Return a track of messages, given as (operation, peer, start in ms, end in ms)."""
     return TrackCalls(
         rank=rank,
         trace=rank,
@@ -62,8 +62,8 @@ def test_every_message_of_a_pipeline_is_matched_with_its_sender(schedule: Any) -
 
 
 @given(late=st.integers(0, 20), early_end=st.integers(0, 20))
-def test_captures_that_begin_at_different_messages_are_matched(late: int, early_end: int) -> None:
-    """Message i is sent at 10 i and received at 10 i + 1 ms."""
+def test_traces_that_begin_at_different_messages_are_matched(late: int, early_end: int) -> None:
+    """Message i is sent at 10 i ms and received at 10 i + 1 ms."""
     sends = [("send", 1, 10.0 * number, 10.0 * number + 0.5) for number in range(60 - early_end)]
     receives = [("recv", 0, 10.0 * number - 3, 10.0 * number + 1) for number in range(late, 60)]
     (messages,) = match_messages([track_of(0, sends), track_of(1, receives)])
@@ -72,7 +72,7 @@ def test_captures_that_begin_at_different_messages_are_matched(late: int, early_
 
 
 def test_messages_in_both_directions_bound_the_offset_of_clocks() -> None:
-    """Clock b is 100 ms ahead; a message needs at least 1 ms."""
+    """Clock b is 100 ms ahead; a message takes at least 1 ms."""
     to_b = [(10.0 * number, 10.0 * number + 1 + number % 2) for number in range(10)]
     to_a = [(10.0 * number + 5, 10.0 * number + 6) for number in range(10)]
     a = [("send", 1, begun, ended) for begun, ended in to_b] + [("recv", 1, begun, ended) for begun, ended in to_a]
@@ -86,7 +86,7 @@ def test_messages_in_both_directions_bound_the_offset_of_clocks() -> None:
 
 
 def test_one_kernel_can_send_and_receive() -> None:
-    """As in 1F1B: a batch of stage 0 sends the next activations and receives the gradients of earlier ones."""
+    """As in 1F1B, a batch of stage 0 sends the next activations and receives the gradients of earlier activations."""
     first = [("send", 1, 0.0, 1.0), ("send_recv", 1, 10.0, 20.0), ("send_recv", 1, 30.0, 40.0), ("recv", 1, 50.0, 60.0)]
     last = [("recv", 0, 0.0, 1.0), ("send_recv", 0, 19.0, 20.0), ("send_recv", 0, 39.0, 40.0), ("send", 0, 59.0, 60.0)]
     matched = match_messages([track_of(0, first), track_of(1, last)])
@@ -103,7 +103,7 @@ def test_messages_to_missing_ranks_have_no_partner() -> None:
 
 
 def test_send_of_a_process_without_devices_ends_when_it_is_received(whole_recording: Callable[[str], Path]) -> None:
-    """The send is recorded until its process waits for it, which may be a microbatch later."""
+    """The recorded send lasts until its process waits for it, which may be a microbatch later."""
     tracks = build_timeline(read_traces([whole_recording("parallel/pp2dp2_1f1b")])).tracks
     ends: dict[str, dict[int, int]] = {"send": {}, "recv": {}}
     for track in tracks:

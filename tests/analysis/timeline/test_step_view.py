@@ -1,4 +1,4 @@
-"""Test which steps are kept for drawing, in a real job with a straggler."""
+"""Test which steps are kept for drawing, with a real job that has a straggler."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_all_kept_steps_share_names(late: StepView) -> None:
 
 
 def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
-    """Make steps of these µs, each with a kernel and an all-reduce that rank 0 enters late."""
+    """Make steps of `lengths` µs, each with a kernel and an all-reduce that rank 0 enters late."""
     traces = []
     for rank in range(ranks):
         trace = TraceBuilder(rank, world_size=ranks)
@@ -121,7 +121,7 @@ def view_of(*traces: Trace) -> StepView:
 
 
 def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
-    """Return (name, start in µs, length in µs, colour, depth) of all spans of these rows."""
+    """Return (name, start in µs, length in µs, colour, depth) of all spans in the rows of one kind."""
     return [
         (view.names[name], start // 1000, length // 1000, colour, depth)
         for track in view.ranks[rank].tracks
@@ -212,7 +212,7 @@ def test_long_names_are_cut_and_stored_once() -> None:
 
 
 def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
-    """Make steps of `length` µs, each with collectives in sequence for which rank 0 is late by these µs."""
+    """Make steps of `length` µs with successive collectives; rank 0 is late by `late` µs, one number per collective."""
     traces = []
     for rank in range(ranks):
 

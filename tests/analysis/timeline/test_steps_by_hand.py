@@ -1,4 +1,4 @@
-"""Test steps found in launches, and windows cut to common steps, with a few numbers."""
+"""Test steps that are found in launches, and windows that are cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Return the steps found in launches of kernels with these names, one launch per 10 ns.
+    """Return the steps found in launches of kernels, whose names are letters, one launch per 10 ns.
 
     Row numbers of the launches start at 5, and each thread has seven successive launches.
     """
@@ -47,11 +47,11 @@ def starts(launched: str) -> list[int] | None:
         ("ab" * 2 + "a", None),  # fewer than six launches are no pattern
         ("abcd" * 2, None),  # two repetitions are no pattern
         ("aaaaaaaa", None),  # a name that never changes is no pattern
-        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
+        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, one and two launches apart
         ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),
-        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # the pattern covers less than half of the capture
+        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # the pattern covers less than half of the trace
         ("z" * 23 + "abcdefgabcdefgabcdefg", None),
         ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # the period may differ by two launches
         ("abcdef" + "abcdxxxef" + "abcdef" + "abcdef", None),
@@ -83,7 +83,7 @@ def test_busiest_thread_has_the_most_launches() -> None:
 
 
 def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut windows to common steps, for tracks with these step numbers; step n lasts from 10 n to 10 (n + 1)."""
+    """Cut windows to common steps, for tracks given as step numbers; step n lasts from 10 n to 10 (n + 1)."""
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]

@@ -1,4 +1,4 @@
-"""Test that damaged recordings are reported and give no certain cause, and that intact ones pass."""
+"""Test that damaged recordings are reported and give no certain cause, and that intact recordings give no warning."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_without_device_work_only_host_steps_are_reported(
     assert host.steps.mean_ms == pytest.approx(whole.steps.mean_ms, rel=0.02)
 
 
-def test_waits_for_a_missing_rank_are_not_attributed_to_another(
+def test_waits_for_a_missing_rank_are_not_attributed_to_another_rank(
     whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
     whole = analysis_of(TRACES / "whole" / "slow_loader_rank2.npz")

@@ -39,7 +39,7 @@ def test_first_and_last_step_are_left_out() -> None:
 
 
 def test_work_belongs_to_the_step_that_launched_it() -> None:
-    """The host is one and a half steps ahead: step k's kernels run while the host is in step k + 1 or k + 2."""
+    """The host is one and a half steps ahead, so the kernels of step k run while the host is in step k + 1 or k + 2."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step).compute(150, 240)
@@ -48,7 +48,7 @@ def test_work_belongs_to_the_step_that_launched_it() -> None:
     assert track.ops.step.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
+def test_work_launched_before_the_trace_belongs_to_no_step() -> None:
     trace = TraceBuilder().compute(0, 40, launch=None).steps(4, 100, lambda s: s.compute(50, 90), first=0)
     track = track_of(trace)
     assert track.ops.step.tolist()[0] == -1
@@ -64,14 +64,14 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
         (4, [(1, 110, 210), (2, 210, 310)]),
     ],
 )
-def test_windows_of_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
+def test_up_to_four_steps_have_windows_and_a_warning(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90).operator(0, 20)).build()])
     assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
 
 
 def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
-    """Return marked steps of 100 µs with this many ops of 20 µs each; the host runs ahead of the device."""
+    """Return marked steps of 100 µs, step i with `ops[i]` ops of 20 µs each; the host runs ahead of the device."""
     trace = TraceBuilder()
     if before:
         trace.compute(-20, 20, launch=None)
@@ -132,7 +132,7 @@ def test_both_steps_of_a_published_recording_of_two_are_used() -> None:
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
-    """Add this many layers of two kernels of 10 µs each."""
+    """Add `count` layers of two kernels of 10 µs each."""
     for layer in range(count):
         begin = 20 * layer
         trace.compute(begin, begin + 9, "gemm", launch=begin).compute(begin + 10, begin + 19, "norm", launch=begin + 10)
@@ -153,7 +153,7 @@ def test_repeated_layers_without_a_range_are_a_repeated_unit() -> None:
 
 
 def test_repeating_ranges_are_steps_with_the_work_after_them() -> None:
-    """The range of each forward pass has a third of the step's launches; the nested range is not a step."""
+    """The range of each forward pass contains a third of the step's launches; the nested range is not a step."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -224,7 +224,7 @@ def test_marks_without_numbers_get_counts() -> None:
 
 def test_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
-    trace.step(400, mark=None).copy(-250, -240, launch=1)  # this copy was launched in step 4 and ran during step 1
+    trace.step(400, mark=None).copy(-250, -240, launch=1)  # the copy was launched in step 4 and ran during step 1
     track = track_of(trace)
     assert (np.diff(track.bounds) > 0).all()
 
@@ -252,7 +252,7 @@ def test_repeating_pattern_is_found_without_marks_and_optimizer() -> None:
 
 
 def test_pattern_of_kernels_alone_is_found() -> None:
-    """All launch calls have the same name, so only the kernels show where the pattern repeats."""
+    """All launch calls have the same name, so only the names of kernels show where the pattern repeats."""
     trace = TraceBuilder()
     for step in range(8):
         trace.step(100 * step, mark=None)
@@ -263,7 +263,7 @@ def test_pattern_of_kernels_alone_is_found() -> None:
     assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
-def test_capture_without_steps_is_one_window() -> None:
+def test_trace_without_steps_is_one_window() -> None:
     timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
     (track,) = timeline.tracks
     assert track.steps.source == "none"
@@ -326,7 +326,7 @@ def test_recording_without_compute_has_no_track_and_a_remedy() -> None:
     st.integers(0, 60),
 )
 def test_windows_have_no_gaps_and_no_overlaps(steps: list[tuple[int, int, int]], ahead: int) -> None:
-    """Windows have no gaps and no overlaps, for any lengths of steps and ops and any lead of the host."""
+    """The property holds for any lengths of steps and ops, and any lead of the host."""
     trace, at = TraceBuilder(), 0
     for length, duration, kernels in steps:
         trace.step(at)
@@ -350,6 +350,7 @@ def test_timeline_work_grows_linearly() -> None:
     from gpudiag.analysis.attribution import attribute
 
     def calls(steps: int) -> int:
+        """Return the number of function calls that a timeline with `steps` steps takes."""
         traces = [
             TraceBuilder(rank, world_size=2)
             .steps(steps, 40 * 10, lambda s: s.sync(1, 3).compute(10, 90, launch=4).collective(200, 300, ranks=(0, 1)))

@@ -46,7 +46,7 @@ READING = {"analyze", "findings", "compare", "frames", "explain", "step_picture"
 
 
 def asked(calls: list[tuple[str, dict[str, Any]]], *options: str) -> dict[str, Any]:
-    """Start a client and its server, and return what the server answered."""
+    """Start a client and its server, make `calls`, and return the server's answers."""
     done = subprocess.run(
         [str(PYTHON), "-c", CLIENT.replace("ROOT", repr(str(ROOT))), json.dumps(calls), *options],
         env=environment(PYTHONPATH=str(ROOT)),

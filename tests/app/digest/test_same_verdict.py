@@ -35,7 +35,7 @@ SINGLE = sorted(
 
 
 def analysed(paths: Sequence[Path]) -> bytes:
-    """Return the JSON of an analysis without its paths."""
+    """Return the JSON of an analysis without file paths."""
     analysis = analyze(paths)
     return encode_json(msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, paths=())))
 
@@ -46,24 +46,24 @@ def assert_same_analysis(path: Path, directory: Path) -> None:
 
 
 def _without_files(text: bytes) -> object:
-    """Return the analysis without the warnings that name files."""
+    """Return the analysis without warnings that name files."""
     document = json.loads(text)
     document["validity"] = [warning for warning in document["validity"] if "/" not in warning["message"]]
     return document
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_recorded_job(name: str, tmp_path: Path) -> None:
+def test_digests_of_a_recorded_job_give_the_same_analysis(name: str, tmp_path: Path) -> None:
     digest([TRACES / name], output=tmp_path)
     assert analysed([tmp_path]) == analysed([TRACES / name])
 
 
 @pytest.mark.parametrize("path", SINGLE, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_recording_of_one_process(path: Path, tmp_path: Path) -> None:
+def test_digest_of_one_process_gives_the_same_analysis(path: Path, tmp_path: Path) -> None:
     assert_same_analysis(path, tmp_path / "digests")
 
 
-def test_run_directory_with_kernel_only_traces(tmp_path: Path) -> None:
+def test_digests_replace_the_traces_of_a_run_directory(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(TRACES / "input_only", run)
     before = analysed([run])
@@ -77,7 +77,7 @@ def test_run_directory_with_kernel_only_traces(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt-nccl", "gpt-ps-cpu"])
-def test_recorded_run_with_kernel_only_traces(name: str, tmp_path: Path) -> None:
+def test_digests_replace_full_and_kernel_only_traces_of_a_run(name: str, tmp_path: Path) -> None:
     runs = json.loads((WHOLE / "exchanges" / "runs.json").read_text(encoding="utf-8"))
     run = tmp_path / "run"
     unpack(WHOLE / "exchanges" / f"{name}.npz", run / "traces")
@@ -93,7 +93,7 @@ def test_recorded_run_with_kernel_only_traces(name: str, tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["pp2dp2_1f1b", "pp2dp2_interleaved", "hot_ep4"])
-def test_parallel_job_with_modules(name: str, tmp_path: Path) -> None:
+def test_digests_of_a_parallel_job_keep_its_modules(name: str, tmp_path: Path) -> None:
     unpack(WHOLE / "parallel" / f"{name}.npz", tmp_path / "traces")
     assert all(trace.modules is not None for trace in read_traces([tmp_path / "traces"]))
     digest([tmp_path / "traces"], output=tmp_path / "digests")

@@ -1,4 +1,4 @@
-"""Test which strategies are candidates on a machine, and the reasons for excluding others."""
+"""Test which strategies are candidates on a machine, and the reasons for excluding strategies."""
 
 from __future__ import annotations
 

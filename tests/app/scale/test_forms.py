@@ -55,7 +55,7 @@ def benchmark(tmp_path: Path) -> Path:
 
 
 def tables(benchmark: Path, form: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each form by heading."""
+    """Return the rows of each table of the form, by heading."""
     assert main(["table", str(benchmark), "--form", form, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["schema"] == "gpudiag/form-tables/1"
@@ -91,7 +91,9 @@ def test_every_form_has_its_columns_and_units(benchmark: Path, capsys: pytest.Ca
     assert forms["devices"] == forms["pairs"] == []
 
 
-def test_forms_as_text_and_files(benchmark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forms_are_written_as_text_markdown_and_csv(
+    benchmark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page, sheet = tmp_path / "forms.md", tmp_path / "form.csv"
     assert main(["table", str(benchmark), str(tmp_path / "none"), "--form", "all", "--markdown", str(page)]) == 0
     out = capsys.readouterr().out

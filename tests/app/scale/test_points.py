@@ -35,7 +35,7 @@ def test_largest_point_and_baseline_of_the_first_strategy_come_first() -> None:
     )
     assert names(points)[:2] == [("nccl", 4), ("nccl", 1)]
     assert names(points)[-1] == ("cpu-reduce", 2)
-    # cpu-reduce needs several devices. On one device `independent` replaces cpu-reduce, and is measured only once.
+    # cpu-reduce needs several devices. On one device `independent` replaces cpu-reduce, and runs only once.
     assert names(points).count(("independent", 1)) == 1
     assert ("cpu-reduce", 1) not in names(points)
 

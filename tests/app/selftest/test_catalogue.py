@@ -1,4 +1,4 @@
-"""Test the choice of faults and the expected diagnoses."""
+"""Test the choice of faults, and the diagnoses that are expected for each fault."""
 
 from __future__ import annotations
 

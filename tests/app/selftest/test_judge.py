@@ -1,4 +1,4 @@
-"""Test how an analysis is judged against blocks of steps."""
+"""Test how an analysis is judged against the measured cost of a fault in blocks of steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 
 def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
-    """Make blocks of equal steps that alternate between fault off and fault on."""
+    """Make blocks of `steps` equal steps, by turns without and with a fault; `pairs` are (off, on) steps in ms."""
     blocks = []
     for off, on in pairs:
         blocks += [
@@ -59,8 +59,8 @@ def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
-    # The differences are 26, 26.5 and 26.5 ms. Their standard deviation is 0.5 / sqrt(3), so the standard error is 0.5
-    # / 3.
+    # The differences are 26, 26.5 and 26.5 ms. The differences' standard deviation is 0.5 / sqrt(3), so the standard
+    # error is 0.5 / 3.
     assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
 
 
@@ -122,7 +122,7 @@ def test_cpu_tolerance_follows_the_noise() -> None:
         (26.2, found(), (found(code="launch-bound", ms=5.0),), "wrong", ("false alarm: launch-bound, 5.0 ms",)),
     ],
 )
-def test_verdict_and_reasons_of_a_fault(
+def test_verdict_depends_on_cost_finding_and_false_alarms(
     ms: float, finding: Found | None, others: tuple[Found, ...], verdict: str, why: Any
 ) -> None:
     assert compare(cost(ms), LATE, finding, others, tolerance=max(0.1 * ms, 1.0), alarm=1.5) == (verdict, why)
@@ -205,7 +205,7 @@ def test_clean_communication_cost_is_the_difference_to_a_job_without_communicati
 
 
 def test_right_finding_below_the_noise_is_too_noisy_to_judge() -> None:
-    """The fault costs 26 of 56 ms. The alarm is at three standard errors of the recorded steps."""
+    """The fault costs 26 of 56 ms. The alarm level is three standard errors of the recorded steps."""
     late = finding("straggler", 24.0, ranks=(2,), cause="input")
     verdicts = [
         judge(ablation("cpu"), LATE, analysis(late), window_error_ms=error).verdict for error in (0.1, 8.5, 9.0)

@@ -24,21 +24,22 @@ Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-#: Tests of a whole selftest. `.ci/run` also counts the correct rows of longer ones.
+#: Tests of a complete selftest. `.ci/run` also counts the correct rows of longer selftests.
 MEASURED = pytest.mark.measured
 
 
 def exit_code_of(stdout: str) -> int:
-    """Return the exit code that the printed rows require."""
+    """Return the exit code that the verdicts in the printed rows require."""
     return int(any(row["verdict"] == "wrong" for row in json.loads(stdout)["rows"]))
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run a quick selftest while a second account tries its files; return (process, working directory)."""
     cwd = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
     watched = run_watched(sys.executable, "-m", "gpudiag", "selftest", *words, cwd=cwd, **NO_GPU)
-    watched.check()  # another account reaches only gloo
+    watched.check()  # another account gets no answer and opens no file
     result = watched.result
     # The verdicts depend on the load of this machine. The exit code must match the verdicts.
     assert result.returncode == exit_code_of(result.stdout), result.stderr
@@ -67,7 +68,7 @@ def test_result_is_one_json_object_and_is_saved(quick: Run) -> None:
 
 @MEASURED
 def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
-    """The runs are judged against a false truth that no analysis can match."""
+    """Judge recorded runs against a false truth that no analysis can match."""
     shutil.copytree(quick[1] / "out", tmp_path / "out")
     path = tmp_path / "out" / rows(quick)["late-loader-one"]["run_dir"] / "ablation.json"
     ablation = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +83,7 @@ def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
 
 @MEASURED
 def test_late_loader_delays_every_second_block(quick: Run) -> None:
-    """`.ci/run` counts the correct rows of this selftest."""
+    """This test ignores the verdicts, because `.ci/run` counts the correct rows of the same selftest."""
     run_dir = quick[1] / "out" / "resnet20-cifar" / "late-loader-one"
     ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]

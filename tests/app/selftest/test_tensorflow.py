@@ -41,6 +41,7 @@ def test_single_named_fault_runs_alone() -> None:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run a quick selftest under TensorFlow; return fault → row."""
     place: Path = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--framework", "tensorflow", "--python", tensorflow_python(), "--output", str(place / "out"))
     result = gpudiag("selftest", *words, "--faults", ",".join(FAULTS), "--json", CUDA_VISIBLE_DEVICES="")

@@ -35,6 +35,7 @@ OFFLINE = {
 
 
 def run(python: Path, *words: str, cwd: Path, path: str = str(ROOT)) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter offline with arguments `words`, and check that it succeeds."""
     done = subprocess.run(
         [str(python), *words],
         cwd=cwd,

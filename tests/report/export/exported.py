@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @cache
 def exported_job(name: str) -> Recorded:
-    """Return the export of one of the recorded jobs."""
+    """Return the recorded job `name` with its export model."""
     return read_recorded([TRACES / name])
 
 
 def total_ns(track: ExportTrack) -> int:
-    """Return the sum of the durations."""
+    """Return the sum of the durations of a track's events, in ns."""
     return int((track.end - track.start).sum())

@@ -1,4 +1,4 @@
-"""Count the events of each line of a file and sum their durations, without gpudiag's readers."""
+"""Count the events of each line (track) of an exported file and sum their durations, without gpudiag's readers."""
 
 from __future__ import annotations
 

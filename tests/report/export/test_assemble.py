@@ -13,7 +13,7 @@ from tests.trace.documents import TRACES
 
 
 def track_of(spans: list[tuple[int, int]]) -> ExportTrack:
-    """Return a track with events at these (start, duration)."""
+    """Return a track with events at `spans`: (start, duration) in ns."""
     spans = sorted(((begin, begin + length) for begin, length in spans), key=lambda span: (span[0], -span[1]))
     table = np.array(spans, np.int64).reshape(-1, 2)
     return ExportTrack(

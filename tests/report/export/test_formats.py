@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOBS = ("slow_loader_rank2", "gloo_dataloader", "tensorflow")
-#: Categories that contain only the profiler's span and no events of the job.
+#: Categories that contain only the span of the profiler, which is no event of the job.
 _NOT_EVENTS = {"Trace"}
 _SHADOW = "gpu_user_annotation"
 
 
 def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Return (device, stream or thread) → (events, total ns) of PyTorch's JSON."""
+    """Return (is on a device, stream or thread) → (events, total ns) of PyTorch's JSON."""
     events = json.loads(gzip.decompress(rank_file.read_bytes()))["traceEvents"]
     lines: dict[tuple[bool, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for event in events:
@@ -46,7 +46,7 @@ def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
 
 
 def model_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Return the same as `source_lines` of one process in the export model, without gpudiag's own tracks."""
+    """Return a process's lines in the export model as `source_lines` does, without gpudiag's own tracks."""
     return {
         (group.device is not None, f"{track.ident}{'s' * (track.kind is TrackKind.SHADOWS)}"): (
             len(track),

@@ -55,7 +55,7 @@ def test_event_file_is_tfrecords(tmp_path: Path) -> None:
     assert text.tag == "gpudiag/verdict"
     assert text.metadata.plugin_data.plugin_name == "text"
     assert list(text.tensor.string_val) == [b"# What ran"]
-    # TensorBoard ignores a value that is absent from the file, as protobuf's plain fields are if they are 0.
+    # A field that is 0 must be in the file, because TensorBoard ignores absent values.
     assert {value.WhichOneof("value") for event in events[2:] for value in event.summary.value} == {"simple_value"}
     assert 0.0 in {value.simple_value for event in events[2:] for value in event.summary.value}
     scalars = {(value.tag, event.step): value.simple_value for event in events[2:] for value in event.summary.value}

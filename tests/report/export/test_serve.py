@@ -1,4 +1,4 @@
-"""Test that TensorBoard answers only this user."""
+"""Test that TensorBoard answers only the user who started it."""
 
 from __future__ import annotations
 

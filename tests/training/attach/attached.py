@@ -1,4 +1,4 @@
-"""Run gpudiag in this process, and the command in forks of a process that has imported PyTorch."""
+"""Run gpudiag in this process, and its command in forks of a process that has imported PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attached(
     separate: bool = False,
     **options: Any,
 ) -> tuple[int, RunRecord, str, str]:
-    """Return exit code, record, output, and errors and warnings of a command under gpudiag.
+    """Run a command under gpudiag; return (exit code, record, output, errors and warnings).
 
     Args:
         separate: start the command as a separate process, which imports PyTorch itself.
@@ -52,6 +52,6 @@ def attached(
 
 
 def whole(rank: RankRecord) -> bool:
-    """Return True if unprofiled steps and both traces were recorded."""
+    """Return True if unprofiled steps and both traces of the rank were recorded."""
     timed = rank.unprofiled is not None and rank.timed is not None
     return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None

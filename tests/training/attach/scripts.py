@@ -26,7 +26,7 @@ def net(width: int = 32) -> nn.Sequential:
 
 
 def batches(steps: int, workers: int = 0, **options: Any) -> Iterator[torch.Tensor]:
-    """Yield epochs of 16 batches."""
+    """Yield `steps` batches, in epochs of 16 batches."""
     loader = DataLoader(TensorDataset(torch.randn(256, 32)), batch_size=16, num_workers=workers, **options)
     done = 0
     while done < steps:
@@ -214,7 +214,7 @@ def wide_net() -> nn.Sequential:
 
 
 def own_optimizer(steps: int) -> None:
-    """Compute for a given time, without torch.optim."""
+    """Compute for `steps` seconds, without torch.optim."""
     model = wide_net()
     until = time.monotonic() + steps
     count = 0
@@ -246,7 +246,7 @@ def inference(steps: int) -> None:
 
 
 def workers(steps: int) -> None:
-    """Use loader workers that are forked, and spawned ones that import this module again."""
+    """Use two loaders: one with forked workers, and one with spawned workers, which import this module again."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop(model, optimizer, batches(steps, 1, persistent_workers=True, multiprocessing_context="fork"))
@@ -269,7 +269,7 @@ def spawn(steps: int) -> None:
 
 
 def own_profiler(steps: int) -> None:
-    """Create a profiler while gpudiag would record."""
+    """Create a profiler at a time when gpudiag would record."""
     model: nn.Module = net()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -284,8 +284,10 @@ def own_profiler(steps: int) -> None:
 
 
 def drift(steps: int) -> None:
-    """Train ranks that do not communicate, of which one is ten times as fast. With GROUP the ranks have a process
-    group."""
+    """Train ranks that do not communicate; rank 1 is ten times as fast as rank 0.
+
+    With the variable GROUP the ranks have a process group.
+    """
     if os.environ.get("GROUP"):
         dist.init_process_group("gloo")
     model = net()
@@ -300,7 +302,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps, in the way that ENDS names; the other ranks see broken connections."""
+    """End rank 1 after half of the steps in the way that ENDS (a variable) names; all others see broken connections."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

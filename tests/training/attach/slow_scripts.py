@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 ON_GPU = torch.cuda.is_available()
-#: With these sizes a step takes some milliseconds on either device.
+#: Sizes with which a step takes some milliseconds on a GPU or a CPU.
 WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
 #: Duration of the injected fault in seconds; it is at least as long as a step.
 FAULT_S = 0.02
@@ -26,7 +26,7 @@ logger = logging.getLogger("train")
 
 
 class Samples(Dataset[torch.Tensor]):
-    """A dataset whose batches take FAULT_S to make."""
+    """A dataset of batches, each of which takes FAULT_S seconds to make."""
 
     def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds
@@ -62,7 +62,7 @@ def network() -> nn.Sequential:
 
 
 def train(kind: str, seconds: float) -> None:
-    """Train one rank for some seconds with the fault of this kind."""
+    """Train one rank for `seconds` with the fault `kind`."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     dist.init_process_group("nccl" if ON_GPU else "gloo")
     device = torch.device("cuda", local) if ON_GPU else torch.device("cpu")
@@ -112,7 +112,7 @@ def write_log(step: int) -> None:
 
 
 def all_done(mine: bool, device: torch.device) -> bool:
-    """Return True if any rank must end, so that all ranks end at the same step."""
+    """Return True if any rank must end (`mine`), so that all ranks end at the same step."""
     flag = torch.tensor(float(mine), device=device)
     dist.all_reduce(flag)
     return bool(flag.item())

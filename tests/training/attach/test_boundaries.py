@@ -1,4 +1,4 @@
-"""Test which optimizer calls end a step."""
+"""Test which calls of optimizers end a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """Simulate a pattern of calls: `.` is a forward pass, and a letter is a call of the optimizer of this name."""
+    """Return whether each call ends a step. In `pattern`, `.` is a forward pass, and a letter an optimizer's call."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":

@@ -20,8 +20,8 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Single-process tests run on one worker, which computes `losses` once. They may run at the same time as multi-process
-#: tests.
+#: Single-process tests run on one worker, which computes `losses` once. Single-process tests may run at the same time
+#: as multi-process tests.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -46,7 +46,7 @@ ONE_PROCESS = {
     "accumulation": 1, "gan": 6, "in_backward": 1, "grad_scaler": 1, "zero": 4, "lbfgs": 1, "compiled": 1, "workers": 1,
     "moves": 1,
 }  # fmt: skip
-#: Kinds with the highest risk run in every test run, and the others only in CI.
+#: Kinds with the highest risk run in every test run; all other kinds run only in CI.
 ALWAYS = frozenset(("gan", "in_backward"))
 
 
@@ -65,7 +65,7 @@ def test_script_is_measured_and_output_is_unchanged(kind: str, attach: Attach, t
     assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
 
 
-#: One program forks two ranks and imports PyTorch for both; the losses are those of torchrun.
+#: One program forks two ranks and imports PyTorch for both; its losses equal those of the job under torchrun.
 TWO_FORKS = f"""
 import os, sys
 sys.argv = ["", "{STEPS}"]
@@ -87,7 +87,7 @@ def two_processes(meeting: Path) -> list[str]:
 
 @SEVERAL
 def test_torchrun_command_is_measured(tmp_path: Path) -> None:
-    """Output, exit code and losses are those of the job without gpudiag, and a report is printed in addition."""
+    """Output, exit code and losses equal those of the job without gpudiag; in addition, a report is printed."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
@@ -187,7 +187,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """The user's `sitecustomize` may be a package, and sees the same `sys.path` as without gpudiag."""
+    """The user's `sitecustomize` may be a package, and sees an unchanged `sys.path`."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

@@ -1,4 +1,4 @@
-"""Test how gpudiag enters a command's processes, with any interpreter, however they import PyTorch."""
+"""Test how gpudiag enters a command's processes: with any interpreter, and however the program imports PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.meta_path.insert(0, Lacks())
 
 STEPS = f"import runpy, sys; sys.argv = ['', '40', 'plain']; runpy.run_path({SCRIPTS!r}, run_name='__main__')"
 
-#: Search for PyTorch before importing it, as `import transformers` does.
+#: This program searches for PyTorch before importing it, as `import transformers` does.
 LOOKS_FIRST = f"""
 import importlib.util
 assert importlib.util.find_spec("torch") is not None
@@ -60,7 +60,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("lbfgs", marks=pytest.mark.measured)])
-def test_command_in_interpreter_with_pytorch_alone(
+def test_command_is_measured_in_an_interpreter_with_pytorch_alone(
     kind: str, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -73,7 +73,7 @@ def test_command_in_interpreter_with_pytorch_alone(
 
 
 @pytest.mark.measured
-def test_loop_without_optimizer_in_interpreter_with_pytorch_alone(
+def test_loop_without_optimizer_is_recorded_with_pytorch_alone(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -96,7 +96,7 @@ def test_program_may_search_for_pytorch_before_importing_it(program: str, attach
     assert [whole(rank) for rank in run.ranks] == [True]
 
 
-#: gpudiag cannot be imported in this interpreter, as with a Python version that is too old.
+#: In this interpreter gpudiag cannot be imported, as with a Python version that is too old.
 BREAKS_GPUDIAG = """
 import sys
 class Breaks:
@@ -119,7 +119,7 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     assert "gpudiag failed in your command, which continued: ImportError: cannot be loaded here (Python 3." in run.error
 
 
-#: Load everything that a measured PyTorch process needs, and print its gpudiag modules.
+#: This program loads everything that a measured PyTorch process needs, and prints its gpudiag modules.
 LISTS_MODULES = f"""
 import atexit, sys
 atexit.register(lambda: print(*sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"), sep="\\n"))

@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as place:
     ],
 )  # fmt: skip
 def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int, said: str, attach: Attach) -> None:
-    got, run, _, err = attach(*words, separate=code == 2)  # for a missing file, the interpreter itself sets this code
+    got, run, _, err = attach(*words, separate=code == 2)  # for a missing file, the interpreter itself exits with 2
     assert (got, run.status, run.ranks) == (code, "failed", ())
     assert run.error is not None
     assert run.error.startswith(said) or run.error.endswith(said), err
@@ -76,7 +76,7 @@ def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int,
 
 @ALONE
 def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> None:
-    """The steps are so short that convergence takes a hundred of them."""
+    """The steps are so short that convergence takes a hundred steps."""
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
@@ -125,7 +125,7 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would end long before the slow rank reaches the same step, so the fast rank waits for at most 2 s.
+    """The fast rank would end long before the slow rank reaches its step, so the fast rank waits for at most 2 s.
 
     On a busy machine the ranks of a group check the store only every 512 steps, because a check may take as long as a
     step.
@@ -202,7 +202,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Profiled(ForkedProgram):
-    """gpudiag with a script, both as forks of a process that has imported PyTorch, from when the script trains on."""
+    """A run of gpudiag with a script, both in forks; construction waits until the script trains."""
 
     def __init__(self, tmp_path: Path, *words: str, kind: str, **values: str) -> None:
         self._out, self._err = tmp_path / "out", tmp_path / "err"
@@ -212,7 +212,7 @@ class Profiled(ForkedProgram):
         self.until(self._out, "here\n")
 
     def until(self, path: Path, text: str) -> None:
-        """Wait until the program has printed a text."""
+        """Wait until the file `path`, to which the program prints, contains a text."""
         until_s = time.monotonic() + SECONDS
         while text not in path.read_text():
             assert self.poll() is None, self._err.read_text()
@@ -267,7 +267,7 @@ def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     assert process.returncode == 9
 
 
-#: Count the interrupts received within a second of the first.
+#: This program counts the interrupts received within a second of the first.
 COUNTS_INTERRUPTS = """
 import signal, sys, time
 came = []

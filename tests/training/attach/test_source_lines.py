@@ -12,8 +12,8 @@ from tests.training.attach.attached import TWO_RANKS, Attach
 
 pytestmark = pytest.mark.processes
 
-#: This program trains with one fault, on the line that ends with the fault's name. `main` contains the loop and calls
-#: the other functions.
+#: This program trains with one fault, on the line that ends with the name of the fault. `main` contains the loop and
+#: calls all other functions.
 FAULTY = """
 import sys, time
 import torch

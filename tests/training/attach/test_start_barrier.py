@@ -20,7 +20,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Number of checks at consecutive steps. After these checks, training must take at least TIMES as long as checks.
+#: Number of checks at consecutive steps (FIRST); after these, training must take at least TIMES as long as checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
@@ -150,8 +150,11 @@ def test_single_process_begins_at_once() -> None:
 
 @pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
 def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 joins after 300 steps. `.` is a forward pass, a letter is a call of the optimizer of this name, and `*` is
-    a call of both optimizers in backward."""
+    """Rank 1 joins after 300 steps.
+
+    In `loop`, `.` is a forward pass, a letter is a call of the optimizer with this name, and `*` is a call of both
+    optimizers in backward.
+    """
     store, boundaries = Store(), Boundaries()
     rounds = ended = 0
     forward = False

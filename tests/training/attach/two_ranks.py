@@ -1,6 +1,7 @@
 """Start two ranks of a program: `python two_ranks.py PROGRAM ARGUMENT...`.
 
-torchrun imports PyTorch too, which takes as long as one more rank. `test_commands.py` tests jobs under torchrun.
+The test does not use torchrun, because torchrun imports PyTorch too, which takes as long as one more rank.
+`test_commands.py` tests jobs under torchrun.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Stream(IterableDataset[int]):
 
 
 def pace(loader: DataLoader[int], *, used: int = 0) -> LoaderPace | None:
-    """Return the pace of the batches after the first few."""
+    """Return how fast the workers load batches, measured after the first `used` batches."""
     watch_workers()
     times = WorkerTimes()
     batches = iter(loader)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Forget code that this process compiled before."""
+    """Discard code that this process has compiled, before and after the test."""
 
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")

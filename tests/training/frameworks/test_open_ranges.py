@@ -8,8 +8,8 @@ import pytest
 
 from tests.forked import run_forked
 
-#: This program opens so many ranges that the recording's memory is returned to the system, so that a late write ends
-#: the process.
+#: This program opens so many ranges that the recording's memory is returned to the system; a late write would then
+#: crash.
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     python switch_divided_jobs.py RANK WORLD MEETING null
 
-The answer has, for each kind of job, three sums of waits in ms per step: with the fault off, with the fault on, and
-after `rest()`, which trains the default job. No time passes; the durations are added.
+For each kind of job, the answer has three sums of waits in ms per step: with the fault off, with the fault on, and
+after `rest()`, which makes the job train as by default. The program adds up the requested durations instead of waiting.
 """
 
 from __future__ import annotations

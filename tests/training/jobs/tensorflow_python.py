@@ -1,4 +1,4 @@
-"""Find the interpreter with TensorFlow for tests that train with it, and read the results of a run."""
+"""Find the interpreter with TensorFlow for tests of TensorFlow jobs, and read the results of a run."""
 
 from __future__ import annotations
 

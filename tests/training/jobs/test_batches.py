@@ -49,7 +49,7 @@ def children() -> set[int]:
 
 @pytest.fixture
 def forks() -> Iterator[None]:
-    """Run servers as forks of a process that has imported PyTorch."""
+    """Run batch servers as forks of a process that has imported PyTorch."""
     with forked_programs_of(batch_client):
         yield
 
@@ -66,7 +66,7 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
     workload = load_workload(WORKLOAD, on_gpu=False)
     assert workload.pool % 6
     before = children()
-    # One server is a separate process.
+    # A single server is a separate process instead of a fork.
     forks = forked_programs_of(batch_client) if workers == 2 else contextlib.nullcontext()
     with forks, open_batches(WORKLOAD, workload, source, batch_size=6, workers=workers, device=CPU, seed=3) as endless:
         for inputs, target in itertools.islice(endless, 120):

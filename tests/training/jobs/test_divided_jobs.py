@@ -1,4 +1,4 @@
-"""Test that each fault of a divided job adds work to the expected ranks only, and only while it is on."""
+"""Test that each fault of a divided job adds work to the expected ranks only, and only while the fault is on."""
 
 from __future__ import annotations
 

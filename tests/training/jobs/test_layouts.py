@@ -1,4 +1,4 @@
-"""Test that a divided model trains to the parameters of the undivided one, in four real processes."""
+"""Test that a model divided among four real processes trains to the parameters of the undivided model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.training.strategies.processes import Job
 
 PROGRAM = Path(__file__).with_name("train_layouts.py")
 
-#: Layouts, and whether replicas are sharded.
+#: (layout, whether replicas are sharded) of each case.
 CASES: list[tuple[dict[str, Any], bool]] = [
     ({"pp": 4, "microbatches": 4}, False),
     ({"pp": 2, "dp": 2, "microbatches": 4, "schedule": "gpipe"}, False),
@@ -30,7 +30,7 @@ CASES: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.fixture(scope="module")
 def trained() -> list[list[dict[str, float]]]:
-    """Train all layouts in the same processes, because starting them takes longer than training."""
+    """Train all layouts in one group of processes, because starting processes takes longer than training."""
     with Job(PROGRAM, 4, CASES) as job:
         return [job.answer(rank) for rank in range(4)]
 

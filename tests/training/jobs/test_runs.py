@@ -57,7 +57,7 @@ def batch_servers(run_dir: Path) -> list[str]:
 def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))  # this path identifies the servers' command lines
+    monkeypatch.setenv("TMPDIR", str(temporary))  # the temporary directory identifies the servers' command lines
     analysis, record = run(tmp_path / "run", "cnn-cifar", "--data", "zmq", "--batch-size", "5")
     assert (record["options"]["data"], record["options"]["loader_workers"]) == ("zmq", "1")
     assert record["model"]["parameters"] == 1_250_858

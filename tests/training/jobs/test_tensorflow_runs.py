@@ -72,7 +72,7 @@ def test_two_processes_communicate_gradients(tmp_path: Path) -> None:
         assert exchange > 0, "5 MB of gradients travel between the processes"
 
 
-def test_parameter_server_run(tmp_path: Path) -> None:
+def test_parameter_server_run_has_no_false_input_finding(tmp_path: Path) -> None:
     with listeners_meanwhile() as found:
         analysis, record = trained(tmp_path, "cnn-cifar", "--strategy", "parameter-server", "--batch-size", "8")
     check(analysis, record)
@@ -82,7 +82,7 @@ def test_parameter_server_run(tmp_path: Path) -> None:
     assert [finding["code"] for finding in analysis["findings"]][:1] != ["input-bound"]
 
 
-def test_xla_and_mixed_precision_with_device_batches(tmp_path: Path) -> None:
+def test_options_for_xla_precision_and_device_batches_take_effect(tmp_path: Path) -> None:
     words = ("--strategy", "hierarchical-copy", "--compile", "--precision", "bf16", "--data", "device")
     analysis, record = trained(tmp_path, "cnn-cifar", "--batch-size", "8", *words)
     check(analysis, record)
@@ -109,7 +109,7 @@ def main():
 """
 
 
-def test_user_function_with_callback_in_fit(tmp_path: Path) -> None:
+def test_callback_in_fit_measures_a_user_function(tmp_path: Path) -> None:
     (tmp_path / "fitted.py").write_text(_CALLBACK, encoding="utf-8")
     run_dir = tmp_path / "run"
     analysis, record = trained(run_dir, "fitted:main", "--devices", "1", ranks=1, path=tmp_path)

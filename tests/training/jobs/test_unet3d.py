@@ -39,7 +39,7 @@ def test_dice_loss_of_equal_and_disjoint_volumes() -> None:
 
 
 def test_dice_loss_equals_manual_calculation() -> None:
-    """With p = (1, 0.5) and t = (1, 0) the loss is -2 * 1 / (1.25 + 1) per channel."""
+    """With prediction p = (1, 0.5) and target t = (1, 0) the loss is -2 * 1 / (1.25 + 1) per channel."""
     output = torch.tensor([1.0, 0.5]).reshape(1, 1, 1, 1, 2)
     target = torch.tensor([1, 0]).reshape(1, 1, 1, 1, 2)
     assert dice_loss(output, target).item() == pytest.approx(-2 / 2.25)

@@ -125,11 +125,11 @@ def test_keras_count_of_inception_follows_from_parameters() -> None:
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 
-#: Samples are cut to these sizes if the model accepts smaller samples, so that a step is short.
+#: Sample sizes to which samples are cut if the model accepts smaller samples, so that a step is short.
 SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
 
 
-#: A step of these takes 5 CPU seconds or more.
+#: Workloads with steps of 5 CPU seconds or more.
 LARGE = ("gpt", "unet3d", "vgg16")
 
 

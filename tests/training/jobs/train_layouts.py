@@ -2,8 +2,8 @@
 
     python train_layouts.py RANK WORLD MEETING '[[{"pp": 2, "dp": 2}, false], ...]'
 
-Each pair is a layout and whether the replicas are sharded (FSDP2). The answer for each has the largest difference of a
-parameter of this rank from that of the undivided model after some steps, and the median change of its parameters.
+Each pair is a layout and whether the replicas are sharded (FSDP2). For each pair, the answer has the largest difference
+of this rank's parameters from the undivided model's after some steps, and the median change of the parameters.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def undivided(layout: ParallelLayout, stages: int) -> list[GptStage]:
 
 
 def compare(layout: ParallelLayout, *, sharded: bool) -> dict[str, float]:
-    """Train this rank's part and the undivided model, and return the largest difference and the median change."""
+    """Train this rank's part and the undivided model; return largest difference and median change of parameters."""
     model = ParallelGpt(
         layout,
         SIZES,

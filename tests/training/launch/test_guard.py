@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the guard rests on Linux's process controls"),
 ]
 
-#: Start a grandchild in a separate session, as torchrun does, and write both process ids.
+#: This program starts a grandchild in a separate session, as torchrun does, and writes both process ids.
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {grandchild!r}], start_new_session=True)
@@ -78,7 +78,7 @@ def test_guard_ends_processes_that_ignore_sigterm(tmp_path: Path) -> None:
     words, private, pids = start(tmp_path, then="time.sleep(600)")
     guard = subprocess.Popen(words)
     family = read_pids(pids)
-    time.sleep(0.2)  # the grandchild takes a moment to ignore SIGTERM
+    time.sleep(0.2)  # wait until the grandchild ignores SIGTERM
     assert all(alive(pid) for pid in family)
     guard.terminate()
     assert guard.wait(120) != 0

@@ -18,7 +18,7 @@ from tests.other_user import as_another_user, needs_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: `tests/commands/test_profile.py` tries what a second user reaches in every test run.
+#: `tests/commands/test_profile.py` tests in every test run what a second user reaches.
 pytestmark = [pytest.mark.apart, pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 _PROGRAM = """

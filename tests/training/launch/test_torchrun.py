@@ -25,6 +25,7 @@ def command_line(given: Plan) -> list[str]:
 
 
 def plan(**changes: Any) -> Plan:
+    """Return the plan of a job with three processes, with `changes` to the job."""
     given: dict[str, Any] = {
         "workload": "mlp",
         "strategy": "gloo",

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
-#: `each` runs at the begin of each step, `last` before the call in which the trace of the first six steps is ready.
+#: `each` runs at the begin of each step, and `last` runs before the call in which the trace of the first six steps is
+#: ready.
 TRAIN = """
 import os, time
 import torch
@@ -107,7 +108,8 @@ def test_rank_0_prints_the_verdict_of_all_ranks_once(launcher: tuple[str, ...], 
 
 
 def test_rank_0_trains_on_while_another_rank_has_no_trace_yet(tmp_path: Path) -> None:
-    # Rank 1 saves its trace after rank 0 has begun the next step. If rank 0 waited in the handler, both would hang.
+    # Rank 1 saves its trace after rank 0 has begun the next step. If rank 0 waited in the handler, both ranks would
+    # hang.
     each = "if step == 6 and rank == 0: open('next', 'w').close()"
     last = "while rank == 1 and not os.path.exists('next'): time.sleep(0.05)"
     assert "ms per step" in lines_of(train(tmp_path, ranks=2, each=each, last=last))[0]

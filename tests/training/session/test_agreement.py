@@ -1,4 +1,4 @@
-"""Test agreement of ranks through a real store; each rank is a thread here."""
+"""Test agreement of ranks through a real store; here each rank is a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def position(rank: int, world_size: int) -> ClusterPosition:
 
 
 def together(world_size: int, task: Callable[[Agreement, int], object], *, timeout_s: float = 30) -> list[object]:
-    """Call `task` with the agreement and the rank in one thread per rank, and return the results by rank."""
+    """Call `task` with the agreement and the rank in one thread per rank; return the results by rank."""
     store = dist.HashStore()
     with ThreadPoolExecutor(world_size) as pool:
         futures = [
@@ -80,7 +80,7 @@ def test_wait_for_absent_rank_ends_at_timeout() -> None:
     assert together(2, task, timeout_s=0.2) == ["gave up", "absent"]
 
 
-def test_rank_0_waits_for_all_to_leave() -> None:
+def test_rank_0_waits_until_all_ranks_leave() -> None:
     def task(agreement: Agreement, rank: int) -> bool:
         agreement.leave()
         return rank != 0 or agreement.wait_for_all(timeout_s=10)

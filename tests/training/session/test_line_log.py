@@ -44,7 +44,7 @@ def spin(ms: float) -> int:
 
 
 def fails() -> None:
-    """Raise an exception after a line."""
+    """Run one line, and then raise an exception."""
     time.sleep(0.0005)
     raise KeyError
 
@@ -167,7 +167,7 @@ def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool,
 
 @pytest.mark.xdist_group("processes")
 def test_gpudiag_is_not_the_users_if_it_is_imported_through_a_link(tmp_path: Path) -> None:
-    """Another Python may import gpudiag from a directory of links."""
+    """Another Python may import gpudiag from a directory of symbolic links."""
     (tmp_path / "gpudiag").symlink_to(Path(user_code.__file__).parents[2])
     program = "from gpudiag.training.session import user_code; print(user_code.is_own(user_code.__file__))"
     done = subprocess.run(
@@ -342,7 +342,7 @@ def test_function_whose_lines_run_often_is_traced_no_more() -> None:
 
 
 def imported(folder: Path, text: str) -> Any:
-    """Return the function `work` of a module with this text."""
+    """Return the function `work` of a module with source `text`."""
     path = folder / "module_of_the_user.py"
     path.write_text(text)
     namespace: dict[str, Any] = {}
@@ -360,7 +360,7 @@ def test_file_that_changed_or_cannot_be_read_has_no_text(tmp_path: Path, event: 
         work()
         log.step()
     log.end()
-    assert path.stat().st_mtime > line_log._begun_s()  # written after this process began, and unchanged since
+    assert path.stat().st_mtime > line_log._begun_s()  # written after the process began, and unchanged since
     if event == "change":
         path.write_text("# one more line\nimport time\ndef work():\n    time.sleep(0.001)\n")
     os.utime(path, (time.time() + 5, time.time() + 5))

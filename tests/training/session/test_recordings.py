@@ -27,7 +27,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 class FakeWindow:
-    """A recording that records nothing, and fails at a given step."""
+    """Fake a recording that records nothing, and fails at a given step."""
 
     def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
         self.saved = False
@@ -57,7 +57,10 @@ class FakeWindow:
 
 
 def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
-    """Run all phases; return them and their number of steps. `saves` receives the notes of every saved record."""
+    """Run all phases of a session; return the phases and their number of steps.
+
+    `saves` receives the notes of every saved record.
+    """
     phases = Phases(
         PhaseSettings(steps=2, warmup=1, active=3),
         clock=host_clock(),

@@ -153,7 +153,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # validation follows this warm-up step
+            if number == 3:  # validation follows the third warm-up step
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
@@ -220,7 +220,7 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     assert "no scopes here" in caplog.text
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
-    # The full trace covers the same steps, because the other ranks would have recorded theirs.
+    # The full trace covers the planned steps, because other ranks would have recorded these steps.
     assert "gpudiag.step#18" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
     assert "no-light-recording" in {warning.code for warning in analysis.validity}
@@ -475,10 +475,10 @@ def test_records_state_their_schema(tmp_path: Path) -> None:
     ("timed", "ahead"),
     [
         (None, False),
-        (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known of a device
+        (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known about a device
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(1.9,) * 3), False),
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(2.1,) * 3), True),
-        # The thread waited for a full launch queue, so that its own time is that of steps with an empty queue.
+        # The thread waited for a full launch queue, so its own time is the time of steps with an empty queue.
         (UnprofiledSteps(host_ms=(9.0,) * 3, lead_ms=(2.1,) * 3, idle_host_ms=(4.0,) * 3), True),
     ],
 )

@@ -51,7 +51,7 @@ print("updates", trainer.global_step)
 """
 
 # PyTorch's gloo threads may hold the tensors of a gather after the gather is reported complete, and then abort the
-# process when its interpreter ends (PyTorch 2.13, also without gpudiag). Therefore this process sleeps before it ends.
+# process when its interpreter ends (PyTorch 2.13, also without gpudiag). Therefore the program sleeps before it ends.
 TRANSFORMERS = """
 import time
 import torch

@@ -34,7 +34,7 @@ class Machine:
         self.clock = StepClock(self._record, lambda begin, end: (end - begin) / 1e6, self._settle, self._anchor)
 
     def step(self, *, input_us: int, launch_us: int, device_us: int) -> None:
-        """Run a step: fetch the batch, then launch work of `device_us`."""
+        """Run a step: fetch the batch, and then launch `device_us` of work."""
         begin = self.host_ns
         self.host_ns += input_us * US
         fetched = self.host_ns
@@ -93,7 +93,7 @@ def test_host_times_of_excluded_step_are_excluded() -> None:
     for launch_us in (100, 200, 300):
         machine.step(input_us=10, launch_us=launch_us, device_us=50)
         if launch_us == 200:
-            machine.clock.restart()  # the epoch ended during this step
+            machine.clock.restart()  # the epoch ended during the step
         else:
             machine.clock.mark()
     series = machine.clock.series()
@@ -152,7 +152,7 @@ def test_coinciding_anchors_convert_all_marks_to_their_instant() -> None:
 
 def test_steps_before_series_record_host_time_with_empty_queue() -> None:
     machine = Machine()
-    # This step lies before the anchor, so its host time is not recorded.
+    # The step lies before the anchor, so its host time is not recorded.
     machine.step(input_us=0, launch_us=700, device_us=2000)
     machine.clock.read()
     machine.clock.anchor()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[PytorchStrategy]:
+    """Yield an open strategy of one process; check that closing it ends the process group."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     strategy = load_strategy("gloo", torch.device("cpu"))

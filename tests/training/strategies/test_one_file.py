@@ -112,7 +112,7 @@ def test_help_lists_plugin_strategy(package: str) -> None:
 
 @pytest.fixture
 def installed(package: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the package in this process and in those that it starts."""
+    """Install the package in this process and in its child processes."""
     monkeypatch.setenv("PYTHONPATH", package)
     monkeypatch.syspath_prepend(package.partition(os.pathsep)[0])
     registry.strategies.cache_clear()

@@ -87,7 +87,7 @@ def test_impossible_jobs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["data-parallel", "copies"])
-def test_one_process_drives_all_devices(name: str) -> None:
+def test_single_process_strategy_starts_one_process(name: str) -> None:
     assert strategy_entry(name).processes(4) == 1
 
 

@@ -14,7 +14,7 @@ from tests.training.strategies.train_each import STEPS, make_data, make_model
 
 PROGRAM = Path(__file__).with_name("train_each.py")
 
-#: Strategies with options, and the tolerance of their losses relative to plain float32 all-reduce.
+#: Strategies with options, and the tolerance of their losses relative to all-reduce in plain float32.
 EXACT, ROUNDED = 2e-5, 2e-2
 CASES: list[tuple[str, dict[str, Any], float]] = [
     ("gloo", {}, EXACT),
@@ -34,7 +34,7 @@ ACCUMULATING = ["gloo", "cpu-reduce", "ps-cpu", "ps-gpu", "fsdp"]
 
 @pytest.fixture(scope="module")
 def trained() -> list[dict[str, Any]]:
-    """Train with all strategies in one pair of processes, because starting them takes longer than training."""
+    """Train with all strategies in one pair of processes, because starting processes takes longer than training."""
     strategies = [(name, options) for name, options, _ in CASES]
     strategies += [(name, {"accumulate": 2}) for name in ACCUMULATING] + [("independent", {})]
     with Job(PROGRAM, 2, {"device": "cpu", "strategies": strategies}) as job:

@@ -2,7 +2,7 @@
 
     python train_each.py RANK WORLD MEETING '[["cpu-reduce", {"compress": "bf16"}], ...]'
 
-The answer for each strategy has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
+For each strategy, the answer has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
 The ranks train on different samples, so the loss curve is right only if gradients are communicated.
 """
 
@@ -56,7 +56,7 @@ def make_data(rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train with one strategy, and return the answer described above; check that the reducer is freed."""
+    """Train with one strategy, and return its entry of the answer; check that the reducer is freed."""
     exchange = CommunicationOptions(**options)
     strategy = load_strategy(name, device, exchange)
     strategy.open()

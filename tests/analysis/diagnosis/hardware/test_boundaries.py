@@ -1,4 +1,4 @@
-"""Test each threshold of the hardware rules just below and just above."""
+"""Test each threshold of the hardware rules, with values just below and just above it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of damage of GPU 0, if the links of the GPUs have these rates in order."""
+    """Return the signs of damage to GPU 0's host link, if GPU i copies to and from the host at `rates[i]` GB/s."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -72,12 +72,12 @@ def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = N
         ((50.3,), None, loaded(4, 16, 5, 16), ["own-maximum"]),
         ((50.3,), None, loaded(5, 16, 5, 16), []),
         ((50.3,), None, PcieLink(generation=5, width=8, maximum_generation=5, maximum_width=16), []),
-        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of this generation is unknown
+        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of generation 8 is unknown
         ((), None, loaded(5, 8, 5, 16), ["own-maximum"]),
         ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
     ],
 )
-def test_signs_of_a_degraded_host_link(
+def test_each_sign_of_a_degraded_host_link_has_a_threshold(
     rates: tuple[float, ...], ceiling: float | None, pcie: PcieLink | None, expected: list[str]
 ) -> None:
     assert signs(*rates, ceiling=ceiling, pcie=pcie) == expected
@@ -99,7 +99,9 @@ def test_signs_of_a_degraded_host_link(
         (10.0, 20.0, "warning", "medium", "10.0 GB/s to"),
     ],
 )
-def test_severity_of_a_degraded_link(rate: float, ceiling: float, severity: str, confidence: str, words: str) -> None:
+def test_degraded_link_is_critical_below_35_percent_or_2_gb_per_s(
+    rate: float, ceiling: float, severity: str, confidence: str, words: str
+) -> None:
     (finding,) = findings_of(
         gpu(0), bandwidth=(host_copies(0, rate, ceiling_gb_per_s=ceiling, ceiling_source="the slot: so"),)
     )
@@ -129,7 +131,7 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.9, 10.0, None, "warning"),
         (5.1, 10.0, None, "warning"),
         (5.0, 10.0, None, "critical"),
-        (8.0, 10.0, (20.2, 20.0), None),  # the mean of 8.0 and half of 20.2 is 9.05
+        (8.0, 10.0, (20.2, 20.0), None),  # the limit is the mean of 8.0 and half of 20.2, which is 9.05
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
@@ -140,7 +142,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # keep one direction, and both directions at once
+    if both:  # the result of one direction, and that of both at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
@@ -170,7 +172,10 @@ def test_nccl_setting_allows_distances_shorter_than_the_nearest_slow_one() -> No
 
 
 def uplinks(*shares: float, alone: float = 10.0, links: Iterable[Link] = ()) -> list[tuple[list[int], float]]:
-    """Return (GPUs, total rate) of each shared uplink, if GPUs copy at the rate `alone`, and at once at `shares`."""
+    """Return (GPUs, total GB/s) of each shared uplink.
+
+    One GPU copies at `alone` GB/s, and all GPUs at once at `shares`.
+    """
     gpus = [gpu(at) for at in range(len(shares))]
     copies = (*(host_copies(at, alone) for at in range(len(shares))), together(*shares))
     every = findings_of(*gpus, bandwidth=copies, links=links)
@@ -353,7 +358,7 @@ def test_own_processes_are_omitted_and_others_named_once() -> None:
 
 
 def denied(count: int, *pairs: tuple[int, int], reason: str = "not supported (NS)", **fields: Any) -> Finding:
-    """Return the finding on a machine whose driver denies peer access to these pairs."""
+    """Return the finding on a machine whose driver denies peer access to `pairs` of its `count` GPUs."""
     links = [
         Link(a=a, b=b, kind="SYS", peer_access=(a, b) not in pairs, reason=reason if (a, b) in pairs else "")
         for a in range(count)
@@ -376,7 +381,7 @@ def test_missing_peer_access_names_pairs_and_consequence() -> None:
     assert "form a ring" in ring.title
 
 
-def test_advice_for_missing_peer_access() -> None:
+def test_advice_for_missing_peer_access_follows_islands_and_reasons() -> None:
     def first(*pairs: tuple[int, int], **fields: Any) -> str:
         return denied(4, *pairs, **fields).advice[0]
 
@@ -452,7 +457,7 @@ def test_peer_rates_are_by_source_and_destination() -> None:
     assert rates(msgspec.structs.replace(there, path="device_to_device")) == {}
 
 
-def test_wording_of_lists_of_pairs_and_costs() -> None:
+def test_long_lists_are_shortened_and_costs_are_rounded() -> None:
     assert [gpu_list(of) for of in ([], [2, 1, 1], [0, 1, 2, 4, 5, 7])] == [
         "GPUs none",
         "GPUs 1 and 2",

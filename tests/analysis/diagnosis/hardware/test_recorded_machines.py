@@ -35,7 +35,7 @@ EXPECTED = {
     # Hybrid cube mesh: some pairs have no direct link, but rings of direct links exist.
     "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
     "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
-    # The links of these machines are unknown.
+    # The links of the following machines are unknown.
     "patrick-4x": [],
     "staging-area-box": [],
     # This VM is healthy: its links are idle, one GPU copies to the host at 55 GB/s, and all four together at 159 GB/s.
@@ -48,7 +48,7 @@ def test_every_recorded_machine_is_judged() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_findings_of_a_recorded_machine(name: str) -> None:
+def test_recorded_machine_has_exactly_its_expected_findings(name: str) -> None:
     findings = [(f.code, f.severity, f.evidence["gpus"]) for f in examine_facts(machine(name))]
     assert sorted(findings) == sorted(EXPECTED[name])
 

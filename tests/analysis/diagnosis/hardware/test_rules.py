@@ -42,6 +42,7 @@ def test_rule_is_silent_on_its_example(rule: FactsRule, facts: Facts) -> None:
 
 
 def assert_usable(finding: Finding, facts: Facts) -> None:
+    """Check that a finding has advice and evidence, and names only GPUs of the machine."""
     assert finding.code in FINDING_CODES
     assert finding.advice, "the finding has no advice"
     assert len(finding.title) <= 400
@@ -79,7 +80,7 @@ def test_findings_are_sorted_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        # The total is the rate of two links, which shows two uplinks or the limit of host memory.
+        # The total rate is that of two links, so either there are two uplinks, or host memory is the limit.
         ((27.5, 27.5, 27.5, 27.5), False),
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
@@ -109,7 +110,9 @@ def test_a_loaded_link_at_its_maximum_gives_no_finding() -> None:
         (6, {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)}, False),
     ],
 )
-def test_rings_of_known_graphs(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
+def test_ring_is_found_if_and_only_if_the_graph_has_one(
+    count: int, edges: set[tuple[int, int]], expected: bool
+) -> None:
     assert has_ring(list(range(count)), edges) is expected
 
 
@@ -119,13 +122,13 @@ def test_ring_search_ends_on_the_worst_graph() -> None:
     assert has_ring(list(range(16)), halves | {(0, 8)}) is False
 
 
-def test_wording_shared_by_rules() -> None:
+def test_lists_of_gpus_and_pairs_are_shortened() -> None:
     assert [gpu_list(x) for x in ([3], [0, 2], [0, 1], range(6), [0, 1, 2, 5])] == [
         "GPU 3", "GPUs 0 and 2", "GPUs 0 and 1", "GPUs 0-5", "GPUs 0-2 and 5",
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s take 134 ms. A parameter server on x1 risers had 133 ms of exposed communication.
+    # 102.2 MB at 0.7635 GB/s take 134 ms; a parameter server on x1 risers had 133 ms of exposed communication.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 

@@ -1,4 +1,4 @@
-"""Analyse a job's traces with the real stages, as `gpudiag analyze` does."""
+"""Analyse the traces of a random job as `gpudiag analyze` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.analysis.diagnosis.records import run_of
 
 
 def recorded(recipe: Recipe) -> Case:
-    """Return the case of the recorded job, with its unprofiled steps if those were measured."""
+    """Return the case of the recorded job, with its unprofiled steps if the recipe has any."""
     case = case_of(recipe.job().traces())
     return run_of(case, recipe.job(recorded=False).step_times_ms()) if recipe.timed else case
 

@@ -7,27 +7,19 @@ import msgspec
 from gpudiag.model.analysis import Analysis, Finding
 from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
-#: An amount is right if it is within this share or within this many ms of the truth.
+#: Largest error of a right amount: a share of the true cost, or ms.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
 #: Minimum share of the step at which a cause is worth action, and a margin. If the cost of a cause is within the margin
-#: of this share, both reporting and omitting the cause are right.
+#: of the minimum, both reporting and omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
-#: Causes are equal if their costs differ by at most this share.
+#: Causes are equal if the relative difference of their costs is at most this.
 _TIE = 0.10
-#: A further finding is a false alarm unless removing its cause saves this share of the step.
+#: A further finding is a false alarm unless removing its cause saves at least this share of the step.
 _CONFIRMED = 0.04
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The expected and the reported causes, and the errors; `why` is empty if the diagnosis is right.
-
-    Attributes:
-        expected: codes and causes that may come first, the most expensive first.
-        missed: causes of waste that cost more than 5 % and are not among the findings.
-        loader_as_launching: whether the analysis calls a slow loader launch-bound.
-        beside: for each kind of work that saves as much as the first waste if it is removed instead, whether a finding
-            names this work.
-    """
+    """The expected and the reported causes, and the errors of the diagnosis; `why` is empty if it is right."""
 
     expected: tuple[str, ...]
     got: str
@@ -43,11 +35,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_causes(truth: Truth) -> tuple[Cause, ...]:
-    """Return the causes that may come first, the most expensive first; none if no cause is worth action.
+    """Return the causes that may come first, the most expensive one first; empty if no cause is worth action.
 
-    Waste precedes work of equal cost: if a host waits for its loader and then launches slowly, removing either helps,
-    but only the loader can be removed entirely. Work may also come first if it costs more than all waste, or as much
-    after all waste is removed.
+    Waste precedes work of equal cost. If a host waits for its loader and then launches slowly, removing either helps,
+    but only the loader's wait can be removed entirely. Work may also come first if it costs more than all waste, or if
+    it costs as much as waste after all waste is removed.
     """
     notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
     waste = [cause for cause in notable if cause.waste]
@@ -78,7 +70,7 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
     why += [f"also {_words(alarm)}" for alarm in alarms[1:] if not _confirmed(alarm, truth)]
     reported_codes = {finding.code for finding in analysis.findings}
     if first is not None:
-        # If removing any of several causes is enough, all of them must be reported.
+        # If it is enough to remove one of several causes, all these causes must be reported.
         equal = [cause for cause in expected if cause.waste and cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
         why += [f"{one.name} not listed" for one in equal if one.code not in reported_codes and why != ["wrong code"]]
     wasteful = [cause for cause in truth.causes if cause.waste and cause.finding]
@@ -99,7 +91,7 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
 
 
 def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
-    """Return `Verdict.beside`."""
+    """Return `Verdict.beside`: kind of work → whether a finding names it."""
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
@@ -108,7 +100,7 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str])
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """Return the errors of the first finding, or of its alternative (`instead`) if the alternative has fewer errors."""
+    """Return the errors of the first finding or of its alternative (`instead`), whichever has fewer."""
     first = alarms[0]
     equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]

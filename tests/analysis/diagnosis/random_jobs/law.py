@@ -1,10 +1,10 @@
-"""Check that findings explain the table: every large bucket of the ranks that set the pace has an explanation."""
+"""Check that findings explain the table: every large bucket of the ranks that others wait for has an explanation."""
 
 from __future__ import annotations
 
 from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 
-#: A bucket with at least this share of the step needs an explanation.
+#: Least share of the step from which a bucket needs an explanation.
 NOTABLE = 0.05
 
 _HOST = frozenset(
@@ -20,7 +20,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "launch": _HOST - {"input-bound"},
     "idle": _HOST | {"communication-bound"},
 }
-#: Buckets that contain profiler overhead.
+#: Buckets that may contain profiler overhead.
 _RECORDED = frozenset({"launch", "idle", "sync"})
 
 
@@ -37,16 +37,13 @@ def pacing(analysis: Analysis) -> tuple[Device, ...]:
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
-    """Return the buckets that a validity message calls unexplained."""
+    """Return the buckets that a warning about validity calls unexplained."""
     lines = [warning.message.replace(" ", "_") for warning in analysis.validity if warning.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """Describe the buckets that no finding explains and no message calls unexplained.
-
-    Profiler overhead needs no finding.
-    """
+    """Describe each bucket that neither a finding explains nor a message calls unexplained."""
     reported_codes = {finding.code for finding in analysis.findings}
     codes = {warning.code for warning in analysis.validity}
     if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):

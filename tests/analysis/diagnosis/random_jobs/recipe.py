@@ -1,4 +1,4 @@
-"""Draw a job: the operations of every rank in a step, its faults, and how it was recorded."""
+"""Draw a job: the operations of every rank in a step, the faults, and the way of recording."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Kind = Literal[
     "allocation-one",
     "jitter",
 ]
-#: Kinds of jobs without a fault in which a cost that every job has is large.
+#: Kinds of jobs without a fault, in which one of the costs that every job has is large.
 Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
 
-#: A job has at most one fault of each family, because two of them could not be distinguished.
+#: A job has at most one fault of each family, because two faults of a family could not be distinguished.
 _FAMILIES: tuple[tuple[Kind, ...], ...] = (
     ("loader", "loader-unmarked"),
     ("stall", "operator"),
@@ -71,7 +71,7 @@ _FAMILIES: tuple[tuple[Kind, ...], ...] = (
 )
 KINDS: tuple[Kind, ...] = tuple(kind for family in _FAMILIES for kind in family)
 COSTS: tuple[Cost, ...] = ("tiny-kernels", "slow-host", "slow-exchange")
-#: The values of `Recipe.kind`.
+#: The allowed values of `Recipe.kind`.
 ALL_KINDS: tuple[str, ...] = ("none", *COSTS, *KINDS, "two")
 _NEEDS_PEERS = frozenset(_FAMILIES[2])
 _SOMETIMES = frozenset({"stall-sometimes", "collection"})
@@ -106,13 +106,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that can be simulated without any of its causes.
-
-    Attributes:
-        kind: the kind of fault, a cost, `none`, or `two`.
-        fetch_ms: the wait of every rank for its loader, without a fault.
-        timed: whether there are unprofiled steps.
-    """
+    """A job that can be simulated with and without each of its causes."""
 
     seed: int
     kind: str
@@ -128,10 +122,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """Return the job without these causes.
+        """Return the job without some of its causes.
 
         Causes are kinds of faults, `launching`, `exchange`, `input`, `scatter`, and `blocking`, without which copies do
-        not block the host. If not `recorded`, the hosts have no profiler overhead.
+        not block the host. If `recorded` is false, the hosts have no profiler overhead.
         """
         ranks = range(self.ranks)
         there = [fault for fault in self.faults if fault.kind not in without]
@@ -164,7 +158,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             if input_ms > 0:
                 pieces.append(fetch(input_ms))
         elif "loader-one" in faults or "loader-unmarked-one" in faults:
-            # Remove the input that all ranks wait for; keep the additional wait of one rank.
+            # Without the input that all ranks wait for, the additional wait of one rank remains.
             pieces += [silence(ms) for ms in unmarked]
             pieces += [fetch(faults["loader-one"].ms)] if "loader-one" in faults else []
         moved = [faults[kind].ms for kind in ("allocation", "allocation-one") if kind in faults]
@@ -187,7 +181,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return [*pieces, update(self.update_ms), *given_back]
 
     def _after(self, layer: int, faults: dict[Kind, Fault], launch_us: float) -> list[Piece]:
-        """Return the faults after a layer."""
+        """Return the operations of faults after a layer."""
         found: list[Piece] = []
         for fault in faults.values():
             here = fault.layer == layer
@@ -205,7 +199,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, kind: str | None = None) -> Recipe:
-    """Draw the job of this seed, and of this kind if one is given."""
+    """Return the job of a seed, of kind `kind` if one is given."""
     chance = random.Random(seed)  # noqa: S311
     weights = [2 if name in {"none", "loader", "two"} else 1 for name in ALL_KINDS]
     drawn = chance.choices(ALL_KINDS, weights)[0]
@@ -260,7 +254,7 @@ def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
     """Draw forward layers, and backward layers with an all-reduce each.
 
-    The time of an all-reduce is `communication` times that of the layer's kernels, times a random factor.
+    The time of an all-reduce is `communication` times the time of the layer's kernels, times a random factor.
     """
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
@@ -273,12 +267,12 @@ def _layers(chance: random.Random, device_ms: float, *, communication: float, ti
 
 
 def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
-    """Draw a fault whose cost is in proportion to the step."""
+    """Draw a fault whose cost is proportional to the step time."""
     ms = step_ms * chance.uniform(0.15, 1.2)
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # for this kind, `ms` is in µs per launch
+        # for kind `launch-one`, `ms` is in µs per launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5
@@ -287,7 +281,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     elif kind == "host-one":
         return Fault(kind=kind, rank=rank, times=chance.uniform(1.3, 4))
     elif kind in _SOMETIMES and rank is not None:
-        # The fault is in every other step, as with logging or garbage collection.
+        # The fault is in every other step, as logging or garbage collection may be.
         late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
         return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
     elif kind == "jitter":

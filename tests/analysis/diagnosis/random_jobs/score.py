@@ -27,7 +27,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A count, its total and its share."""
+    """A share: `count` of `of`, with its confidence interval."""
 
     count: int
     of: int
@@ -50,7 +50,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def judged(seed: int, kind: str | None = None) -> Judged:
-    """Draw the job of this seed, diagnose it and judge the diagnosis."""
+    """Draw the job of a seed, diagnose it and judge the diagnosis."""
     recipe = draw(seed, kind)
     truth = truth_of(recipe)
     try:
@@ -68,7 +68,7 @@ def judged(seed: int, kind: str | None = None) -> Judged:
 
 
 def by_kind(jobs: Iterable[Judged]) -> dict[str, Share]:
-    """Return the share of right diagnoses by kind of fault."""
+    """Return kind of fault → share of right diagnoses."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for job in jobs:

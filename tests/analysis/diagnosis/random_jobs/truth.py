@@ -1,4 +1,4 @@
-"""Determine the cost of a job's causes by simulating the job without them, independently of the diagnosis."""
+"""Determine the cost of each cause by simulating the job without the cause, independently of the diagnosis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.analysis.diagnosis.random_jobs.recipe import Fault, Recipe
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, with the finding that should report it.
+    """A cause, with the finding that should report it.
 
     Attributes:
         name: the fault, or the cost that every job has.
@@ -37,18 +37,18 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     finding: bool = True
 
     def is_named(self, cause: str | None) -> bool:
-        """Return whether a finding's `cause` contains one of the accepted texts, in lower case."""
+        """Return whether a finding's `cause`, in lower case, contains one of the accepted texts."""
         return not self.causes or any(text in (cause or "").lower() for text in self.causes)
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """The job's unprofiled step, and its causes, most expensive first."""
+    """The job's unprofiled step in ms, and its causes, the most expensive cause first."""
 
     step_ms: float
     causes: tuple[Cause, ...]
 
     def share(self, cause: Cause) -> float:
-        """Return the larger of both savings as a share of the step."""
+        """Return the larger of `gain_ms` and `after_waste_ms` as a share of the step."""
         return max(cause.gain_ms, cause.after_waste_ms) / self.step_ms
 
 
@@ -64,7 +64,7 @@ def _late(fault: Fault, recipe: Recipe) -> tuple[int, ...]:
     return tuple(sorted({rank for rank, step, _ in fault.sometimes if 0 < step < recipe.steps - 1}))
 
 
-#: By fault: the finding's code, the accepted texts of its cause, and its ranks.
+#: Fault → (code of its finding, accepted texts of the finding's cause, function that returns the finding's ranks).
 _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple[int, ...]]]] = {
     "loader": ("input-bound", ("loader",), _all),
     "loader-unmarked": ("input-bound", (), _all),
@@ -90,7 +90,7 @@ _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple
 
 
 def truth_of(recipe: Recipe) -> Truth:
-    """Simulate the job, and again without each cause."""
+    """Simulate the job with all causes, and without each cause; return the cost of each cause."""
 
     @cache
     def played(without: frozenset[str]) -> float:

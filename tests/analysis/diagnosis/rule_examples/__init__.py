@@ -20,6 +20,6 @@ def examples_by_code(code: str) -> ModuleType:
 
 
 def every_example(code: str, *kinds: str) -> list[tuple[str, Any]]:
-    """Return (description, job) of the examples of these kinds, or of all kinds if none is given."""
+    """Return (description, job) of the examples of `kinds`, or of all kinds if none is given."""
     module = examples_by_code(code)
     return [example for kind in kinds or ("FIRES", "SILENT", "ABSTAINS") for example in getattr(module, kind, ())]

@@ -1,10 +1,10 @@
-"""Simulate small training jobs for the examples of rules, and return their traces.
+"""Simulate small training jobs, the examples of rules, and return their traces.
 
     Job(ranks=4, step=(kernels(20), all_reduce(2), update(1)), extra={2: (fetch(30),)})
 
-is a job of four ranks, where rank 2 waits 30 ms for its loader in each step. `Job.traces()` executes it as a framework
-would: the host runs ahead of the device; a collective starts on each rank when its gradients are computed, and ends on
-all ranks at once; a synchronization blocks the host until the device is idle. Times are in milliseconds.
+is a job of four ranks, where rank 2 waits 30 ms for its loader in each step. `Job.traces()` executes the job as a
+framework would. The host runs ahead of the device. A collective starts on each rank when its gradients are computed,
+and ends on all ranks at once. A synchronization blocks the host until the device is idle. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ORIGIN_NS = 10**18
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One operation of a rank in a step; created by the functions below."""
+    """An operation of a rank in a step; created by the functions below."""
 
     what: str
     ns: int = 0
@@ -72,12 +72,12 @@ def silence(ms: float) -> Piece:
 
 
 def python(ms: float, name: str = "aten::to") -> Piece:
-    """Run an operator of this name that launches no kernel."""
+    """Run an operator `name` that launches no kernel."""
     return Piece("python", _ns(ms), name=name)
 
 
 def collection(ms: float) -> Piece:
-    """Run Python's garbage collection, with a marked range."""
+    """Run Python's garbage collection in a marked range."""
     return Piece("collection", _ns(ms))
 
 
@@ -89,7 +89,7 @@ def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
 def named(
     ms: float, name: str, *, operator: str = "aten::add", count: int = 20, launch_us: float = 8, in_update: bool = False
 ) -> Piece:
-    """Launch `count` kernels of a name by an operator, or within an optimizer's update."""
+    """Launch `count` kernels called `name` by `operator`, or within an optimizer's update."""
     launch_ns = int(launch_us * NS_PER_US)
     return Piece("kernels", _ns(ms / count), count, launch_ns, name=name, operator=operator, in_update=in_update)
 
@@ -100,7 +100,7 @@ def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
 
 
 def read_back(ms: float, *, megabytes: float) -> Piece:
-    """Copy to pageable memory as `tensor.cpu()` does, which blocks the host until the copy ends."""
+    """Copy to pageable memory as `tensor.cpu()` does; the host is blocked until the copy ends."""
     return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=False, name="aten::copy_")
 
 
@@ -110,7 +110,7 @@ def item() -> Piece:
 
 
 def memory(ms: float, *, count: int, released: bool = False) -> Piece:
-    """Allocate device memory by `count` calls of `ms`, or release it by calls that wait until the device is idle."""
+    """Allocate device memory by `count` calls of `ms`; `released`: each call also waits until the device is idle."""
     return Piece("memory", _ns(ms), count, released=released)
 
 
@@ -134,7 +134,7 @@ def update(ms: float) -> Piece:
     return Piece("update", _ns(ms))
 
 
-#: A step of DDP: the gradients of the last layers are reduced while those of the first layers are computed.
+#: A step of DDP: while gradients of the last layers are reduced, gradients of the first layers are computed.
 DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
 
 
@@ -192,10 +192,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(slowest.tolist())
 
     def _play(self, *, recorded: bool) -> list[_Rank]:
-        """Execute all ranks. Each rank runs to its next communication, and continues when this has ended."""
+        """Execute all ranks. Each rank runs to its next communication, and continues when the communication ends."""
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
-        # The communication that each rank has reached; None if the rank has ended.
+        # The communication that each rank has reached, or None if the rank has ended.
         arrived = [next(script, None) for script in scripts]
         sent: dict[tuple[int, int], list[int]] = {}
         while any(arrival is not None for arrival in arrived):
@@ -213,13 +213,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return rank * self.stages // self.ranks
 
     def peers_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the same stage."""
+        """Return the ranks of the pipeline stage of `rank`."""
         return tuple(other for other in range(self.ranks) if self.stage_of(other) == self.stage_of(rank))
 
     def _leaving(
         self, arrived: list[tuple[int, Piece] | None], sent: dict[tuple[int, int], list[int]]
     ) -> dict[int, int]:
-        """Return, by rank, the end of each communication that is complete now. Add and remove messages in `sent`."""
+        """Return rank → end in ns of its communication, for each communication that is complete now.
+
+        Messages are added to `sent`, and removed when they are received.
+        """
         leaving: dict[int, int] = {}
         for rank, arrival in enumerate(arrived):
             if arrival is None:
@@ -240,7 +243,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return leaving
 
     def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
-        """Execute a rank's steps, and yield its start of each communication."""
+        """Execute a rank's steps; yield (start in ns, operation) of each communication."""
         paces = 1 + self.scatter * np.random.default_rng((self.seed, rank)).standard_normal(self.steps)
         for number, pace in enumerate(paces.tolist()):
             player.mark(number)
@@ -328,7 +331,7 @@ class _Rank:
             self._launch_unseen(piece)
 
     def arrive(self, piece: Piece) -> int:
-        """Launch communication after the queued compute, and return when it starts on this rank.
+        """Launch communication after the queued compute, and return its start on this rank in ns.
 
         A receive does not wait for compute.
         """
@@ -352,7 +355,7 @@ class _Rank:
             self.free[_COMPUTE_STREAM] = max(self.free[_COMPUTE_STREAM], end)
 
     def trace(self) -> Trace:
-        """Return the recorded events as a reader would return them."""
+        """Return the recorded events as a trace reader would return them."""
         rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
         names = {name: index for index, name in enumerate(dict.fromkeys(row.name for row in rows))}
         table = EventTable(
@@ -394,6 +397,7 @@ class _Rank:
         )
 
     def _collective(self, index: int, row: _Row) -> CollectiveCall:
+        """Return the collective or message of the kernel at position `index` of the event table."""
         _, piece = self.calls[row.correlation]
         group = "default_pg" if self.job.stages == 1 else "dp" if piece.what == "all_reduce" else "pp"
         return CollectiveCall(
@@ -419,13 +423,13 @@ class _Rank:
         return round(ns * self.host_pace)
 
     def _take(self, kind: EventKind, role: Role, name: str, ns: int) -> None:
-        """Record a host event that launches nothing."""
+        """Record a host event of duration `ns` that launches nothing."""
         end = self.now + ns + self._on_host(self.job.recording_ns)
         self.rows.append(_Row(kind, role, name, self.now, end))
         self.now = end
 
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
-        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of the operator and of its call
+        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of recording the operator and its call
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))
@@ -451,7 +455,7 @@ class _Rank:
             self.rows.append(_Row(EventKind.ANNOTATION, Role.OPTIMIZER, "Optimizer.step#Adam.step", begin, self.now))
 
     def _launch_unseen(self, piece: Piece) -> None:
-        """Compute the times of an operation's kernels without recording events, which is ten times as fast."""
+        """Advance the clocks by an operation's kernels without recording events, which is ten times as fast."""
         host_ns, ns = self._on_host(piece.launch_ns + 2 * self.job.recording_ns), round(piece.ns * self.pace)
         free = self.free[_COMPUTE_STREAM]
         for _ in range(piece.count):
@@ -460,7 +464,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """Return start and end on the compute stream of an operation launched now."""
+        """Return (start, end) in ns on the compute stream of an operation that is launched now."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns
@@ -473,7 +477,7 @@ class _Rank:
             self.now = end
 
     def _copy(self, piece: Piece) -> None:
-        """Copy to the device, or back if an operator is named; a pageable copy blocks the host until its end."""
+        """Copy to the device, or back if `piece` names an operator; a pageable copy blocks the host until its end."""
         memory = HostMemory.PINNED if piece.pinned else HostMemory.PAGEABLE
         back = bool(piece.name)
         named = memory.name.capitalize()
@@ -486,7 +490,7 @@ class _Rank:
         where = (_COMPUTE_STREAM, 0, self.launched)
         self.rows.append(_Row(EventKind.COPY, Role.COPY, name, start, end, *where, piece.size_bytes, memory, direction))
         if not piece.pinned:
-            # A pageable copy's call returns when the copy is done.
+            # The call of a pageable copy returns when the copy is done.
             self.now = end + 3_000
             self.rows[begin : begin + 2] = [
                 msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]

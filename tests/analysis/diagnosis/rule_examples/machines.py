@@ -11,7 +11,7 @@ _MIB_256 = 256 << 20
 
 
 def gpu(index: int, name: str = "Example 9000", *, sm_mhz: int = 1980, memory_mhz: int = 3201, **fields: Any) -> Gpu:
-    """Return a healthy idle GPU on PCIe 5 x16, whose link is trained down to generation 1."""
+    """Return a healthy idle GPU on PCIe 5 x16, whose link is at generation 1 while idle."""
     defaults: dict[str, Any] = {
         "sm_clock": Clock(current_mhz=345, maximum_mhz=sm_mhz),
         "memory_clock": Clock(current_mhz=memory_mhz, maximum_mhz=memory_mhz),
@@ -23,7 +23,7 @@ def gpu(index: int, name: str = "Example 9000", *, sm_mhz: int = 1980, memory_mh
 
 
 def loaded(generation: int, width: int, maximum_generation: int, maximum_width: int) -> PcieLink:
-    """Return a link that was read under load."""
+    """Return a PCIe link as it is read under load."""
     return PcieLink(
         generation=generation,
         width=width,
@@ -36,13 +36,13 @@ def loaded(generation: int, width: int, maximum_generation: int, maximum_width: 
 def machine(
     *gpus: Gpu, links: Iterable[Link] = (), bandwidth: Iterable[Bandwidth | tuple[Bandwidth, ...]] = (), **fields: Any
 ) -> Facts:
-    """Return a machine with these GPUs and bandwidths."""
+    """Return a machine with GPUs, links and bandwidths."""
     flat = tuple(r for item in bandwidth for r in (item if isinstance(item, tuple) else (item,)))
     return Facts(host=Host(name="example"), gpus=gpus, links=tuple(links), bandwidth=flat, **fields)
 
 
 def host_copies(index: int, gb_per_s: float, **fields: Any) -> tuple[Bandwidth, ...]:
-    """Return pinned copies of one GPU to and from the host, at the same rate."""
+    """Return the bandwidth of pinned copies of one GPU to and from the host, at the same rate."""
     common: dict[str, Any] = {"memory": "pinned", "direction": "one_way", "size_bytes": _MIB_256, "gb_per_s": gb_per_s}
     return (
         Bandwidth(path="host_to_device", src="host", dst=f"gpu:{index}", **(common | fields)),
@@ -51,7 +51,7 @@ def host_copies(index: int, gb_per_s: float, **fields: Any) -> tuple[Bandwidth, 
 
 
 def together(*shares: float) -> Bandwidth:
-    """Return copies of all GPUs to the host at once, with each GPU's share."""
+    """Return the bandwidth of copies of all GPUs to the host at once; `shares` are GB/s of each GPU."""
     return Bandwidth(
         path="device_to_host",
         src="all",
@@ -67,7 +67,7 @@ def together(*shares: float) -> Bandwidth:
 def peer_copies(
     a: int, b: int, one_way: float, both_ways: float | None = None, *, peer_access: bool, **fields: Any
 ) -> tuple[Bandwidth, ...]:
-    """Return copies between two GPUs: each direction alone and, if given, both at once (the sum)."""
+    """Return the bandwidths of copies between two GPUs: each direction alone and, if given, the sum of both at once."""
     records = [(a, b, "one_way", one_way), (b, a, "one_way", one_way)]
     if both_ways is not None:
         records.append((a, b, "both_ways", both_ways))
@@ -88,7 +88,7 @@ def peer_copies(
 
 
 def both_ways(index: int, gb_per_s: float) -> Bandwidth:
-    """Return the sum of pinned copies of one GPU to and from the host at once."""
+    """Return the total bandwidth of pinned copies of one GPU to and from the host at once."""
     return Bandwidth(
         path="host_to_device", src="host", dst=f"gpu:{index}", memory="pinned", direction="both_ways",
         size_bytes=_MIB_256, gb_per_s=gb_per_s,
@@ -96,7 +96,7 @@ def both_ways(index: int, gb_per_s: float) -> Bandwidth:
 
 
 def reduced(*, verified: bool) -> Collective:
-    """Return an all-reduce of two GPUs."""
+    """Return the result of an all-reduce of two GPUs, whose sums are right if `verified`."""
     return Collective(
         operation="all_reduce", strategy="nccl", ranks=2, bytes=1 << 20, time_us=40.0, algbw_gb_per_s=26.0,
         busbw_gb_per_s=26.0, verified=verified,

@@ -8,7 +8,7 @@ from typing import Literal
 from tests.analysis.diagnosis.rule_examples.jobs import Job, Piece, all_reduce, kernels, receive, send, update
 
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
-#: Parts of the model per rank of an interleaved schedule.
+#: Number of parts of the model per rank in an interleaved schedule.
 CHUNKS = 2
 #: Duration of a transfer as a share of the forward pass whose result is sent.
 _TRANSFER_SHARE = 0.04
@@ -30,7 +30,7 @@ def pipeline(
 ) -> Job:
     """Return a job whose stages compute `forward_ms` forward and twice as much backward per microbatch.
 
-    An interleaved schedule needs three stages or more; its number of microbatches must be a multiple of the stages.
+    An interleaved schedule needs three stages or more, and a number of microbatches that is a multiple of the stages.
 
     Args:
         stages, data: the grid; consecutive ranks are of one stage.

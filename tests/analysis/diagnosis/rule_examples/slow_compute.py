@@ -20,7 +20,7 @@ SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float,
 
 
 def product(ms: float, name: str = TF32) -> Piece:
-    """Multiply matrices in a linear layer."""
+    """Multiply matrices in a linear layer with kernels called `name`."""
     return named(ms, name, operator="aten::addmm", count=10)
 
 

@@ -1,4 +1,4 @@
-"""Build graphs of a few nodes from columns; omitted columns are zero or none."""
+"""Build graphs of a few nodes from columns; omitted columns have defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_TYPE: dict[str, type] = {"events": np.int64, "process": np.int64, "step": np
 
 
 def host_of(**columns: Sequence[float]) -> HostNodes:
-    """Return host nodes with these columns."""
+    """Return host nodes with `columns`; all other columns have defaults."""
     count = len(next(iter(columns.values())))
     zeros = ("time", "busy", "input", "before_first_op", "untraced", "slow", "allocating", "profiler", "block_delay")
     whole = ("events", "row", "process", "step")
@@ -28,7 +28,7 @@ def host_of(**columns: Sequence[float]) -> HostNodes:
 
 
 def device_of(**columns: Sequence[float]) -> DeviceNodes:
-    """Return device ops with these columns, without peers."""
+    """Return device ops with `columns`, without peers; all other columns have defaults."""
     count = len(next(iter(columns.values()), ()))
     device: dict[str, Any] = {name: np.zeros(count) for name in ("start", "end", "latency", "gap")}
     device |= {name: np.full(count, NONE, np.int64) for name in ("launch", "wait_a", "wait_b")}

@@ -1,4 +1,4 @@
-"""Draw random graphs of a few nodes, and simulate them node by node, from the formulas in graph.py alone."""
+"""Draw random graphs of a few nodes, and simulate them node by node, using only the formulas in graph.py."""
 
 from __future__ import annotations
 
@@ -43,21 +43,23 @@ class Op:
 
 @dataclass
 class Job:
-    """Nodes and ops of all processes in program order; indices refer to these lists."""
+    """Nodes and ops of all processes in program order; indices in a node or op refer to these lists."""
 
     nodes: list[Node] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
     def last_op(self, process: int, stream: int) -> int:
-        """Return the last op enqueued on this stream, or NONE."""
+        """Return the index of the last op enqueued on a stream, or NONE."""
         indices = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
         return indices[-1] if indices else NONE
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Draw up to three processes. The processes launch on two streams, wait for the other stream and for the device,
-    and have collectives on the second stream."""
+    """Draw up to three processes. The processes launch on two streams.
+
+    They wait for the second stream and for the device, and have collectives on the second stream.
+    """
     processes = draw(st.integers(1, 3))
     job = Job()
     small = st.integers(0, 9)
@@ -103,7 +105,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
     for process in range(processes):
-        # The first op, or the host, may wait for an op of the previous iteration on the other stream.
+        # The first op, or the host, may wait for an op of the previous iteration on the second stream.
         first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
         last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
         if last > first and not job.ops[first].waits and draw(st.booleans()):
@@ -116,14 +118,14 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 class BruteForce:
-    """Simulate iteration by iteration, with each node's formula."""
+    """Simulate iteration by iteration, using each node's formula."""
 
     def __init__(
         self, job: Job, costs: Scenario | None = None, order: tuple[list[int], list[int]] | None = None
     ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
-        # Costs are indexed by the position in the graph, and the lists of the job by program order.
+        # Costs are indexed by position in the graph, and lists of the job by program order.
         position = {index: at for at, index in enumerate(host)}
         op_position = {index: at for at, index in enumerate(device)}
         self.work = [
@@ -142,7 +144,7 @@ class BruteForce:
         self.end = [0.0] * len(job.ops)
 
     def turn(self) -> None:
-        """Run one iteration: compute each node's time and each op's start and end from this or the last iteration."""
+        """Run one iteration: compute each node's time and each op's start and end from this and the last iteration."""
         job = self.job
         before_node = self._before([n.process for n in job.nodes])
         before_op = self._before([(op.process, op.stream) for op in job.ops])
@@ -152,6 +154,7 @@ class BruteForce:
         done_ends: set[int] = set()
 
         def node(i: int) -> float:
+            """Return the time in ns at which host node i ends in this iteration."""
             if i not in done_nodes:
                 done_nodes.add(i)
                 before = before_node[i]
@@ -164,6 +167,7 @@ class BruteForce:
             return self.time[i]
 
         def start(j: int) -> float:
+            """Return the time in ns at which op j starts in this iteration."""
             if j not in done_starts:
                 done_starts.add(j)
                 op, before = job.ops[j], before_op[j]
@@ -189,14 +193,14 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """Return for each index the previous index with the same key, or else the last index with this key."""
+        """Return for each index the previous index with an equal key, or else the last index with that key."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)
         ]
 
     def turns(self, count: int) -> float:
-        """Return the time per iteration of the slowest process, over the last half of `count` iterations."""
+        """Return the time per iteration of the slowest process in ns, over the last half of `count` iterations."""
         for _ in range(count // 2):
             self.turn()
         before = [*self.time, *self.end]
@@ -206,7 +210,7 @@ class BruteForce:
 
 
 def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list[int]]]:
-    """Return the job's graph, as measured after some iterations, and the job's indices in the order of the graph."""
+    """Return the job's graph, as measured after `settled_turns` iterations, and (host, device) job indices in order."""
     brute = BruteForce(job)
     for _ in range(settled_turns):
         brute.turn()

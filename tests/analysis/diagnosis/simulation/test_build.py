@@ -1,4 +1,4 @@
-"""Test how a graph is built: bounds of each op's start, peers of collectives, and host chains of a few nodes."""
+"""Test how a graph is built: bounds of each op's start, peers of collectives, and host chains."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_usual_times_are_per_device() -> None:
 
 
 def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[int, list[int]], list[float]]:
-    """Return peers and transfer time of each collective op (instance, start, end) of these tracks."""
+    """Return (peers, transfer times) of the collective ops (instance, start, end) of `tracks`."""
     parts: Any = []
     tables: Any = []
     for index, ops in enumerate(tracks):
@@ -91,7 +91,7 @@ def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[i
 
 def test_collective_waits_for_peers_that_started_before_it_ended() -> None:
     found, transfer = peers_of([(0, 10, 100), (None, 110, 120), (1, 130, 150)], [(0, 60, 101), (1, 151, 170)])
-    # In the second collective, the root had already left when the other rank arrived.
+    # In the second collective, the root has left before the other rank arrives.
     assert found == {0: [0, 3], 2: [2], 3: [0, 3], 4: [2, 4]}
     assert transfer == pytest.approx([40, np.nan, 20, 41, 19], nan_ok=True)
     found, transfer = peers_of([(0, 10, 60)], [(0, 60, 80)])
@@ -106,6 +106,7 @@ def test_track_indices_become_graph_indices() -> None:
 
 def test_graph_holds_whole_steps_and_their_length() -> None:
     def graph(*counts: int) -> Graph | None:
+        """Return the graph of ranks that recorded `counts[rank]` steps of different lengths."""
         traces = [
             TraceBuilder(rank, world_size=len(counts))
             .steps(count, 100 * (rank + 1), lambda trace: trace.compute(5, 80))
@@ -120,7 +121,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # The graph has only as many steps as every rank has.
+    # The number of steps in the graph is the smallest number of steps of a rank.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -183,7 +184,7 @@ def us(column: Any) -> list[float]:
 
 
 def test_host_chain_of_launches_and_a_wait() -> None:
-    """Short pauses count as work. Time of a wait after its op has ended counts as delay."""
+    """Short pauses count as work. The time of a wait after its op has ended counts as delay."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
@@ -271,7 +272,7 @@ def test_host_chains_of_two_cpu_processes() -> None:
             2,
             2,
             2,
-        ]  # a mark belongs to the next step, except the last mark
+        ]  # a mark belongs to the step that it begins, but the last mark begins no step
     assert of.device.launch.tolist() == [0, 3, 6, 9, 12, 15]
     assert us(of.device.transfer) == [290, 290]
 

@@ -15,9 +15,11 @@ PERIOD = 1000
 
 
 def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
-    """Make steps of 1 ms in which the device sets the pace. A step has 500 µs of kernels, 100 µs of bucket copies and
-    400 µs of transfer. During the transfer a kernel of 200 µs runs after a gap of 20 µs instead of the usual 2 µs. All
-    ops are launched long before they run."""
+    """Make steps of 1 ms that are limited by the device.
+
+    A step has 500 µs of kernels, 100 µs of bucket copies and 400 µs of transfer. During the transfer a kernel of 200 µs
+    runs after a gap of 20 µs instead of the usual 2 µs. All ops are launched long before they start.
+    """
     ranks = tuple(TraceBuilder(rank, world_size=2) for rank in range(2))
     for trace in ranks:
         for step in range(8):
@@ -51,7 +53,7 @@ def test_bucket_copies_run_in_reducer_operators() -> None:
 def test_without_communication_leaves_only_compute_kernels() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
-    # Input is removed from the host, so that the host does not set the pace.
+    # Input is removed from the host, so that the host does not determine the step time.
     costs = without_input(one, one.corrected)
     alone = one.step_ms(without_communication(one, costs))
     # There are three kernels of 248, 248 and 200 µs, 2 µs apart.

@@ -33,7 +33,7 @@ def timeline_of(
     shift: int = 0,
     is_cpu: bool = False,
 ) -> Any:
-    """Return the timeline of a process with these host events (thread, start, end, role), by row."""
+    """Return the timeline of a process with host events `rows`: (thread, start, end, role)."""
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
     ).T
@@ -119,7 +119,7 @@ def test_communication_of_other_threads_counts_only_while_the_chain_waits() -> N
 
 
 def test_blocked_node_works_until_its_call() -> None:
-    """The node's call begins at 150 ns (on the common clock), and its thread communicates from 120 ns on."""
+    """The node's call begins at 150 ns (on the common clock), and the node's thread communicates from 120 ns on."""
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
@@ -151,8 +151,10 @@ def test_node_may_wait_for_communication(
 
 
 def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
-    """Communication copies data from 100 to 200 ns. Each gap and latency has a usual part, the median, which is not
-    attributed to communication."""
+    """Communication copies data from 100 to 200 ns.
+
+    The usual part of each gap and latency, which is the median, is not attributed to communication.
+    """
     timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
     device = device_of(
         start=[150, 250, 90, 400, 150], gap=[40, 80, 50, 10, 30], latency=[0, -9, 20, 5, 60],

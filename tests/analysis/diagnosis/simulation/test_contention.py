@@ -1,4 +1,4 @@
-"""Test removing contention, and which kernels match."""
+"""Test the removal of contention, and which kernels match."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def test_removing_contention_is_idempotent() -> None:
 
 
 def contention_free(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
-    """Return contention-free µs by (name, recorded time). A rank runs kernels (µs, name) during an all-reduce, and then
-    further kernels without it."""
+    """Return contention-free durations in µs by (name, recorded duration).
+
+    Each rank runs the kernels `beside` (µs, name) during an all-reduce, and then the kernels `alone`.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -79,10 +81,10 @@ def test_kernels_of_various_durations_do_not_match() -> None:
 
 
 def test_layer_of_a_different_size_does_not_match() -> None:
-    # Kernel times halve from layer to layer, as in a convolutional network; there is no contention.
+    # Kernel times halve from layer to layer, as in a convolutional network, without contention.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]
     assert contention_free(sizes, [(50, "conv"), (50, "conv")]) == {}
-    # Kernels of this name take 3 times as long in every layer during the all-reduce, so the difference is not
+    # Kernels named `conv` take 3 times as long in every layer during the all-reduce, so the difference is not
     # contention.
     assert contention_free([(300, "conv")] * 3, [(100, "conv")] * 3) == {}
 

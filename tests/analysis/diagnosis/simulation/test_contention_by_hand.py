@@ -1,4 +1,4 @@
-"""Test time during collectives, contention-free durations and probed transfers, with a few ops."""
+"""Test the contention of kernels during collectives, and probed transfer times, in graphs of a few ops."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ Collective = tuple[int, int, int, float]
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Return a timeline of these tracks, each with a trace; row numbers of collectives start at 100, and `names` are
-    indexed by row."""
+    """Return a timeline of `tracks`, each with a trace; collectives begin at row 100, and `names` are by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
@@ -49,7 +48,7 @@ def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") 
 def graph(
     *kernels: tuple[int, int], track: Sequence[int] | None = None, row: Sequence[int] | None = None, **more: Any
 ) -> Graph:
-    """Return a graph whose single stream has kernels with these starts and ends in ns; `more` are further columns."""
+    """Return a graph of one stream with `kernels` (start, end) in ns; `more` are further columns."""
     count = len(kernels)
     device = device_of(
         start=[a for a, _ in kernels],
@@ -70,7 +69,7 @@ def test_contention_counts_waiting_and_transferring_collectives() -> None:
     assert kernels.duration.tolist() == [30, 55, 5, 6]
     assert kernels.beside.tolist() == [20, 35, 0, 6]
     assert kernels.waiting.tolist() == [10, 5, 0, 6]
-    # A waiting collective occupies its share of the SMs, and a transferring collective 1.7 times its share.
+    # A waiting collective occupies its share of the SMs, and a transferring collective occupies 1.7 times its share.
     assert kernels.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
     assert kernels.free.tolist() == [False, False, True, False]
 
@@ -92,7 +91,7 @@ def test_equal_names_in_several_traces_have_one_number() -> None:
 
 
 def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
-    """Return contention-free duration and waiting share of a kernel that runs without contention in a second step."""
+    """Return (contention-free ns, waiting share) of a kernel of `slowed` ns that takes `calm` ns in another step."""
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
     contention = find_contention(msgspec.structs.replace(of, steps=2), timeline)
@@ -114,7 +113,7 @@ def test_no_contention_without_slowed_kernels() -> None:
 
 
 def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
-    """Make collectives with these transfer times in ns, and a kernel during them."""
+    """Make collectives with `transfers` in ns, and a kernel during them."""
     count = len(transfers)
     device = device_of(
         start=[0] * count + [0], end=[*transfers, 50], transfer=[*transfers, np.nan],
@@ -146,7 +145,7 @@ def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch
 
     monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
     of = exchanging(10.0, 14.0)
-    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # the facts are not used
     assert scenario is not None
     assert scenario.transfer[:2].tolist() == [6, 6]
     assert of.gone == [[0.5, 0.5, 0.5]]
@@ -169,14 +168,14 @@ def test_collectives_of_unknown_size_are_unchanged(monkeypatch: pytest.MonkeyPat
     of = exchanging(10.0, 14.0)
     of.timeline.tracks[0].collectives.kinds = [("all_reduce", "0", 2, None), ("all_reduce", "0", 0, 8)]
     of.timeline.tracks[0].collectives.kind = np.array([0, 1])
-    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # the facts are not used
     assert scenario is not None
     assert scenario.transfer[:2].tolist() == [10, 1]
 
 
 def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     def pinned(size: Sequence[int], rate: float | None = 2.0) -> list[float] | None:
-        """Return the durations of a pageable copy, a pinned copy and another op if pinned copies run at `rate`."""
+        """Return the durations of a pageable copy, a pinned copy and another op if pinned copies run at `rate` GB/s."""
         of = graph((0, 100), (0, 100), (0, 100), row=[0, 1, 2], host_copy=[True, True, False], launch=[NONE] * 3)
         timeline = timeline_of([])
         events = timeline.traces[0].events
@@ -185,7 +184,7 @@ def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(counterfactuals, "pinned_to_device", lambda _: rate)
         monkeypatch.setattr(counterfactuals, "with_host_copies", lambda _, __, duration: duration)
         what_if: Any = SimpleNamespace(graph=of, timeline=timeline)
-        scenario: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # facts are not looked at
+        scenario: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # the facts are not used
         return None if scenario is None else [float(value) for value in scenario]
 
     assert pinned([80, 80, 80]) == [40, 100, 100]
@@ -205,7 +204,10 @@ def test_faster_transports_save_a_percent_and_are_sorted_by_savings(monkeypatch:
 
 
 def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[str, float]:
-    """Return the components of the savings: calls, transfers, contention and bucket copies are removed in turn."""
+    """Return the components of `gain` ms of savings.
+
+    `gains` are the savings of four scenarios, each without more causes.
+    """
     for name, taken in (
         ("without_communication_calls", 2),
         ("without_transfer_time", 1),
@@ -222,7 +224,7 @@ def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyP
     assert (components["CPU calls"], components["exposed"], components["kernels slowed beside it"]) == (1, 3, 2)
     assert (components["copying buckets"], components["copies and waits"]) == (3, 1)
     assert list(components)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
-    # A scenario that saves less than the previous ones adds nothing, and the components sum to at most the total.
+    # A scenario that saves less than the previous scenario adds nothing, and the components sum to at most the total.
     components = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
     assert (
         components["CPU calls"],
@@ -281,7 +283,8 @@ def test_communication_finding_has_evidence(monkeypatch: pytest.MonkeyPatch) -> 
     evidence = communication_finding(monkeypatch).evidence
     assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
     assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
-    # The slower device transfers for 4.5 ms per step; with full overlap only the excess over all other work remains.
+    # The slower device transfers for 4.5 ms per step. With full overlap, only the excess of transfers over all other
+    # work remains.
     assert evidence["savings_ms_with_full_overlap"] == 10
     assert communication_finding(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
     assert "bucket_copies_ms_per_step" not in evidence

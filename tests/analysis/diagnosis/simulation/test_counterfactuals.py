@@ -46,7 +46,7 @@ def job(
 ) -> Any:
     """Return a fake what-if with work for communication (columns of `CommunicationWork`).
 
-    Kernels are lengthened by `slowed` during transfers and by `waited` during waiting collectives.
+    Transfers lengthen kernels by `slowed` ns, and waiting collectives lengthen kernels by `waited` ns.
     """
     graph: Graph = graph_of(host, device, steps=steps)
     nodes, ops = len(graph.host.time), len(graph.device.start)
@@ -80,7 +80,10 @@ def job(
 
 
 def apart(**more: Any) -> Any:
-    """Make two ranks. Rank 1 has more time (in ns): 30 of input wait, 4 untraced, 5 of launching and 7 in operators."""
+    """Make two ranks.
+
+    Compared with rank 0, rank 1 has 30 ns more of input wait, 4 ns untraced, 5 ns in launches and 7 ns in operators.
+    """
     host = host_of(
         process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],
     )  # fmt: skip
@@ -91,7 +94,7 @@ def test_host_time_is_split_into_components() -> None:
     of = apart()
     amounts = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
     assert amounts == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
-    # A component is never more than the remaining time.
+    # A component never exceeds the remaining time.
     less = replace(of.corrected, busy=np.array([2.0, 32]), waiting=np.array([5.0, 50]))
     amounts = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
     assert amounts == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
@@ -148,10 +151,7 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Make one rank for each of `counts`, which is how often the rank waits for its copy.
-
-    The copy takes 5 ns, and starts after a gap of 2 ns.
-    """
+    """Make one rank for each of `counts`, the number of times that the rank waits for its copy."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -181,12 +181,13 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
-    # No rank synchronizes more than the others if all synchronize equally often; waits for communication do not count.
+    # If all ranks synchronize equally often, no rank synchronizes more than its peers; waits for communication do not
+    # count.
     alike = synchronizing(2, 2)
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
-    # Synchronization takes the time between two nodes (10 ns) minus the work between them (1 ns).
+    # Synchronization takes the time between two nodes (10 ns), minus the work between the nodes (1 ns).
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 
@@ -262,7 +263,7 @@ def test_without_transfer_removes_its_contention() -> None:
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
 
 
-def test_without_bucket_copy_removes_those_ops() -> None:
+def test_without_bucket_copy_removes_the_copies() -> None:
     of = exchanging()
     scenario = counterfactuals.without_bucket_copy(of, of.corrected)
     assert (scenario.duration.tolist(), scenario.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
@@ -276,7 +277,7 @@ def test_without_communication_calls_removes_their_launches() -> None:
     assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
 
 
-def test_without_communication_removes_all_of_it() -> None:
+def test_without_communication_removes_all_communication() -> None:
     of = exchanging(
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
         contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],

@@ -1,4 +1,4 @@
-"""Test host chains of CPU processes: for which collective a pause of the training thread waits."""
+"""Test host chains of CPU processes: for which collective the training thread waits in a pause."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ PERIOD = 100_000
 
 
 def two_ranks(recorded_late: int) -> list[TraceBuilder]:
-    """Make 6 steps of 100 ms: 38 ms of compute, and then two all-reduces, the first of 2 ms.
+    """Make 6 steps of 100 ms. Each has 38 ms of compute, and then two all-reduces, of which the first takes 2 ms.
 
     The training thread resumes at the end of the second all-reduce, whose thread records the end `recorded_late` µs
-    later."""
+    later.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -50,10 +51,11 @@ def test_pause_waits_for_collective_with_nearest_end(recorded_late: int) -> None
 
 
 def tensor_parallel(*, beside: bool = False) -> list[TraceBuilder]:
-    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums the product over
-    ranks.
+    """Make 6 steps of 40 ms.
 
-    With `beside` the function computes during the sum."""
+    Each step has twice a matrix product of 9 ms, and an autograd function of 10 ms that sums the product over ranks.
+    With `beside` the function also computes during the sum.
+    """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -105,7 +107,7 @@ def test_hook_that_enqueues_and_returns_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("recorded_late", [0, 3_000])
-def test_pause_without_a_collective_end_waits_for_the_running_one(recorded_late: int) -> None:
+def test_pause_without_a_collective_end_waits_for_running_collective(recorded_late: int) -> None:
     """Rank 1 fetches for 50 ms; rank 0's thread resumes when the all-reduce ends, which is recorded later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace, fetched in zip(ranks, (0, 50_000), strict=True):
@@ -124,7 +126,7 @@ def test_pause_without_a_collective_end_waits_for_the_running_one(recorded_late:
 
 
 def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
-    """Both ranks log for 40 ms after an all-reduce of 2 ms, without framework calls in between."""
+    """Both ranks log for 40 ms after an all-reduce of 2 ms, and call nothing of the framework in the meantime."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -141,7 +143,7 @@ def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
 
 
 def part_of(*collectives: tuple[int, int]) -> Any:
-    """Make collectives with these start and end times in µs."""
+    """Make collectives with (start, end) times in µs."""
     start, end = np.array(collectives, np.float64).reshape(-1, 2).T * 1000
     return SimpleNamespace(start=start, end=end, launch=np.full(len(start), NONE, np.int64))
 
@@ -153,7 +155,7 @@ def pauses(
     marks: Sequence[int] = (),
     awaited: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[float, float, int]]:
-    """Return (start, end, collective) of each wait, in µs."""
+    """Return (start in µs, end in µs, index of the collective) of each wait."""
     start, end = np.array(operators, np.int64).T * 1000
     waits = _waits(
         start,
@@ -185,7 +187,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
     assert pauses(OPERATORS, [(50, 110), (60, 289)]) == [(100, 200, 1)]
     assert pauses(OPERATORS, [(50, 110), (60, 290)]) == [(100, 200, 0)]
     assert pauses(OPERATORS, [(60, 289), (50, 110)]) == [(100, 200, 0)]
-    # A collective that began after the wait did not cause it.
+    # A collective that begins after the wait has begun does not cause the wait.
     assert pauses(OPERATORS, [(50, 110), (200, 210)]) == [(100, 200, 0)]
     assert pauses(OPERATORS, [(50, 110), (60, 150), (199, 210)]) == [(100, 200, 2)]
     assert pauses(OPERATORS, [(50, 201)]) == [(100, 200, 0)]
@@ -205,7 +207,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
 def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
-    """The first collective ended at the start of the pause, so the pause waits for the second."""
+    """The first collective ended when the pause began, so the pause waits for the second collective."""
     assert pauses(OPERATORS, [(50, 100), collective]) == found
 
 
@@ -214,7 +216,7 @@ def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
 )
 def test_time_long_after_the_collective_ended_is_untraced(pause: int, ended: int, until: int) -> None:
-    """Time after the end of the collective is untraced if it is half a millisecond and more than half of the pause."""
+    """Time after the end of the collective is untraced if it exceeds half a millisecond and half of the pause."""
     assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
 
 

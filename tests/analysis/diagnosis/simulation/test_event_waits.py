@@ -35,7 +35,7 @@ STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
 
 def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = HOST) -> Streams:
-    """Make steps with this `period` whose host runs ahead by `ahead`."""
+    """Return the events of steps of `period` µs whose host runs ahead by `ahead` µs."""
     streams = Streams(ahead_us=ahead)
     for number in range(STEPS):
         streams.step(number, number * period, (number + 1) * period)
@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """Return, by an op's name, the names of the ops that this op waits for."""
+    """Return op name → names of the ops that the op waits for."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):
@@ -65,7 +65,7 @@ def waits(what_if: WhatIf) -> dict[str, set[str]]:
 
 
 def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
-    """Return the step in µs if the host takes no time and kernels of these names take these µs."""
+    """Return the step time in µs if the host takes no time and kernels take `lengths` (name → µs)."""
     measured = what_if.model.recorded
     duration = measured.duration.copy()
     for op in range(len(duration)):
@@ -99,7 +99,7 @@ def test_traced_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
     what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document()))
     assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
     assert step_us(what_if) == pytest.approx(900, abs=2)
-    # b0 may start before the a1 of its step, because its stream does not wait for the previous step.
+    # b0 may start before a1 of the same step, because b0's stream does not wait for the previous step.
     assert step_us(what_if, {"b0": 0}) == pytest.approx(500, abs=5)
 
 
@@ -130,7 +130,7 @@ def test_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
         streams.wait(7, streams.record(20))
 
     content = recorded(step, 200)
-    # The stream in which the event was recorded does not matter.
+    # The stream in which the event was recorded makes no difference.
     assert waits(simulation(read_one(tmp_path, content.document()))) == {"b1": {"a1", "c1"}, "a1": {"b1"}}
 
 
@@ -174,7 +174,7 @@ def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
 def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
     facts = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
-    if number == 1e400:  # JSON cannot represent this number
+    if number == 1e400:  # JSON cannot represent infinity
         facts = dict.fromkeys(facts, float("inf"))
     content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     what_if = simulation(read_one(tmp_path, content))
@@ -206,7 +206,7 @@ def test_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
     assert blocked_on(streams.document(facts=False)) != {"a1"}
 
 
-#: Commands of a step: (kind, stream, stream whose event a wait is for, length in µs).
+#: Commands of a step: (kind, stream, stream that a wait is for, length in µs).
 COMMANDS = st.lists(
     st.tuples(st.sampled_from(["launch", "wait"]), st.sampled_from([7, 20, 26]), st.sampled_from([7, 20, 26]), LENGTHS),
     min_size=1,
@@ -217,7 +217,8 @@ COMMANDS = st.lists(
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
     """Run steps that begin and end on stream 7.
 
-    If stream A waits for stream B, the wait is for the ops that B received before B's last wait."""
+    If stream A waits for stream B, then A waits for the ops that B received before B's last wait.
+    """
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")
@@ -238,7 +239,7 @@ def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
 
 
 def pace(streams: Streams) -> float:
-    """Return the time between the last two steps."""
+    """Return the time in µs between the last two steps."""
     ends = [event["ts"] + event["dur"] for event in streams.events if event["name"] == "last"]
     return float(ends[-1] - ends[-2])
 

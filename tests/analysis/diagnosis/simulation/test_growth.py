@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 FEW, TIMES = 8, 8
-#: Maximum factor of growth for 8 times as many events. Linear growth gives 8 and quadratic growth 64.
+#: Maximum growth factor of time and memory for 8 times as many events. Linear growth would give 8, and quadratic growth
+#: 64.
 AT_MOST = 24
 
 

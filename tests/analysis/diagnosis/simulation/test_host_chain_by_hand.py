@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return the kinds of calls with these durations, far apart. Only calls with upper-case names block."""
+    """Return the kinds of blocking of calls that take `took` µs and are far apart. Upper-case names block."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -74,9 +74,9 @@ def kinds_of(
 def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
-    # A call of up to 8 µs does not count as a wait for the queue, even if calls usually take less.
+    # A call of up to 8 µs does not count as a wait for the queue, even if such calls usually take less.
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # The usual time is that of calls of the same name, without blocking calls.
+    # The usual time is the median over calls of the same name, without blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
@@ -119,7 +119,7 @@ def test_synchronization_directly_after_a_copy_belongs_to_it(
     rows = np.flatnonzero(events.device == -1)
     found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == kinds
-    # A launch stays a launch inside any event.
+    # Calls that do not block are unchanged, even the call that launches a copy.
     found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == [NOT, NOT]
 
@@ -133,7 +133,7 @@ def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
-    """Return a stream's ops with these (launch, end) times."""
+    """Return a stream's ops, given as (launch, end) in µs."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
     return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
 
@@ -141,7 +141,7 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 def target_of(
     kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, awaited: Any = None
 ) -> tuple[int, float | None]:
-    """Return (op, end) of the op that a call waited for."""
+    """Return (index, end in µs) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
         [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # only histories are read
@@ -164,7 +164,7 @@ def test_call_waits_for_last_op_ended_before_its_return() -> None:
     assert target_of(SYNC, 20, 95, stream) == (1, 70)
     assert target_of(SYNC, 30, 49, stream) == (NONE, None)
     assert target_of(NOT, 30, 95, stream) == (NONE, None)
-    # The op that ended last on all streams counts.
+    # Of all streams, the op that ended last counts.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3)) == (3, 92)
     assert target_of(SYNC, 30, 95, given_of((5, 92), first=3), stream) == (3, 92)
 
@@ -236,7 +236,7 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    # Thread 2 works for more than a fifth of the training thread's wait.
+    # Thread 2 joins the chain if it works for more than a fifth of the training thread's wait.
     assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
     assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events

@@ -68,11 +68,11 @@ def test_lengths_of_inverted_spans_are_zero() -> None:
     [
         ([(1000, 1500, "mm")], [(1000, 1500, "mm")]),
         ([(1000, 1499, "mm")], []),
-        # A nested call starts a new interval; each interval belongs to the innermost call.
+        # A nested call splits its caller's interval; each interval belongs to the innermost call.
         ([(1000, 3000, "mm"), (1500, 1600, "add")], [(1000, 1500, "mm"), (1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1499, 1600, "add")], [(1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1010, 2990, "add")], [(1010, 2990, "add")]),
-        # A slow launch has a full queue, and a wait for the device has its own class.
+        # A slow launch waits for the full queue, and a wait for the device has its own class.
         ([(1000, 2000, "cudaLaunchKernel")], []),
         ([(900, 2100, "mm"), (1000, 2000, "cudaLaunchKernel")], []),
         ([(1000, 2000, "cudaMemcpyAsync")], []),
@@ -97,7 +97,7 @@ def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
     track, events = track_of((1000, 3000, "mm"))
     assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
     assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
-    # If a call crosses the edge of the step, only the part inside the step counts.
+    # If a call crosses the edge of the analysed steps, only the part inside counts.
     track, events = track_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
     assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *analysed_span(track)).spans.pairs()] == [
         (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
@@ -105,7 +105,7 @@ def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
 
 
 def often(length: int, times: int, *within: Call) -> list[Call]:
-    """Make calls per step, as many as `times` and each `length` µs long, with the same nested calls."""
+    """Make `times` calls per step of `length` µs each, every one with the nested calls `within`."""
     begins = range(1000, 1000 + 1000 * times, 1000)
     return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
 
@@ -117,7 +117,7 @@ def often(length: int, times: int, *within: Call) -> list[Call]:
         (often(99, 4), []),
         (often(100, 3), []),  # four calls of one name are needed in a step
         ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
-        (often(500, 1), [(1000, 1500)]),  # a single call of half a millisecond is enough
+        (often(500, 1), [(1000, 1500)]),  # a single call counts from half a millisecond on
         (often(499, 1), []),
         # Python scalars are first converted to a tensor; nested calls of the conversion do not count as the operator's
         # time.
@@ -141,10 +141,10 @@ def test_half_a_millisecond_without_events_is_untraced() -> None:
     track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
     begin, end = analysed_span(track)
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
-    # Time from a mark to the first operator, and time in fetching, is not untraced.
+    # Time from a mark to the first operator and time of fetching are not untraced time.
     track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == []
-    # Time in garbage collection is untraced, however short.
+    # A garbage collection of any length is untraced time.
     track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 

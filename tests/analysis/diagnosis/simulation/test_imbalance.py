@@ -30,8 +30,7 @@ def test_segment_ends_where_a_collective_is_launched() -> None:
         process=[0, 0, 0, 0, 0, 0, 1, 1, 1],
         step=[0, 0, 0, 1, 1, 1, 0, 0, 1],
     )
-    # Node 2 launches two ops, and nodes 1, 3, 4 (a kernel) and 6 launch one op each. The last op has no recorded
-    # launch.
+    # Node 2 launches two ops; nodes 1, 3, 4 (a kernel) and 6 launch one op each. The last op has no recorded launch.
     device = device_of(
         launch=[1, 2, 2, 3, 4, 6, NONE],
         op_class=[COLLECTIVE, COLLECTIVE, COLLECTIVE, COLLECTIVE, COMPUTE, COLLECTIVE, COLLECTIVE],
@@ -63,7 +62,8 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
 def test_excess_is_taken_from_segments_with_excess() -> None:
     assert above([1, 30, 10], [1, 50.5, 10]) == [[0, 0, 0], [0, 20.5, 0]]
     assert above([10, 10], [16, 14], [10, 10]) == [[0, 0], [6, 4], [0, 0]]
-    # The total of the second cell has an excess of 5. Its first segment has an excess of 10, of which half counts.
+    # The total of the second cell exceeds the median by 5. The first segment of this cell has an excess of 10 and the
+    # second segment a deficit of 5, so half of the excess counts.
     assert above([10, 10], [20, 5], [10, 10]) == [[0, 0], [5, 0], [0, 0]]
     # The excess of one segment equals the deficit of the other segment, so the total has no excess.
     assert above([10, 10], [15, 5], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
@@ -111,8 +111,8 @@ def test_totals_without_excess_are_at_most_the_median(cells: list[list[int]]) ->
 
 
 def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
-    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each; the last op of rank 7 ended after both steps, and
-    # counts in the second.
+    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each. The last op of rank 7 ends after both steps, and
+    # counts in the second step.
     process = np.array([0, 0, 0, 2, 2, 3, 3, 3])
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])

@@ -1,4 +1,4 @@
-"""Test which kernels match, and estimates for unmatched ones."""
+"""Test which kernels match, and the estimates for unmatched kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | No
 def test_lower_median_and_interquartile_range_by_key() -> None:
     quartiles = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
     assert quartiles.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
-    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40. Of two values, both quartiles are the lower value.
+    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40. If there are two values, both quartiles are the lower value.
     assert quartiles.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
     assert quartiles.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
     assert groups([], []).median().tolist() == []
@@ -63,9 +63,10 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 def layers(
     free: Sequence[float], contended: Sequence[float], *, free_positions: int = 2, contended_positions: int = 1
 ) -> float:
-    """Return one key's contention-free duration, for kernels without and with contention.
+    """Return the contention-free duration of kernels of one key, from durations without and with contention.
 
-    `free_positions` and `contended_positions` are the numbers of positions that these kernels have in the step.
+    `free_positions` and `contended_positions` are the numbers of positions in the step of kernels without and with
+    contention.
     """
     time = np.array([*free, *contended], np.float64)
     position = np.array(
@@ -84,12 +85,12 @@ def layers(
     [
         ((100, 100, 100), (150, 150, 150), (2, 1), 100),
         ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
-        # Contention-free durations differ too much, so the kernels have several sizes.
+        # Contention-free durations differ too much, so the layers have several sizes.
         ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),
         ((100, 100, 100), (130, 130, 140, 165, 165), (2, 1), 100),
         ((100, 100, 100), (130, 130, 140, 166, 166), (2, 1), NAN),
         ((100, 100, 100), (250, 250, 250), (2, 1), 100),
-        # The kernels beside collectives take too long, so they do different work.
+        # The kernels beside collectives take much longer, so they do different work.
         ((100, 100, 100), (251, 251, 251), (2, 1), NAN),
         # The contention-free kernels are at a single position, so there is no repeated layer.
         ((100, 100, 100), (150, 150, 150), (1, 2), NAN),
@@ -104,7 +105,7 @@ def test_repeated_layers_match_if_durations_are_similar(
 
 
 def kernels(**columns: Sequence[float]) -> _Kernels:
-    """Return kernels with these columns; the other columns are 0."""
+    """Return kernels with `columns`; all other columns are 0."""
     count = len(next(iter(columns.values())))
     whole: dict[str, Any] = {
         name: np.array(columns.get(name, [0] * count), np.int64) for name in ("op", "track", "name")
@@ -125,7 +126,7 @@ def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(5))
-    # On the first track a tenth is removed as contention (20 of 200). On the other track only the share of SMs is
+    # On the first track a tenth is removed as contention (20 of 200). On the second track only the share of SMs is
     # known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
@@ -138,7 +139,7 @@ def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(3))
-    assert time.tolist() == [80, 48, 32]  # half of the kernels is enough
+    assert time.tolist() == [80, 48, 32]  # matches of half of the kernels are enough
 
 
 def test_kernel_loses_at_most_its_duration() -> None:
@@ -162,7 +163,7 @@ def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[
 
 
 def test_position_of_a_kernel_is_the_ordinal_of_its_name_in_the_step() -> None:
-    """Positions are ordered by start, per device."""
+    """Positions are numbered in order of start, per device."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
     place = _positions(graph_of(start, step, [(0, 7)]), of).tolist()

@@ -1,4 +1,4 @@
-"""Test the profiler overhead of each host, and fitting it to unprofiled steps."""
+"""Test the estimate of profiler overhead for each host, and its fit to unprofiled steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The minimum number of calls for a comparison: four calls in each of 32 sections.
+#: Minimum number of calls with which hosts are compared: four calls in each of 32 sections.
 CALLS = 128
 
 
@@ -41,7 +41,7 @@ CALLS = 128
     [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
 )
 def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
-    """Calls take 20, 10 and 100 ns per event, in an order that differs from their size."""
+    """Nodes with `events` events take 10, 20 and 100 ns per event; the graph has these nodes in another order."""
     takes = [20, 100, 10]
     number = [events[1], events[2], events[0]]
     busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
@@ -108,7 +108,7 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
 
 
 def pace_of(*ranks: Sequence[float], steps: int = 1, **columns: Sequence[float]) -> HostPace:
-    """Return the pace of ranks whose calls take these times, with `CALLS` calls in each step."""
+    """Return the host pace of `ranks`, given as the times of their calls; each step has `CALLS` calls."""
     host = host_of(
         busy=np.concatenate([np.array(of, float) for of in ranks]).tolist(),
         process=np.repeat(np.arange(len(ranks)), [len(of) for of in ranks]).tolist(),
@@ -129,7 +129,7 @@ USUAL = [10.0] * CALLS
         ([14.9] * CALLS, 1.49, 1.0),
         ([10.0] * 127 + [9_000], 1.0, 1.0),  # a single section is slow
         ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections are slow
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half is slow
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one more than half of the sections is slow
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
@@ -149,7 +149,7 @@ def test_faster_of_two_hosts_counts_as_usual() -> None:
 
 
 def test_sections_are_weighted_by_usual_time() -> None:
-    """The last four calls take most of the step, so the other sections have little weight."""
+    """The last four calls take most of the step, so all other sections have little weight."""
     long = [1.0] * 124 + [100.0] * 4
     assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).by_process[1] == 1.0
     assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).by_process[1] == pytest.approx(924 / 524)
@@ -180,8 +180,7 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms. The step shortens by 4 µs per ns of assumed profiler overhead, but not below the
-    device step."""
+    """Fake a host step of 30 ms, which shortens by 4 µs per ns of assumed overhead, but not below the device step."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -200,9 +199,9 @@ class FakeWhatIf:
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
-    """Return the fitted overhead per event, in ns.
+    """Return the fitted overhead per event in ns if the unprofiled step takes `step_ms`.
 
-    An overhead of 1 ns per event is 4 µs of the step. The step is fitted to a relative error of a thousandth.
+    An overhead of 1 ns per event lengthens the step by 4 µs. The fit has a tolerance of a thousandth of the step.
     """
     return fit_step_time(simulation, step_ms).per_event_ns
 
@@ -210,15 +209,15 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # this overhead gives 20.02 ms
+        (20.0, 0, 2495),  # an overhead of 2495 ns gives 20.02 ms
         (24.76, 0, 1250),  # 24.76 ms is within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # this overhead gives 27.972 ms
+        (28.0, 0, 507),  # an overhead of 507 ns gives 27.972 ms
         (35.0, 0, 7.5),  # even zero overhead gives a shorter step
-        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; 1 % and 0.1 % are tolerances
-        (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
+        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; the tolerances are 1 % and 0.1 %
+        (5.0, 0, 4972),  # the overhead is at most twice the highest measured overhead, which gives 10 ms
     ],
 )
 def test_fitted_overhead_is_the_nearest_that_reproduces_the_unprofiled_step(
@@ -243,7 +242,7 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
     ("host_ms", "cost"),
     [
         ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median counts
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median difference counts
         ({4: 26.0, 5: 30.0}, 1250),  # of two hosts the lower difference counts, here -1 ms of host 4
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
@@ -292,7 +291,7 @@ def test_host_work_is_limited_throughout_the_step() -> None:
 
 
 @pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
-def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, taken: bool) -> None:
+def test_each_host_is_limited_unless_the_step_becomes_too_short(corrected: float, *, taken: bool) -> None:
     """The limit is not applied if it shortens the step of 100 ms by more than 3 %."""
     asked: dict[int, float] = {}
 

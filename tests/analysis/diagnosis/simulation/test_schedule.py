@@ -1,4 +1,4 @@
-"""Test how a graph of a few nodes is cut into runs, and their order."""
+"""Test how the graph of a few nodes is cut into runs, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def graph(
     peers: dict[int, Sequence[int]] | None = None,
     **device: Sequence[float],
 ) -> Graph:
-    """Return a graph whose streams have these numbers of ops, by default with one host node."""
+    """Return a graph with `streams[i]` ops on stream i, by default with one host node."""
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})
@@ -102,7 +102,7 @@ def test_collective_has_runs_for_start_and_end() -> None:
     [
         (3, 0, 2, True),  # the op is launched after the wait, so the wait is for the previous iteration
         (1, 99, 2, False),
-        (2, 51, 2, True),  # the op is launched by the waiting node, but ends after the wait
+        (2, 51, 2, True),  # the waiting node launches the op, but the op ends after the wait
         (2, 50, 2, False),
         (NONE, 51, 2, True),
         (NONE, 50, 2, False),
@@ -144,7 +144,7 @@ def test_run_needs_previous_run_launches_and_awaited_ops() -> None:
 
 
 def test_circular_dependencies_start_with_the_earliest_recorded_run() -> None:
-    """Two ranks have two collectives each, in different order."""
+    """Two ranks have two collectives each, in a different order."""
     of = graph(
         [2, 2],
         transfer=[5.0] * 4,

@@ -1,4 +1,4 @@
-"""Test the simulation against a node-by-node simulation, and laws that hold for any job."""
+"""Compare the simulation with a node-by-node simulation, and test laws that hold for any job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TURNS = 80
-#: The search for the steady state may leave this relative error, and this absolute error in jobs of a few ns.
+#: Errors that the search for the steady state may leave: relative, or absolute (ns) in jobs of a few ns.
 TOLERANCE = 2e-3
 
 
@@ -33,7 +33,7 @@ def step_ns(system: System, scenario: Scenario) -> float:
 
 @st.composite
 def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
-    """Draw costs that are all at most the given costs."""
+    """Draw a scenario in which no cost exceeds its value in `costs`."""
 
     def part(column: NDArray[np.float64]) -> NDArray[np.float64]:
         factors = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(column), max_size=len(column)))
@@ -74,7 +74,7 @@ def test_simulations_are_independent(job: Job, settled: int, data: st.DataObject
 @examples(50)
 def test_recorded_scenario_reproduces_recording(job: Job) -> None:
     graph, _ = graph_of(job, 60)
-    # If iterations alternate in length, the graph was measured in one of them.
+    # If iterations alternate in length, the graph was measured in one of two lengths, so the job is skipped.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
     assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 
@@ -105,7 +105,7 @@ def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None
         if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
-            # A wait for an op that is launched after the waiting node is a wait for the op of the previous iteration.
+            # If an op is launched after the node that waits for it, the wait is for the op of the previous iteration.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
         elif run.kind == RunKind.COLLECTIVE_END:
@@ -124,8 +124,8 @@ def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None
     assert (ended == 1).all()
 
 
-def test_host_that_runs_far_ahead_sets_the_pace() -> None:
-    """The host is ten steps ahead when the device's work is halved, so many iterations run at the device's pace."""
+def test_host_far_ahead_of_a_faster_device_determines_the_steady_state() -> None:
+    """The host is several steps ahead when the device's work is halved, so many iterations take the device's time."""
     job = Job()
     job.nodes = [Node(0, 90)]
     job.ops = [Op(0, 0, launch=0, latency=1, gap=0, duration=100)]
@@ -137,7 +137,7 @@ def test_host_that_runs_far_ahead_sets_the_pace() -> None:
 
 
 def steps_of(*busy: float) -> System:
-    """Make a host that works this long in each of its steps."""
+    """Return the simulation of a host that works `busy[i]` ns in step i."""
     host = host_of(busy=busy, time=np.cumsum(busy).tolist(), step=range(len(busy)))
     graph = msgspec.structs.replace(few_nodes_graph_of(host, steps=len(busy)), length_ns=float(sum(busy)))
     return System(graph)
@@ -164,7 +164,7 @@ def test_no_waiting_without_collectives() -> None:
 
 
 def test_op_without_launch_starts_after_the_previous_op() -> None:
-    """The host takes 10 ns per iteration. The two ops of its stream take 15 and 5 ns, with gaps of 2 and 1 ns."""
+    """The host takes 10 ns per iteration. The stream has two ops of 15 and 5 ns, after gaps of 2 and 1 ns."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)

@@ -33,7 +33,7 @@ Op = tuple[float, float, float]
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:
-    """Make the ops of these streams, without earlier ops."""
+    """Make the ops of `streams`, without ops of earlier iterations."""
     ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
@@ -64,7 +64,7 @@ def ops_of(*streams: Sequence[Op]) -> TrackOps:
 
 
 def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
-    """Return the ops that each op waits for, after stream-wait calls at these times."""
+    """Return op → ops that it waits for, after stream-wait calls at the times `calls`."""
     infer_waits(ops, (np.array(calls) * 1000).astype(np.int64))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
     return {
@@ -114,14 +114,14 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     [
         (50, 10, 200, True),
         (50, 10, 210, True),
-        (50, 10, 210.001, False),  # starts too long after the end of the other op
+        (50, 10, 210.001, False),  # starts too long after the end of the other stream's op
         (50, 10, 199.999, False),
         (190, 10, 200, True),
-        (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
+        (190.001, 10, 200, False),  # the previous op of the stream ended almost at the start
         (50, 179.999, 200, True),
-        (50, 180, 200, False),  # may have started immediately after its launch
+        (50, 180, 200, False),  # the op may have started immediately after its launch
         (50, 5, 200, True),  # launched by the same call, in one CUDA graph
-        (50, 4.999, 200, False),  # the other op was launched later
+        (50, 4.999, 200, False),  # the other stream's op was launched later
         (50, UNKNOWN, 200, False),
     ],
 )
@@ -133,8 +133,10 @@ def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4, and adjacent ops with unknown launch, are not
-    analysed."""
+    """The analysed ops belong to steps 1 to 3.
+
+    Ops of steps 0 and 4, and adjacent ops with unknown launch, are excluded.
+    """
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
@@ -177,9 +179,9 @@ def test_history_begins_with_the_last_ops_of_the_iteration() -> None:
 def known(
     *waits: tuple[float, int, float], index: Sequence[tuple[int, int, int]], ops: TrackOps
 ) -> dict[int, list[int]]:
-    """Return the ops that each op waits for, given waits (time of the call, stream, time of the event record).
+    """Return op → ops that it waits for; `waits` are (time of the call, stream, time of the event record).
 
-    `index` has the op that each wait is for: (wait, stream, position of the op on the stream).
+    `index` names the op of each wait: (wait, stream, position of the op on the stream).
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))
@@ -234,10 +236,11 @@ def test_op_waits_for_events_since_the_previous_op() -> None:
     assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
 
 
-def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
-    """Return traced waits of device 0, given (row of call, row of record, waiting stream, recorded stream, device).
+def traced(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
+    """Return the traced waits of device 0 as (call in µs, waiting stream, record in µs, recorded stream).
 
-    Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; rows 1 and 2 launch on streams 7 and 9, row 2 from thread 5.
+    `waits` are (row of call, row of record, waiting stream, recorded stream, device). Rows 0 to 3 are calls at 0, 10,
+    20 and 30 µs. Row 1 launches on stream 7, and row 2 on stream 9 from thread 5.
     """
     trace = TraceBuilder().runtime(0, 1).compute(40, 50, launch=10).by(5).compute(40, 60, stream=9, launch=20)
     built = trace.by(1).runtime(30, 31).build()
@@ -255,22 +258,22 @@ def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[f
 
 def test_traced_waits_are_of_this_device_or_the_host() -> None:
     none = NO_NUMBER
-    assert told() is None
-    assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
-    assert told((3, 1, 7, 9, 0), shift=5) == [(35, 7, 15, 9)]
-    assert told((3, 1, 7, 9, 1)) == []
-    assert told((3, 1, none, 9, 1)) == [(30, none, 10, 9)]
-    assert told((3, none, 7, 9, 0)) == [(30, 7, UNKNOWN / 1000, 9)]
+    assert traced() is None
+    assert traced((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
+    assert traced((3, 1, 7, 9, 0), shift=5) == [(35, 7, 15, 9)]
+    assert traced((3, 1, 7, 9, 1)) == []
+    assert traced((3, 1, none, 9, 1)) == [(30, none, 10, 9)]
+    assert traced((3, none, 7, 9, 0)) == [(30, 7, UNKNOWN / 1000, 9)]
 
 
 def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> None:
     """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20 µs."""
     none = NO_NUMBER
-    assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
-    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # stream 7 itself waits, so it is not the recorded stream
-    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # the thread's last launch is not before the record
-    assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
-    assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]
+    assert traced((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
+    assert traced((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # stream 7 itself waits, so it is not the recorded stream
+    assert traced((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # the thread's last launch is not before the record
+    assert traced((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
+    assert traced((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]
 
 
 @pytest.mark.parametrize(

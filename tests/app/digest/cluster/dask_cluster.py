@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / "build" / "clients-venv" / "bin" / "python"
 _QUIET = ("--no-dashboard",)
-#: Waits until the scheduler has a number of workers, or until one worker has work.
+#: This program waits until the scheduler has a number of workers, or until one worker has work.
 _WAIT = """
 import sys, time
 from distributed import Client
@@ -35,7 +35,7 @@ client.close()
 
 
 class DaskCluster(AbstractContextManager["DaskCluster"]):
-    """A scheduler and workers. All end with the context."""
+    """A scheduler and workers, which end when the context ends."""
 
     def __init__(self, directory: Path, *, workers: int) -> None:
         self._directory = directory
@@ -70,7 +70,7 @@ class DaskCluster(AbstractContextManager["DaskCluster"]):
                 process.wait()
 
     def wait(self, kind: str, wanted: str) -> None:
-        """Wait until there are so many `workers`, or until the worker of this name has `work`."""
+        """Wait for `wanted` workers (if `kind` is `workers`), or until the worker `wanted` has work (`work`)."""
         words = [str(PYTHON), "-c", _WAIT, self.address, kind, wanted]
         done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
         assert done.returncode == 0, done.stderr + self.logs()
@@ -80,6 +80,7 @@ class DaskCluster(AbstractContextManager["DaskCluster"]):
         return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.log")))
 
     def _start(self, *words: str | Path) -> subprocess.Popen[bytes]:
+        """Start `dask WORDS...` with its output in a log file."""
         log = self._directory / f"{words[0]}{len(self.workers)}.log"
         with log.open("w") as file:
             return subprocess.Popen(

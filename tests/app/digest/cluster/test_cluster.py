@@ -44,7 +44,7 @@ def analysed(*words: str) -> str:
 def test_analysis_equals_that_without_a_cluster(cluster: DaskCluster, tmp_path: Path) -> None:
     for directory in (SMALL, TRACES / "vgg_p2poff"):
         assert analysed(str(directory), "--scheduler", cluster.address) == analysed(str(directory))
-    # Files in another order, and beside files that are no traces.
+    # The order of files differs from that of ranks, and beside them there are files that are no traces.
     for name, rank in (("b", 0), ("a", 1)):
         shutil.copy(SMALL / f"rank{rank}.pt.trace.json.gz", tmp_path / f"{name}.json.gz")
     (tmp_path / "config.json").write_text('{"layers": 3}')
@@ -61,13 +61,13 @@ def test_runs_and_processes_with_several_devices_are_read_here(cluster: DaskClus
 
 
 @needs_dask
-def test_workers_of_this_machine(tmp_path: Path) -> None:
+def test_local_scheduler_gives_the_same_analysis(tmp_path: Path) -> None:
     assert analysed(str(SMALL), "--scheduler", "local") == analysed(str(SMALL))
 
 
 @needs_dask
 def test_analysing_process_stays_safe_to_fork(cluster: DaskCluster) -> None:
-    """Ranks of large jobs are analysed in forks, and Dask's threads would prevent this."""
+    """Large jobs are analysed in forks, which Dask's threads would make unsafe."""
     program = """
 import sys
 from gpudiag.app.analyze import analyze
@@ -108,13 +108,13 @@ def test_broken_file_is_one_missing_rank(cluster: DaskCluster, tmp_path: Path) -
 
 
 @needs_dask
-def test_lost_worker_is_replaced_by_the_other(tmp_path: Path) -> None:
+def test_lost_worker_is_replaced_by_the_other_worker(tmp_path: Path) -> None:
     for number in range(12):
         shutil.copy(SMALL / f"rank{number % 2}.pt.trace.json.gz", tmp_path / f"{number:02}.json.gz")
         _set_rank(tmp_path / f"{number:02}.json.gz", number, 12)
     (tmp_path / "dask").mkdir()
     with DaskCluster(tmp_path / "dask", workers=2) as running:
-        running.workers[0].send_signal(signal.SIGSTOP)  # it gets files, and does not read them
+        running.workers[0].send_signal(signal.SIGSTOP)  # the stopped worker gets files and does not read them
         job = started("analyze", str(tmp_path), "--json", "--scheduler", running.address)
         try:
             running.wait("work", "worker0")
@@ -125,7 +125,7 @@ def test_lost_worker_is_replaced_by_the_other(tmp_path: Path) -> None:
             job.kill()
         assert job.returncode == 0, err
         assert out == analysed(str(tmp_path))
-        # The worker that is left does all of another job.
+        # The remaining worker does all work of another job.
         assert analysed(str(SMALL), "--scheduler", running.address) == analysed(str(SMALL))
 
 

@@ -34,7 +34,7 @@ def read(content: bytes, limits: ReadLimits | None = None) -> None:
 
 
 def changed(change: Callable[[dict[str, Any]], None], **others: int) -> bytes:
-    """Return the digest with a changed header. `others` may claim another `size` of the header."""
+    """Return the digest with a changed header; `others` may claim a false `size` of the header."""
     _, packed, events, rest = msgspec.msgpack.decode(DIGEST[len(HEAD) :])
     header = msgspec.msgpack.decode(zlib.decompress(packed))
     change(header)
@@ -48,7 +48,7 @@ def test_unchanged_parts_are_read() -> None:
 
 
 def column(part: str, name: str, index: int, value: int) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a column: its length (0), width (1) or begin (2)."""
+    """Return a change of the header: a column's length (index 0), width (1) or begin (2) becomes `value`."""
 
     def change(header: dict[str, Any]) -> None:
         columns = header[part] if part == "events" else header[part]["columns"]
@@ -69,7 +69,7 @@ def field(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def all_constant(length: int, **values: int) -> Callable[[dict[str, Any]], None]:
-    """Return a change of all event columns to `length` equal values, which take no bytes."""
+    """Return a change of the header: all event columns have `length` equal values, which take no bytes."""
 
     def change(header: dict[str, Any]) -> None:
         header["events"] = {name: [length, 0, values.get(name, 0)] for name in header["events"]}
@@ -210,7 +210,7 @@ def test_unprintable_notes_are_escaped() -> None:
     assert trace.notes == ("\\x1b[31m red",)
 
 
-def test_file_of_a_digest_is_refused_if_it_is_no_file(tmp_path: Path) -> None:
+def test_empty_file_truncated_digest_and_directory_are_refused(tmp_path: Path) -> None:
     empty, digest = tmp_path / "a.gpudiag-digest", tmp_path / "b.gpudiag-digest"
     empty.touch()
     digest.write_bytes(DIGEST[:-50])

@@ -1,7 +1,7 @@
-"""Write recordings as Nsight Systems exports them to SQLite, with the tables and columns that NVIDIA documents.
+"""Write recordings in the SQLite format of Nsight Systems, with the tables and columns that NVIDIA documents.
 
-The exports of `nsys` itself are not public in a form that could be kept here. Events, times and names are those of real
-recordings of other profilers; only the layout is made here. Two versions of the schema are written:
+No export of `nsys` itself is public under terms that allow a copy here. Events, times and names come from real
+recordings of other profilers; only the layout is generated. Two versions of the schema are written:
 
 * `SCHEMA_2022`: texts of NVTX ranges stand in their rows; no mangled names and no records of CUDA events.
 * `SCHEMA_2024`: schema 3.16 of Nsight Systems 2024.6; texts are registered strings (`textId`).
@@ -163,7 +163,7 @@ class ExportWriter:
         return self._strings[text]
 
     def rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert rows with the columns that this version of the table has; other values are left out."""
+        """Insert rows; values for columns that the schema's version lacks are left out."""
         if table not in self._inserts:
             return
         insert, columns = self._inserts[table]
@@ -180,7 +180,7 @@ class ExportWriter:
         kind: int = _PUSH_POP,
         payload: bytes | None = None,
     ) -> None:
-        """Write a range of a thread, which is a global thread id; `payload` is binary data with its header."""
+        """Write a range of a thread; `thread` is a global thread id, and `payload` is binary data with its header."""
         own: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
         own["binaryData"] = payload
         self.rows(
@@ -227,7 +227,7 @@ def write_export(
 
 
 class _Process:
-    """Write the events of one trace as those of a process; `shift_ns` is added to all times."""
+    """Write the events of one trace as events of a process; `shift_ns` is added to all times."""
 
     def __init__(self, writer: ExportWriter, pid: int, trace: Trace, shift_ns: int) -> None:
         self._writer = writer
@@ -239,6 +239,7 @@ class _Process:
         self._thread = {thread: self._pid | (pid + number) for number, thread in enumerate(threads)}
 
     def write(self, *, operators: bool, graphs_as_a_whole: bool) -> None:
+        """Write the process, its devices, and all events of the trace."""
         events = self._trace.events
         pid = self._pid >> 24
         devices = sorted({int(device) for device in events.device.tolist() if device >= 0})
@@ -253,6 +254,7 @@ class _Process:
         self._write_waits()
 
     def _write_event(self, row: int, *, operators: bool) -> None:
+        """Write the event at `row` into the table of its kind; other kinds are left out."""
         kind, name = EventKind(self._columns["kind"][row]), self._trace.events.names[self._columns["name"][row]]
         if kind == EventKind.KERNEL:
             named = self._writer.string(name)
@@ -314,6 +316,7 @@ class _Process:
                 self._writer.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", [row])
 
     def _copy(self, row: int, name: str) -> None:
+        """Write a copy, with the kinds of memory that its name states."""
         ends = _ENDS.search(name)
         kinds = [_MEMORY_KINDS.get(word, 7) for word in ends.groups()] if ends else [7, 7]
         self._device(

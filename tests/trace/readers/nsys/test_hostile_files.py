@@ -32,6 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write_job(path: Path) -> Path:
+    """Write an export of two processes with six marked steps."""
     with ExportWriter(path) as writer:
         job = Job(writer)
         for pid in (100, 101):

@@ -64,7 +64,7 @@ class Job:
         self.writer.rows("CUPTI_ACTIVITY_KIND_RUNTIME", [values | named])
 
     def steps(self, pid: int, count: int = 6, *, device: int = 0, kernels: Sequence[str] = ("gemm", "relu")) -> None:
-        """Write steps of one millisecond with one launch of each kernel."""
+        """Write `count` steps of one millisecond, each with one launch of every kernel."""
         for step in range(count):
             for index, kernel in enumerate(kernels):
                 self.launch(pid, step * STEP_NS + 10_000 + index * 200_000, kernel, device=device)

@@ -1,4 +1,4 @@
-"""Test that exports made from real recordings give the events, device times and verdicts of these recordings."""
+"""Test that exports made from real recordings have the events, device times and verdicts of the recordings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.trace.readers.nsys.exports import SCHEMA_2022, SCHEMA_2024, Schema, w
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
-#: Return the export of a recording in `tests/traces`, in a version of the schema, with or without operators.
+#: A function that returns the export of a recording in `tests/traces`, in a version of the schema, with or without
+#: operators.
 Exporter = Callable[..., Path]
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA_2022, SCHEMA_2024], ids=["2022", "2024"])
 EXPORTED = (
@@ -37,6 +38,7 @@ DEVICE_TIMES = (
 
 @pytest.fixture(scope="module")
 def export_of(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """Return the function that writes exports, each only once."""
     written: dict[tuple[object, ...], Path] = {}
 
     def export(job: str, schema: Schema = SCHEMA_2024, *, operators: bool = True) -> Path:
@@ -50,7 +52,7 @@ def export_of(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
 
 def events_of(trace: Trace, begin: int) -> Counter[tuple[object, ...]]:
-    """Return the events of the exported kinds, without threads, whose numbers differ; times since `begin`."""
+    """Return the events of the exported kinds, with times since `begin` and without threads, whose numbers differ."""
     events = trace.events
     rows = events.rows_of(*EXPORTED)
     columns = (
@@ -106,7 +108,7 @@ def test_device_time_of_each_kernel_equals_a_query(export_of: Exporter, job: str
     assert queried
 
 
-def test_waits_for_cuda_events_are_those_of_the_recording(tmp_path: Path) -> None:
+def test_exported_event_waits_equal_recorded_event_waits(tmp_path: Path) -> None:
     recorded = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
     (exported,) = read_traces([write_export(tmp_path / "report.sqlite", recorded)])
     waits, theirs = exported.event_waits, recorded[0].event_waits
@@ -157,7 +159,7 @@ def test_verdict_does_not_need_operators(export_of: Exporter, job: str) -> None:
 
 
 def with_user_ranges(trace: Trace, name: str) -> Trace:
-    """Return a trace without operators and ranges, except for its steps, which get this name with their number."""
+    """Return a trace without operators and ranges, except its steps, which are renamed to `name` with their number."""
     events = trace.events
     steps = np.zeros(len(events), np.bool_)
     steps[trace.step_marks[0].row] = True

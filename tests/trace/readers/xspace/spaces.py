@@ -13,14 +13,14 @@ PS_PER_US = 10**6
 
 
 class LineBuilder:
-    """One line of a plane."""
+    """A line of a plane, which is a list of events."""
 
     def __init__(self, plane: Any, line: Any) -> None:
         self._plane = plane
         self._line = line
 
     def event(self, name: str, begin_us: float, end_us: float, **stats: int | str) -> LineBuilder:
-        """Add an event with these stats, and return the line."""
+        """Add an event with `stats`, and return the line."""
         duration = round((end_us - begin_us) * PS_PER_US)
         event = self._line.events.add(
             metadata_id=_number(self._plane.event_metadata, name),
@@ -37,7 +37,7 @@ class LineBuilder:
 
 
 class SpaceBuilder:
-    """An XSpace."""
+    """Build an XSpace plane by plane."""
 
     def __init__(self, host: str = "node-a", begun_ns: int = 1_795_000_000_000_000_000) -> None:
         self.space = message_type("xplane", "XSpace")()

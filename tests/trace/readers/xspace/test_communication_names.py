@@ -1,6 +1,6 @@
-"""Test finding communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
+"""Test the recognition of communication that is not recorded as a collective, on GPUs and on logical devices of a CPU.
 
-Copies are known by their routes, and ops by their names.
+Copies are recognized by their routes, and ops by their names.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, from the
-    # launch of that copy to the update, and from the launch of the update to the end of the executor's call.
+    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, then until
+    # the update, and from the launch of the update to the end of the executor's call.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 
@@ -131,7 +131,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # In each of three steps, 210 gradients (102 MB) are copied in each direction. The other copies are batches.
+        # In each of three steps, 210 gradients (102 MB) are copied in each direction. All other copies are of batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210
@@ -146,11 +146,12 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         assert 0.95 * 3 * 210 < len(added) <= 3 * 210
 
 
-def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
+def test_recorded_reduction_on_the_cpu_is_the_first_finding_with_its_cost() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
-    # copy of the recording lacks the shortest kernels, so their time during communication counts as wait.
+    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). The
+    # copy of the recording in this repository lacks the shortest kernels, so their time during communication counts as
+    # wait.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)
     for device in analysis.devices:
@@ -170,7 +171,7 @@ def test_each_logical_device_is_a_rank(strategy: str) -> None:
         assert low <= communication <= high
 
 
-def test_ops_are_placed_with_ops_of_the_same_process(tmp_path: Path) -> None:
+def test_cpu_ops_belong_to_the_device_of_their_executor(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1, "python3").event("train", 0, 1000, step_num=1, _r=1).event("KernelAndDeviceFunc::Run", 5, 990)
     executor, other = built.thread(2), built.thread(3)

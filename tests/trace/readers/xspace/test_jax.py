@@ -121,7 +121,7 @@ def test_functions_of_the_program_are_told_from_those_of_libraries() -> None:
 
 
 def cpu_device(**stats: int) -> SpaceBuilder:
-    """Build a process with one CPU device whose two operations have the given stats, in each of four steps."""
+    """Build a process with one CPU device whose two operations have `stats`, in each of four steps."""
     built = SpaceBuilder()
     main, pool = built.thread(1, "python"), built.thread(2, "tf_XLAPjRtCpuClient")
     for step in range(4):
@@ -149,7 +149,7 @@ def test_impossible_numbers_of_devices_are_read(tmp_path: Path, ordinal: int) ->
     assert len(trace.step_marks[0].row) == 4
 
 
-def test_more_devices_than_any_process_has_stay_one_trace(tmp_path: Path) -> None:
+def test_implausible_number_of_devices_stays_one_trace(tmp_path: Path) -> None:
     built = cpu_device(device_ordinal=0, run_id=7)
     pool = built.thread(3, "tf_XLAPjRtCpuClient")
     for device in range(2000):
@@ -158,7 +158,7 @@ def test_more_devices_than_any_process_has_stay_one_trace(tmp_path: Path) -> Non
 
 
 def gpus(*collectives: str) -> SpaceBuilder:
-    """Build a process with two GPUs that launches, in each of five steps, a fusion and the given operations."""
+    """Build a process with two GPUs that launches a fusion and the operations `collectives` in each of five steps."""
     built = SpaceBuilder()
     main = built.thread(1, "python")
     streams = [built.gpu(device, 7) for device in range(2)]

@@ -52,7 +52,7 @@ def test_steps_waits_and_input_are_found(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if track.rank == 0 else 0
         assert means["communication_wait"] == waits
-        # The transfer is 300 µs of the all-reduce, and the executor's wait until the function ends.
+        # The transfer consists of 300 µs of the all-reduce, and of the executor's wait until the function ends.
         assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
@@ -144,7 +144,7 @@ def test_analysis_of_a_real_xspace() -> None:
     assert "no-step-marks" not in {warning.code for warning in analysis.validity}
 
 
-def test_all_plane_events_reach_the_process() -> None:
+def test_all_events_of_planes_are_in_the_trace() -> None:
     (path,) = MIRRORED.iterdir()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(path.read_bytes()))
     events = [event for plane in space.planes for line in plane.lines for event in line.events]

@@ -26,7 +26,7 @@ WHOLE = {"uint64_value", "int64_value", "ref_value"}
 
 
 def message(ident: int, offset: int, duration: int, stats: list[Any], aggregated: bool) -> Any:
-    """Return an XEvent. If it is aggregated, `offset` is its number of occurrences."""
+    """Return an XEvent. If the event is aggregated, `offset` is its number of occurrences."""
     plane = message_type("xplane", "XSpace")().planes.add()
     event = plane.lines.add().events.add(metadata_id=ident, duration_ps=duration)
     if aggregated:
@@ -88,7 +88,7 @@ def test_several_batches_of_events_are_decoded() -> None:
         b"\x22\x05\x08",  # a stat longer than the event
         b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # the largest possible length
         b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative length
-        b"\x0b",  # a group, which this version of the format does not have
+        b"\x0b",  # a group, which proto3 does not have
         b"\x08\x01" * 5000,  # fields without end
         b"\x22\x02\x08\x80",  # a truncated stat
     ],

@@ -31,6 +31,7 @@ WIRES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
+    """Return an all-reduce with the engine and timeout of the plan."""
     return SharedHostAllReduce(
         device=DEVICE,
         engine=plan.get("engine", "auto"),
@@ -41,7 +42,7 @@ def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
 
 
 def sums(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the relative error of sums by type and transport precision, and whether all ranks agree."""
+    """Return the largest relative error of sums by type and transport precision, and whether all ranks agree."""
     worst: dict[str, float] = {}
     alike = True
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -127,7 +128,7 @@ def shapes(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def no_room(plan: dict[str, Any]) -> dict[str, Any]:
-    """Limit the file size of rank 0, which creates the shared memory."""
+    """Limit the file size of rank 0, which creates the shared memory, so that the creation fails."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     if RANK == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limit[1]))
@@ -141,7 +142,7 @@ def no_room(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
-    """Let pinning fail on rank 1."""
+    """Let pinning fail on rank 1, and return the error."""
 
     class Refuses:
         def __init__(self, control: Any) -> None:
@@ -160,7 +161,7 @@ def refused_pinning(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def dies(plan: dict[str, Any]) -> dict[str, Any]:
-    """Kill the last rank during an all-reduce; the others must notice."""
+    """Kill the last rank during an all-reduce, which every other rank must notice."""
     exchange = make(plan)
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     sys.stdout.write("under way\n")
@@ -171,7 +172,7 @@ def dies(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def leaves(plan: dict[str, Any]) -> dict[str, Any]:
-    """Let the last rank train fewer steps than the others."""
+    """Let the last rank train fewer steps than the other ranks."""
     exchange = make(plan)
     for _ in range(3):
         exchange.all_reduce(torch.ones(1000, device=DEVICE))
@@ -206,7 +207,7 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Return the error, the time until the error, and the shared-memory mappings that remain after closing."""
+    """Run `run` until it raises an error; return the error, the time until it, and the mappings left after closing."""
     began = time.monotonic()
     message = hint = None
     nan = False
@@ -242,6 +243,6 @@ if __name__ == "__main__":
             for engine in asked.get("engines", ["auto"])
         }
     )
-    # A peer was killed in a scenario, and a normal exit would wait for it.
+    # A peer was killed in a scenario, and a normal exit would wait for this peer.
     sys.stdout.flush()
     os._exit(0)

@@ -95,7 +95,7 @@ def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
-    """Return the answers that contain this text; a rank may also report that a peer has detected the failure."""
+    """Return the answers that contain `said`; a rank may also report that a peer has detected the failure."""
     outcomes = [answer[scenario] for answer in broken]
     direct = [told for told in outcomes if said in told["message"]]
     assert direct, outcomes

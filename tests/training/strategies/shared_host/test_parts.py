@@ -75,8 +75,8 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
 def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
-    # Each variable goes to the owner with the least load. Therefore the owner with the most had the least load before
-    # its last variable.
+    # Each variable goes to the owner with the least load. Therefore the owner with the largest load had the smallest
+    # load before its last variable.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 

@@ -1,8 +1,8 @@
 """Fake a driver whose devices are host memory and whose streams run their work immediately, on the caller's thread.
 
-The fake driver models two or more devices, addresses, copies by address, memset, events on a clock, the probes'
-kernels, and peer access that must be enabled before use. The fake driver does not model time. FAKE_CUDA is a JSON
-object with {"devices": number, "peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
+The fake driver has two or more devices, addresses, copies by address, memset, events on a clock, the probes' kernels,
+and peer access that must be enabled before use. The fake driver does not model time. FAKE_CUDA is a JSON object:
+{"devices": number, "peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
 """
 
 # ruff: noqa: N801, N802, N816 # names of the CUDA driver
@@ -228,6 +228,7 @@ def _pattern(first: int, count: int, seed: int, factor: int = 1) -> np.ndarray:
 
 
 def _summands(count: int, seed: int, rank: int) -> np.ndarray:
+    """Compute a rank's summands independently of the probes: integers from -1000 to 1000."""
     with np.errstate(over="ignore"):
         positions = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(rank + 1)
         x = positions * np.uint64(0x9E3779B97F4A7C15)
@@ -238,6 +239,7 @@ def _summands(count: int, seed: int, rank: int) -> np.ndarray:
 
 
 def _cuLaunchKernel(function, *launch):
+    """Run a kernel of the probes at once, with arguments read from their addresses."""
     pointers = launch[8]
 
     def long(i: int) -> int:
