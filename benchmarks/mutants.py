@@ -181,7 +181,8 @@ class Tests:
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
         """Return (tests to prefer, further tests): the tests that run the changed statement, and none.
 
-        If the statement runs only on import, return (tests of lines that use its names, all tests of its module).
+        A statement that runs only on import is run by no test. Its tests are (tests that run a line, in any module,
+        with a name that the statement defines; all tests of the statement's module).
         """
         statement, header = _statement(change)
         lines = self._lines[change.module]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, Times, among, distinct, own_lengths
+from gpudiag.intervals import Intervals, Times, among, distinct, lengths_inside, own_lengths
 from gpudiag.model.event import EventKind, EventTable, ModuleWork, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
@@ -98,6 +98,8 @@ def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
     >>> equal_shares(ops, as_set([(0, 9)])).tolist(), equal_shares(ops, as_set([(5, 20)])).tolist()
     ([5.0, 4.0], [0.5, 3.5])
     """
+    if (ops.start[1:] >= ops.end[:-1]).all():  # ops that do not overlap share nothing
+        return lengths_inside(spans, ops.start, ops.end).astype(np.float64)
     edges = np.concatenate([ops.start, ops.end, spans.start, spans.end])
     order = np.argsort(edges, kind="stable")  # fast, because each of the four columns is sorted or nearly sorted
     opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(spans), len(spans)])[order]

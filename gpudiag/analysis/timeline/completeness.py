@@ -76,9 +76,10 @@ def covered_share(track: DeviceTrack) -> float:
     work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
-        busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
+        busy ms       4      20    21    20   9    60           20 (#1) + 21 (#2) + 20 (#3) + 21 (#4) of 130 ms: 63 %
 
-    The 4 ms before the first mark were launched before the recording began and do not count.
+    #4 has 9 + 60 ms, and counts 21 as the largest window. The 4 ms before #1 do not count, because their launches
+    precede the recording.
     """
     if len(track.ops) == 0 or len(track.bounds) < 2:
         return 1.0

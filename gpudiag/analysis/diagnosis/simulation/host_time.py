@@ -166,8 +166,9 @@ class SlowCalls(msgspec.Struct, frozen=True):
 def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
     """Find single calls in [begin, end) whose self time is longer than Python between calls.
 
-    A call of a millisecond without nested calls does not launch: it plans, compiles, or has lost its core. On a host
-    with a GPU, an operator without runtime calls computes on the CPU, and counts if it is long or frequent.
+    In a call that records nothing inside for so long (`untraced_from_ns`), a library chooses or compiles a kernel, or
+    the operating system has taken the thread off its core. On a host with a GPU, an operator without runtime calls
+    computes on the CPU, and counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns

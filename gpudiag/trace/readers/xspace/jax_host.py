@@ -137,9 +137,9 @@ def outermost_calls(plane: Plane, line: int) -> NDArray[np.intp]:
 def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
     """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
 
-    Each step calls this function once, and the number of calls of each other function is the same in all steps. Fewer
-    than three calls are no steps. Of functions that are called equally often, the function with the longest calls is
-    used.
+    It is assumed that each step calls this function once, and makes about as many calls as the other steps, so that the
+    function's calls are evenly spaced among all calls. Fewer than three calls are no steps. Of functions that are
+    called equally often, the function with the longest calls is used.
     """
     calls = outermost_calls(plane, line)
     best: tuple[int, int] | None = None
