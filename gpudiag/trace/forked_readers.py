@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -13,9 +14,8 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-#: Maximum delay of an interrupt in seconds. While the main thread forks, it blocks SIGINT, so another thread may
-#: receive the signal. Python handles signals in the main thread, which therefore waits for the readers for at most this
-#: time.
+#: Maximum delay of an interrupt in seconds. Another thread may receive SIGINT, but Python handles signals in the main
+#: thread, which therefore waits for the readers for at most this time.
 _INTERRUPT_S = 0.5
 
 
@@ -61,7 +61,7 @@ class ForkedReaders(Generic[Result]):
         for _ in range(min(self._workers, tasks)):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
-            with warnings.catch_warnings(), _interrupts_blocked():
+            with warnings.catch_warnings(), _interrupts_delayed():
                 # Python 3.12 warns if a process with native threads forks. Readers do not use NumPy's threads.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
@@ -97,7 +97,6 @@ class ForkedReaders(Generic[Result]):
     def _read(self, connection: Connection[Any, Any], inherited: list[Connection[Any, Any]]) -> None:
         """Run the tasks that arrive until the parent process ends."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for end in inherited:  # a reader notices the parent's exit only if no other process keeps the parent's end open
             end.close()
         with contextlib.suppress(EOFError, OSError):
@@ -112,10 +111,21 @@ class ForkedReaders(Generic[Result]):
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Delay SIGINT within the block, so that every forked process is registered and can be killed."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay SIGINT within the block, so that every forked process is registered and can be killed.
+
+    Blocking the signal in this thread does not suffice: if a native thread receives it, Python still handles it here.
+    In a callback after a fork, such as the one that releases the lock of `logging`, `KeyboardInterrupt` would be lost.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # Python handles no signal in this thread, or the handler cannot be replaced
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)

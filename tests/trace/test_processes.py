@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +87,32 @@ def test_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pytest
         read_traces([tmp_path], limits=ReadLimits(workers=2))
     assert time.monotonic() - began < 300
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.usefixtures("always_fork")
+def test_interrupt_that_a_native_thread_receives_while_forking_ends_the_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt arrives after the fork, before the reader is registered."""
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
+    start = ForkProcess.start
+
+    def interrupted(process: ForkProcess) -> None:
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(ForkProcess, "start", interrupted)
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    _thread.start_new_thread(lock.acquire, ())  # as a native thread, `threading` does not count it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read_traces([tmp_path], limits=ReadLimits(workers=2))
+        assert not multiprocessing.active_children()
+    finally:
+        lock.release()
 
 
 class Large:
