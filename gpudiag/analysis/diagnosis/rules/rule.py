@@ -75,6 +75,8 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
     """Return component → ms per step that its removal adds to the savings when components are removed in order.
 
+    A removal that lowers the savings adds 0, and the values sum to `gain_ms`.
+
     Args:
         what_if: the job.
         parts: name of a component → the scenario without it and without the previous components.
