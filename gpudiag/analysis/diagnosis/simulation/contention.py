@@ -307,8 +307,9 @@ def _joined(a: Index, b: Index) -> Index:
 
 
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
-    """Fill in `time`, ns: the contention-free duration of slowed kernels without a match.
+    """Fill in `time`, float64[k] in ns: the contention-free duration of slowed kernels without a match.
 
+    `slowed` has the indices of all slowed kernels; `time` is NaN for those without a match, and stays NaN if unknown.
     If most kernels of a track have a match, kernels without a match are slowed by the same share. If few kernels have a
     match, a kernel loses the share of the processors that the collective holds, and more while the collective
     transfers.

@@ -34,6 +34,7 @@ from gpudiag.units import NS_PER_US
 #: is twice as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
+#: The `HostBlock` of each call.
 _CallKinds = NDArray[np.uint8]
 
 
@@ -178,6 +179,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
     """Return intp[k]: number of events that these threads recorded from the first of the k times until each time."""
+    # Merged operators are of another recording, so that they cost this one nothing.
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
@@ -220,8 +222,10 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 ) -> _CallKinds:
     """Return uint8[n]: the `HostBlock` of each call.
 
-    `held` has the ns for which the profiler delayed each call, `queued` the number of ops in the launch queue at its
-    end.
+    While the launch queue is full, a call waited for it if the call took long for its name, or if the profiler recorded
+    overhead ("Command Buffer Full") meanwhile. `span` is (begin, end) of each call in ns. `blocking` tells which calls
+    blocked by the trace, `held` for how many ns overhead delayed each call, and `queued` how many ops the queue had at
+    the call's end.
     """
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
@@ -239,7 +243,10 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 
 
 def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
-    """Return block kinds in which fewer calls count as delayed by a full queue (`_ONE_HELD_UP_PER_NS`)."""
+    """Return block kinds in which fewer calls count as delayed by a full queue (`_ONE_HELD_UP_PER_NS`).
+
+    `time` is int64[n], the end of each call in ns, in ascending order.
+    """
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
     held_up = np.flatnonzero(block == HostBlock.QUEUE)

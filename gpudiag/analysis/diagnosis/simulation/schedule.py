@@ -113,6 +113,7 @@ class Schedule:
                 needed_by[need].append(index)
         ready = [(recorded[index], index) for index, count in enumerate(missing) if count == 0]
         heapq.heapify(ready)
+        # Runs that wait for others, the earliest last. They are taken only if dependencies are circular.
         stuck = sorted(((recorded[index], index) for index, count in enumerate(missing) if count), reverse=True)
         done = np.zeros(len(runs), np.bool_)
         order: list[Run] = []
@@ -152,7 +153,10 @@ class Schedule:
         return needs
 
     def _is_of_iteration_before(self, run: Run, op: int) -> bool:
-        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run."""
+        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run.
+
+        The order of the launches decides. If a launch is unknown or both are the same, the recorded times decide.
+        """
         host, device = self.graph.host, self.graph.device
         on_host = run.kind == RunKind.HOST_BLOCK
         launched = run.first if on_host else int(device.launch[run.first])
@@ -180,7 +184,7 @@ def _step_ends(graph: Graph) -> tuple[Index, bool]:
 
 
 def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Yield the runs of chains, cut before and after nodes that wait, and after nodes that end a step."""
+    """Yield the runs of chains, cut before and after nodes that wait, and after the nodes `ends`, which end a step."""
     blocked = graph.host.block_on != NONE
     cut = blocked.copy()
     cut[ends] = True
@@ -197,7 +201,10 @@ def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
 
 
 def _device_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step ends."""
+    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step ends.
+
+    The cuts make each awaited op, and each of the ops `ends` that end a step, the last of its run.
+    """
     host, device = graph.host, graph.device
     awaited = np.zeros(len(device.start), np.bool_)
     awaited[ends] = True

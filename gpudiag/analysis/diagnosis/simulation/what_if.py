@@ -32,6 +32,7 @@ from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
 
 _BISECTIONS = 12
+#: Share of the step time by which a fitted step may miss its target.
 _TOLERANCE = 1e-3
 
 
@@ -88,7 +89,7 @@ class WhatIf:
         recorded, host = self.model.recorded, self.graph.host
         overhead = profiler_cost(self.graph, self.per_event_ns, self.model.host_pace)
         busy, waiting = host.busy - overhead.busy, recorded.waiting - overhead.untraced
-        if self.tracing_ns is not None:
+        if self.tracing_ns is not None:  # recording lines slows calls and the Python between them alike
             share = np.minimum(self.tracing_ns / np.maximum(busy + waiting, 1.0), MOST_PROFILER_SHARE)
             busy, waiting = busy * (1 - share), waiting * (1 - share)
         return replace(recorded, busy=limited_to(self.graph, busy, self.max_host_ns), waiting=waiting)
@@ -228,8 +229,10 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
+    # Bisect between `near`, the present overhead, which is too low or too high, and `far`, which goes far enough.
     near, far = what_if.per_event_ns, (_highest_ns(what_if) if what_if.corrected_ms > step_ms else 0.0)
     increase, limit = far > near, what_if.at_cost(far).corrected_ms
+    # `far` must reach the target, in an increase with a margin.
     target = max(step_ms, limit * (1 + SIMULATION_ERROR)) if increase else min(step_ms, limit)
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
