@@ -161,7 +161,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
     """Return part → ms per step that its removal saves if the parts before it are already removed; they sum to `gain`.
 
     The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace. Reports list
-    the exposed transfers first. The remainder, "copies and waits", is what only removing all communication saves.
+    the exposed transfers first.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)

@@ -139,7 +139,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
     least = saved - mean_of(waits[rank], as_measured=True).half_width  # lower end of the 95 % interval
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
     recorded_ms = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
-    known = recorded_ms >= saved / 2 and _is_recorded(case)
+    known = recorded_ms >= saved / 2 and (case.what_if is None or case.what_if.input_not_recorded_ms == 0)
     if percent < WARNING_PERCENT or not notable(least, step_ms) or known:
         return list(findings)
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items()}
@@ -185,11 +185,6 @@ def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, st
     """
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
-
-
-def _is_recorded(case: Case) -> bool:
-    """Return whether recorded steps contain the unprofiled wait for input."""
-    return case.what_if is None or case.what_if.input_not_recorded_ms == 0
 
 
 def _advice(case: Case) -> Advice:

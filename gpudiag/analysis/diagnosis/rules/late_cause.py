@@ -266,8 +266,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
     Args:
         case, what_if: the job and its simulation.
         gain: savings of equalizing the ranks in all parts, in ms per step.
-        jitter: whether each late rank is late in some steps only. Ranks are then equalized and compared in every single
-            step, else by their means over steps.
+        jitter: whether late ranks are late in some steps only. Ranks are then equalized in each step, else on average.
 
     Returns:
         (the part that explains the savings, or "unknown"; part → savings in ms per step if it alone is equalized).
@@ -296,7 +295,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
     """Return whether a rank notably exceeds its peers in this part, by its mean over steps.
 
-    With `each_step`, the rank with the largest excess is chosen anew in every step.
+    With `each_step`, each step counts with the rank that exceeds its peers most in this step.
     """
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)

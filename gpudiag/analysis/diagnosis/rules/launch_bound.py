@@ -98,10 +98,7 @@ class LaunchBound:
     def _describe_slow(
         self, case: Case, what_if: WhatIf, slow: dict[str, tuple[float, float]], gain: float, percent: float
     ) -> Finding:
-        """Return the finding about slow calls, which cost `gain` ms per step (`percent` percent of the step).
-
-        `slow` is operator → (self time in ms, calls) per step, slowest operator first.
-        """
+        """Return the finding for savings of `gain` ms; `slow`: operator → (self ms, calls) per step, slowest first."""
         first, (own_ms, calls) = next(iter(slow.items()))
         return Finding(
             code=self.code,

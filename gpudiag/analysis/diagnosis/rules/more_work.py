@@ -60,10 +60,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return late rank → (its amount) / (mean amount of peers that are not late).
-
-    `amounts` is rank → amount of work. The result is empty if the amount of a late rank or of all its peers is unknown.
-    """
+    """Return late rank → (its amount of work) / (mean of peers that are not late); empty if an amount is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]

@@ -87,6 +87,7 @@ class Straggler:
         # Savings in ms per step if ranks are equalized by their means over steps, and in every single step.
         by_rank, by_step = what_if.savings_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
+        # The late rank changes between steps, or its mean excess may be chance.
         jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
         edit: Edit = partial(equalize_ranks, each_step=jitter)
         if not jitter and case.timeline.divides_work:
@@ -103,7 +104,7 @@ class Straggler:
         """Return the finding for savings of `gain` ms per step (`percent` of it); `jitter` is that of `_LateRanks`."""
         late = _late_ranks(case, what_if, jitter, gain)
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
-        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
+        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)  # adds to the savings and to the step
         step_ms = 100 * gain / percent
         gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (step_ms + longer_ms)
         advice = JITTER_ADVICE if jitter else place_advice or late.advice
@@ -213,10 +214,8 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
-    """Return the reason why ranks that compute longer have more work; None for other causes or without a reason.
-
-    Without a run record, only a job that divides its work shows how much work each rank has.
-    """
+    """Return the reason why ranks that compute longer have more work; None for other causes or without a reason."""
+    # Without a run record, only a job that divides its work shows how much work each rank has.
     if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
@@ -326,9 +325,9 @@ def _place(case: Case, late_ranks: tuple[int, ...], cause: str, gain: float, *, 
 
 
 def _frames_ms(case: Case, late_ranks: tuple[int, ...]) -> dict[str, float]:
-    """Return user's function → ms per step on the slowest late rank beyond the slowest other rank, largest first.
+    """Return user's function → notable excess of the slowest late rank over the slowest other rank, ms per step.
 
-    The result is empty without stacks or without other ranks.
+    The largest come first; the result is empty without stacks or without other ranks.
     """
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for track in case.tracks:

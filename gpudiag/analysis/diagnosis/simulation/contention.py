@@ -203,7 +203,7 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
     free = by_time[kernels.free[by_time]]
     slowed = by_time[(kernels.beside > (1 - CONTENTION_FREE) * kernels.duration)[by_time]]
     neighbourhoods = _neighbourhoods(graph, kernels)
-    for track in (kernels.track, np.zeros_like(kernels.track)):
+    for track in (kernels.track, np.zeros_like(kernels.track)):  # on the same track, then on any track
         same_position = _joined(track, position)
         yield same_position, _DurationsByKey(same_position, kernels.duration, free).median()
         for neighbourhood in neighbourhoods:

@@ -82,7 +82,10 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
 def build_cpu_chain(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]
 ) -> Chain | None:
-    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`."""
+    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`.
+
+    The result is None if the training thread recorded nothing.
+    """
     track, collectives = tracks[0], ops[0]
     trace = timeline.traces[trace_index]
     events = trace.events

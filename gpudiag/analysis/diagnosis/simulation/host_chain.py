@@ -300,7 +300,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
-    launched before the event was recorded.
+    launched before the event was recorded. `waited_from` is the time from which each call may have waited, in ns.
 
     A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
     A launch that a full queue delayed waits only if an op ended during the delay.
@@ -313,7 +313,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     latest = np.full(len(time), -np.inf)
     calls = np.flatnonzero(kinds != HostBlock.NOT)
     known = among(rows[calls], np.concatenate([track_awaited.call for track_awaited in awaited]))
-    returned = time[calls] + np.where(known, CLOCK_NS, 0)
+    returned = time[calls] + np.where(known, CLOCK_NS, 0)  # the end of a known op may be recorded this much late
     even_if_ended = any_of(kinds[calls], HostBlock.SYNC, HostBlock.COLLECTIVE, HostBlock.RELEASE)
     for position, (track_ops, track_awaited) in enumerate(zip(ops, awaited, strict=True)):
         for at, history in enumerate(track_ops.histories):
@@ -355,7 +355,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 
 
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
-    """Match ops with nodes; an op that started before its blocking call returned belongs to the previous node."""
+    """Match ops with the nodes of their calls; if a call `blocks`, its op starts earlier, so the node before counts."""
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
     for track_ops in ops:

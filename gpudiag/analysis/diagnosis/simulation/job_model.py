@@ -42,6 +42,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_copies = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
+        # What operators of communication launch besides collectives copies gradients too.
         operators = np.flatnonzero(any_of(events.role, Role.BUCKET_COPY, Role.COMMUNICATION) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
         for thread in distinct(events.thread[operators]):

@@ -152,9 +152,7 @@ def host_pace(graph: Graph) -> HostPace:
 def _median_ratio(by_section: Times, usual: Times) -> Times:
     """Return for each row the median ratio of its sections to the usual time, weighted by the usual time.
 
-    Args:
-        by_section: float64[k, sections], ns.
-        usual: float64[sections], ns.
+    `by_section` is float64[k, sections], `usual` is float64[sections], both in ns.
     """
     times = by_section / np.maximum(usual, 1.0)
     order = np.argsort(times, axis=1)

@@ -153,16 +153,13 @@ class Schedule:
         return needs
 
     def _is_of_iteration_before(self, run: Run, op: int) -> bool:
-        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run.
-
-        The order of the launches decides. If a launch is unknown or both are the same, the recorded times decide.
-        """
+        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run."""
         host, device = self.graph.host, self.graph.device
         on_host = run.kind == RunKind.HOST_BLOCK
         launched = run.first if on_host else int(device.launch[run.first])
         began = host.time[run.first] if on_host else device.start[run.first]
         awaited_launch = int(device.launch[op])
-        if NONE in (launched, awaited_launch) or launched == awaited_launch:
+        if NONE in (launched, awaited_launch) or launched == awaited_launch:  # launches show no order, times do
             return bool(device.end[op] > began)
         return awaited_launch > launched
 
@@ -201,10 +198,7 @@ def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
 
 
 def _device_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step ends.
-
-    The cuts make each awaited op, and each of the ops `ends` that end a step, the last of its run.
-    """
+    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step `ends`."""
     host, device = graph.host, graph.device
     awaited = np.zeros(len(device.start), np.bool_)
     awaited[ends] = True

@@ -53,10 +53,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
     of the latest end alone would not be the iteration time: if the host runs far ahead, the device ends last for many
     iterations, although the host needs more time per iteration.
-
-    Args:
-        system: the graph's assignments.
-        weights: the result of `System.weights` for the scenario.
+    `weights` is the result of `System.weights` for the scenario.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -137,9 +134,9 @@ class System:
         self._first: list[int] = []
         self._second: list[int] = []
         self._uses: defaultdict[_Weight, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        self._begins: dict[int, int] = {}
-        self._arrivals: dict[bytes, int] = {}
-        self._collectives: list[tuple[int, int, int]] = []
+        self._begins: dict[int, int] = {}  # first host run of a chain → variable of its predecessor (`_begin`)
+        self._arrivals: dict[bytes, int] = {}  # bytes of a collective's `peers` → variable of the last arrival
+        self._collectives: list[tuple[int, int, int]] = []  # (op, variable of its start, of the last arrival)
         self._launchers = self._find_launchers()
         for index, run in enumerate(schedule.runs):
             self._add_run(index, run)

@@ -18,7 +18,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
 class StreamHistory(msgspec.Struct, frozen=True):
-    """The ops of a stream in the analysed steps and as many ops before these steps, as columns in order.
+    """The ops of a stream in the analysed steps and at most as many ops before them, as columns in order; times in ns.
 
     The first analysed steps may wait for ops before these steps. Because the steps are simulated in a loop, an earlier
     op is represented by the op at the same distance before the end of the analysed steps. `op` is the index of the
@@ -38,7 +38,7 @@ class TrackOps:
     Attributes:
         track, trace: indices of the track and its trace.
         start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
-        launch_time, launch_thread: start of the launching call in ns, and its thread.
+        launch_time, launch_thread: start of the launching call in ns, and its thread; `UNKNOWN` if not recorded.
         before_end: end of the previous op of the stream in ns; -inf for the first op of a trace.
         streams: (first, after last) op of each stream.
         histories: the history of each stream.
@@ -96,7 +96,7 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
         stream_ops = on_stream[kept]
         chosen.append(stream_ops)
         before.append(previous_end[kept])
-        step.append(np.maximum.accumulate(ops.step[stream_ops].astype(np.int64)))
+        step.append(np.maximum.accumulate(ops.step[stream_ops].astype(np.int64)))  # `UNKNOWN` becomes the step before
         size = len(stream_ops)
         earlier = on_stream[max(int(analysed[0]) - size, 0) : analysed[0]]
         with_earlier = np.concatenate([earlier, stream_ops])

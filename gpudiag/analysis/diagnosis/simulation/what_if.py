@@ -147,7 +147,7 @@ class WhatIf:
         return self.savings_ms([scenario], base)[0]
 
     def savings_ms(self, scenarios: Iterable[Scenario], base: Scenario | None = None) -> list[float]:
-        """Return `saving_ms` of each scenario, limited to `max_saving_ms`."""
+        """Return `saving_ms` of each scenario, limited to `max_saving_ms`; all 0 if the base takes no time."""
         scenarios = list(scenarios)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *scenarios])
         now = before if base is not None else self.now_ms
@@ -232,7 +232,7 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     # Bisect between `near`, the present overhead, which is too low or too high, and `far`, which goes far enough.
     near, far = what_if.per_event_ns, (_highest_ns(what_if) if what_if.corrected_ms > step_ms else 0.0)
     increase, limit = far > near, what_if.at_cost(far).corrected_ms
-    # `far` must reach the target, in an increase with a margin.
+    # `far` must reach the target. In an increase, the margin ends the search before the device sets the pace.
     target = max(step_ms, limit * (1 + SIMULATION_ERROR)) if increase else min(step_ms, limit)
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
