@@ -234,8 +234,8 @@ def _threads(track: DeviceTrack) -> set[int]:
 def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[defaultdict[str, float], defaultdict[str, float]]:
     """Return (operator → self time in ms, operator → calls) per analysed step of the training and launching threads."""
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
-    own_ms: dict[str, float] = defaultdict(float)
-    calls: dict[str, float] = defaultdict(float)
+    own_ms: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, float] = defaultdict(float)
     for thread in _threads(track):
         rows = events.rows_of(EventKind.OPERATOR)
         rows = rows[events.thread[rows] == thread]
