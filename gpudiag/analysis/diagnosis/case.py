@@ -139,7 +139,7 @@ class Case:
             whole = np.concatenate(list(self.timeline.whole_collectives(self.tracks)))
             return float(time[(instance == UNKNOWN) | ~whole].sum() / time.sum())
         _, index, present = np.unique(instance, return_inverse=True, return_counts=True)
-        incomplete = (instance == UNKNOWN) | (present[index] < expected)
+        incomplete = (instance == UNKNOWN) | (present[index] < expected)  # fewer tracks than participants
         return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:

@@ -101,7 +101,7 @@ def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what
     """
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
-        return scored
+        return scored  # stalls that have a line, or that may be in any line
     stall = scored.proposal.edit
     alone = what_if.saving_ms(stall(what_if, what_if.corrected), what_if.corrected)
     rest = what_if.saving_ms(stall(what_if, gone), gone)

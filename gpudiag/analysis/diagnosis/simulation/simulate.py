@@ -265,7 +265,7 @@ class System:
         # variable, because the variable of the chain's end may change before the device run of this launch uses it.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
-            self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)
+            self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)  # two iterations
         return self._begins[index]
 
     def _arrival(self, op: int) -> int:

@@ -288,7 +288,7 @@ def is_kernel_only(timeline: Timeline) -> bool:
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
     """Return whether hosts of GPUs work longer for a step than without the profiler, by the lower median over ranks."""
     graph = what_if.graph
-    if all(track.is_cpu for track in what_if.timeline.tracks):
+    if all(track.is_cpu for track in what_if.timeline.tracks):  # the host's work includes the device's
         return False
     work = np.bincount(graph.host.process, weights=what_if.host_corrected.busy) / graph.steps
     excess = [milliseconds(work[process]) - host_ms[rank] for process, rank in graph.ranks.items() if rank in host_ms]
