@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from gpudiag.analysis.compute.work import ComputeWork
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
@@ -140,7 +139,7 @@ class Case:
             whole = np.concatenate(list(self.timeline.whole_collectives(self.tracks)))
             return float(time[(instance == UNKNOWN) | ~whole].sum() / time.sum())
         _, index, present = np.unique(instance, return_inverse=True, return_counts=True)
-        incomplete = (instance == UNKNOWN) | (present[index] < expected)
+        incomplete = (instance == UNKNOWN) | (present[index] < expected)  # fewer tracks than participants
         return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:
@@ -152,7 +151,8 @@ def without_outlier_steps(case: Case) -> Case:
     """Reduce the case to its longest run of steps without outliers; return the whole case if outliers are many.
 
     If the unprofiled step time is known, the number of outliers does not matter. The function then returns the case,
-    whole or reduced, whose mean step time is nearer to the unprofiled step time.
+    whole or reduced, whose mean step time is nearer to the unprofiled step time. CPU processes, and tracks with
+    different steps, keep all steps. `outlier_steps` of the result names the outliers in any case.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:
@@ -199,7 +199,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
         lengths = attributed.step_ns.astype(np.float64)
         if len(lengths) < 2:
             continue
-        usual = median(np.sort(lengths)[:-1])
+        usual = median(np.sort(lengths)[:-1])  # without the longest step, which may be an outlier
         for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
             number = int(track.window_steps[index])
             known = outliers.get(number)
@@ -209,7 +209,7 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
 
 
 def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
-    """Describe the outlier step with the largest ratio to its usual length, and count the other outlier steps."""
+    """Describe the outlier with the largest ratio to its usual length, and count the others (see `_outlier_steps`)."""
     number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
     length, usual, rank = outliers_by_step[number]
     others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""
@@ -231,18 +231,15 @@ def _cut_attribution(track: TrackAttribution, first: int, after: int) -> TrackAt
     """Return the attribution of the windows `first` to `after` - 1."""
     bounds = track.bounds[first : after + 1]
     span = Intervals(bounds[:1], bounds[-1:])
-
-    def rows(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return values[first:after]
-
+    kept = slice(first, after)
     return msgspec.structs.replace(
         track,
         bounds=bounds,
         parts={bucket: intersect(part, span) for bucket, part in track.parts.items()},
-        buckets_ns=rows(track.buckets_ns),
-        hidden_ns=rows(track.hidden_ns),
-        waits_ns={rank: rows(share) for rank, share in track.waits_ns.items()},
-        unsplit_ns=rows(track.unsplit_ns),
+        buckets_ns=track.buckets_ns[kept],
+        hidden_ns=track.hidden_ns[kept],
+        waits_ns={rank: share[kept] for rank, share in track.waits_ns.items()},
+        unsplit_ns=track.unsplit_ns[kept],
         unmarked_input=intersect(track.unmarked_input, span),
         queued=intersect(track.queued, span),
     )

@@ -204,9 +204,6 @@ def _in_recorded_terms(finding: Finding, timeline: Timeline) -> Finding:
     return msgspec.structs.replace(finding, title=title)
 
 
-_TIME_THEM = "`gpudiag profile` times the same steps without profiling."
-
-
 def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     """Warn if the profiler itself took much of the step."""
     profiled, corrected = what_if.simulated_ms, what_if.corrected_ms
@@ -216,7 +213,8 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
     if case.unprofiled_ms is None:
         message += f", assuming {what_if.per_event_ns / NS_PER_US:.1f} µs overhead per recorded event. "
         on_jax = case.timeline.framework == "jax"  # `gpudiag profile` does not train with JAX
-        message += "Time the same steps without profiling." if on_jax else _TIME_THEM
+        timing = "Time" if on_jax else "`gpudiag profile` times"
+        message += f"{timing} the same steps without profiling."
     else:
         missing = f", and {what_if.input_not_recorded_ms:.1f} ms of waiting for input that were not recorded"
         message += missing * (what_if.input_not_recorded_ms > 0)
@@ -225,8 +223,11 @@ def _overhead(case: Case, what_if: WhatIf) -> list[Validity]:
 
 
 def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) -> Finding:
-    """Lower the confidence by one grade for each reason to doubt the finding's data."""
-    if "timed_steps" in finding.evidence:
+    """Lower the confidence by one grade for each reason to doubt the finding's data, or to `low` if data are untrusted.
+
+    `codes` are those of all warnings about the recording and the diagnosis.
+    """
+    if "timed_steps" in finding.evidence:  # the finding is from unprofiled steps, which recording does not change
         return finding
     saved_ms = finding.recoverable_ms_per_step or 0.0
     mostly_overhead = what_if.simulated_ms - what_if.corrected_ms > saved_ms

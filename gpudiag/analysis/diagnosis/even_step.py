@@ -52,7 +52,7 @@ def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
     share = np.ones(max(what_if.graph.ranks) + 1)
     for times, peers in zip(relative_work(what_if, scenario), what_if.graph.peers, strict=True):
         share[peers] = 1 / max(times, 1e-9)
-    if what_if.timeline.tracks[0].is_cpu:
+    if what_if.timeline.tracks[0].is_cpu:  # host work is compute, except for communication
         kept = np.fmin(scenario.busy, what_if.model.communication.busy)
         return replace(scenario, busy=kept + (scenario.busy - kept) * share[what_if.graph.host.process])
     compute = what_if.graph.device.op_class == OpClass.COMPUTE
@@ -79,10 +79,10 @@ def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
 
 
 def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Return the scenario in which each expert has the mean work of its peers; the total stays equal."""
+    """Return the scenario in which each expert (work next to an all-to-all) has the mean work of its peers."""
     work, beside = work_by_segment(what_if, scenario), beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
-        return scenario
+        return scenario  # there are no experts
     share = np.ones(work.shape)
     for peers in what_if.graph.peers:
         of_peers, of_experts = work[peers], beside[peers].any(axis=0)
@@ -128,6 +128,7 @@ def beside_all_to_alls(what_if: WhatIf) -> NDArray[np.bool_] | None:
             is_all_to_all |= (device.track == index) & np.isin(device.row, rows)
     if not is_all_to_all.any():
         return None
+    # A collective ends the segment in which it is launched, and begins the next one.
     ends = np.zeros((processes, int(segment_of_node.max(initial=0)) + 2), np.bool_)
     launched = (device.launch != NONE) & (device.op_class == OpClass.COMMUNICATION) & is_all_to_all
     ends[what_if.model.process_of_op[launched], segment_of_node[device.launch[launched]]] = True

@@ -101,10 +101,8 @@ def pace_setter(case: Case) -> tuple[dict[str, float], float]:
     track = _pace_track(case)
     if track is None:
         return dict.fromkeys(BUCKETS, 0.0), 0.0
-    means = track.buckets_ns.mean(axis=0)
-    return {name: milliseconds(float(ns)) for name, ns in zip(BUCKETS, means, strict=True)}, milliseconds(
-        float(np.mean(track.step_ns))
-    )
+    buckets = dict(zip(BUCKETS, map(milliseconds, track.buckets_ns.mean(axis=0).tolist()), strict=True))
+    return buckets, milliseconds(float(np.mean(track.step_ns)))
 
 
 def _pace_track(case: Case) -> TrackAttribution | None:
@@ -137,7 +135,11 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
     scored: Sequence[ScoredFinding],
     findings: Sequence[Finding],
 ) -> Explained:
-    """Explain one bucket, which takes `ms` of each step."""
+    """Explain one bucket, which takes `ms` of a step of `step_ms` on the device that sets the pace.
+
+    Findings are subtracted first, then gaps between queued ops, then what recording may have caused. If much is left,
+    it may be hidden behind the findings, else it is unexplained.
+    """
     codes, edits = _BY[bucket]
     accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
     accounts = [(code, accounted) for code, accounted in accounts if notable(accounted, step_ms)]
@@ -200,7 +202,10 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Return (codes of the findings behind which the unexplained `left_ms` is hidden, explanation in words)."""
+    """Return (codes of the findings behind which the unexplained `left_ms` is hidden, explanation in words).
+
+    It is hidden if the first of the `edits`, which remove the bucket, saves little before the findings are fixed.
+    """
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)
@@ -239,7 +244,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
         if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
     ]
     percent = 100 * buckets["compute"] / step_ms
-    if trusted and (not findings or percent > 100 * MOST):
+    if trusted and (not findings or percent > 100 * MOST):  # compute is the only large bucket, or most of the step
         largest = max(buckets[bucket] for bucket in LIKELY)
         findings.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
     return tuple(findings)
@@ -270,7 +275,10 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
-    """Return the most likely finding for a bucket, with the bucket's share of the step as an upper bound."""
+    """Return the most likely finding for a bucket of `ms` per step, an upper bound of the savings.
+
+    `reason` says why savings cannot be estimated.
+    """
     code, cause, words = LIKELY[bucket]
     if case.tracks and case.tracks[0].is_cpu:
         words = _ON_CPU.get(bucket, words)
@@ -316,7 +324,10 @@ def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None)
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
-    """Return the fixes in the order of `findings`, without fixes that save nothing after the fixes before them."""
+    """Return the fixes in the order of `findings`, without fixes that save nothing after the fixes before them.
+
+    Each fix has the step time after it, and in `then` the bucket of the next fix, or `compute` after the last one.
+    """
     costs, chain = what_if.corrected, []
     for scored in findings:
         costs = scored.proposal.edit(what_if, costs)

@@ -64,7 +64,7 @@ def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
     """Return float64[n]: ns of operators, calls and device waits that scenario `gone` removes before each host node."""
     host, now = what_if.graph.host, what_if.corrected
     unblocked = now.blocking & ~gone.blocking & (host.block != HostBlock.COLLECTIVE)
-    first = np.append(True, host.process[1:] != host.process[:-1])
+    first = np.append(True, host.process[1:] != host.process[:-1])  # no node of the process comes before
     between = np.where(first, 0.0, np.diff(host.time, prepend=host.time[:1]))
     waited = between - host.busy - host.input - host.before_first_op - host.untraced
     return np.maximum(now.busy - gone.busy, 0.0) + np.where(unblocked, np.maximum(waited, 0.0), 0.0)

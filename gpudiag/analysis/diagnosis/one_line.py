@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, MOST, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.one_place import (
-    MERGED_CODES,
-    SAVING,
-    absorbed_by,
-    copies_of,
-    parts_of,
-    rescored,
-)
+from gpudiag.analysis.diagnosis.one_place import MERGED_CODES, SAVING, absorbed_by, copies_of, parts_of, rescored
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, GARBAGE_COLLECTION, HostStall
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Edit, Proposal, advice_for, notable, severity_of
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
@@ -102,10 +95,13 @@ def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
 
 
 def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Reduce the savings of a stall to its savings outside the line; return any other finding unchanged."""
+    """Reduce the savings of a stall to its savings outside the line; return any other finding unchanged.
+
+    `without_line` is the edit that removes the line, `gone` the scenario without it.
+    """
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
-        return scored
+        return scored  # stalls that have a line, or that may be in any line
     stall = scored.proposal.edit
     alone = what_if.saving_ms(stall(what_if, what_if.corrected), what_if.corrected)
     rest = what_if.saving_ms(stall(what_if, gone), gone)
@@ -183,7 +179,6 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     """Return the finding about a line for savings of `gain` ms per step, which are `percent` of the step."""
     copied = bool({"host-sync", "slow-copy"} & {scored.finding.code for scored in absorbed})
     advice: Advice = (SAVING, *_KNOWN_LINE) if copied else _KNOWN_LINE
-    places = [scored.finding.place for scored in absorbed if scored.finding.place]
     return Finding(
         code=HostStall.code,
         severity=severity_of(percent),
@@ -193,7 +188,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         recoverable_percent=percent,
         confidence="high",
         title=f"the training thread does other work in {line.source.words}, which costs {gain:.1f} ms per step",
-        place=places[0] if places else "",
+        place=next((scored.finding.place for scored in absorbed if scored.finding.place), ""),
         source=line.source,
         parts_ms=parts_of(what_if, _without_line(line, what_if, what_if.corrected), gain),
         evidence={"ms_by_finding_alone": {scored.finding.code: scored.savings_ms for scored in absorbed}}

@@ -84,7 +84,7 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether the place absorbs several findings, and a stall has the largest savings, or nearly so.
+    """Return whether the place, which saves `saved` ms, absorbs several findings, and a stall saves (nearly) most.
 
     Waits or copies that cost clearly more than the stall stay separate findings.
     """
@@ -129,7 +129,8 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         nodes = np.flatnonzero((host.process == process) & (host.row != NONE))
         nodes = nodes[events.thread[host.row[nodes]] == track.steps.thread]
         start, end, names = _ranges(case, track)
-        # A node is the end of a call, and includes the host time before the call.
+        # A node is the end of a call, and includes the host time before the call. `before` is the last range that ended
+        # before the call, `after` the first that begins after it. They are not consecutive if the call is in a range.
         called = events.start_ns[host.row[nodes]] + track.shift_ns
         before = np.searchsorted(end, called, side="right") - 1
         after = np.searchsorted(start, called, side="right")
@@ -143,7 +144,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
 
 
 def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Return start, end and name of the training thread's outermost ranges, on the common clock, sorted by start."""
+    """Return (start, end, name) of the training thread's outermost ranges, in ns on the common clock, by start."""
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
@@ -189,9 +190,11 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     gain: float,
     percent: float,
 ) -> Finding:
-    """Return the finding about a place for savings of `gain` ms per step, which are `percent` of the step."""
-    waits = nodes & (what_if.graph.host.block == HostBlock.SYNC)
-    copied = bool(waits.any())
+    """Return the finding about a place for savings of `gain` ms per step, which are `percent` of the step.
+
+    `words` describe the place, `nodes`, bool[n], are its host nodes, and `absorbed` the findings that are merged.
+    """
+    copied = bool((nodes & (what_if.graph.host.block == HostBlock.SYNC)).any())
     advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
     return Finding(
         code=_STALL,

@@ -109,6 +109,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     for words in {words: None for process in by_process for words in process}:
         lengths = sorted((at[words] for at in by_process if words in at), key=lambda place: place.ms_per_step)
         missing = len(by_process) - len(lengths)
+        # The index of the lower median or maximum; a process without the location counts as 0, before all others.
         index = (len(by_process) - 1) // 2 - missing if common else len(lengths) - 1
         if index >= 0:
             places.append(lengths[index])
@@ -160,7 +161,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)
             own_ns[name] += end - start
-            calls[name].add(row * len(case.timeline.traces) + index)
+            calls[name].add(row * len(case.timeline.traces) + index)  # one call may have several slow stretches
     slow_by_name = {name: (milliseconds(ns / steps), len(calls[name]) / steps) for name, ns in own_ns.items()}
     return dict(sorted(slow_by_name.items(), key=lambda item: -item[1][0]))
 

@@ -132,6 +132,7 @@ def _significant(
     """Return (significant findings, warnings about the rest); `wastes` are removed before launch overhead is scored."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
+    # The savings of `wastes`, at the end, are only needed to score launch overhead.
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
         if not notable(saved, what_if.now_ms):
             continue
@@ -220,6 +221,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
+        # Of findings that save the same, either may be first: a variation that the first does not survive.
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
         share[0] *= len(kept) / (len(kept) + 1) if tie else 1.0
     return share.tolist()
@@ -264,11 +266,9 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
     """Return float64[findings], the savings in ms, for each end of the interval of the profiler's cost."""
-    if (
-        what_if.unprofiled_ms is not None
-        or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms
-    ):
-        return []
+    added_ms = what_if.simulated_ms - what_if.corrected_ms
+    if what_if.unprofiled_ms is not None or added_ms < AS_RECORDED * what_if.simulated_ms:
+        return []  # the cost is measured, or too low to matter
     proposals = [scored.proposal for scored in findings]
     ends = (1 - BEYOND_CHANCE * PROFILER_SCATTER, 1 + BEYOND_CHANCE * PROFILER_SCATTER)
     return [np.array(savings_ms(what_if.at_cost(what_if.per_event_ns * end), proposals)) for end in ends]

@@ -118,11 +118,11 @@ class Significance(msgspec.Struct, frozen=True):
 
         A rank may do the same work as its peers and be slower because recording it costs more. If recording takes more
         of the step than the finding saves, only unprofiled steps can distinguish a slow host from a costly recording. A
-        host that lost its core is slower than recording can explain.
+        host that lost its core is slower than recording can explain. `saved_ms` is the simulated part of the savings.
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
         ranks = self.what_if.graph.ranks.values()
-        timed = later_host_ms(self.case.run, ranks, finding.ranks)
+        timed = later_host_ms(self.case.run, ranks, finding.ranks)  # the excess of these hosts in unprofiled steps
         if timed is not None:
             differ = timed >= gain_ms / 2 or alone_waited_for(self.case.run, ranks, finding.ranks, ahead_from=MOST)
             if differ:
@@ -140,7 +140,7 @@ class Significance(msgspec.Struct, frozen=True):
         return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
     def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Return a message with the savings if the profiler slows all ranks alike, and if it slows these ranks more."""
+        """Return a message with the savings if the profiler slows all ranks alike (`saved_ms`) or these more (0)."""
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
@@ -230,7 +230,7 @@ def _is_about_hosts(finding: Finding) -> bool:
 
 
 def interval_ms(significance: Significance) -> tuple[float, float] | None:
-    """Return the 95 % interval of the step time without the profiler, in ms; None for a single step.
+    """Return (low, high) of the 95 % interval of the step time without the profiler, in ms; None for a single step.
 
     The interval includes the scatter of the steps, the error of the simulation against the recorded step, and the usual
     difference between recorded and unprofiled steps. Without unprofiled steps, the interval also includes the
@@ -271,7 +271,7 @@ def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
 
 
 def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
-    """Return the shortest and the longest step time, in ms, for the range of possible costs of the profiler."""
+    """Return (shortest, longest) step time, in ms, for the range of possible costs of the profiler."""
     usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))

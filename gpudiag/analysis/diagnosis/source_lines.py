@@ -75,7 +75,7 @@ class CaseLines:
         self.workers: dict[int, list[ProcessTimes]] = {}
         for trace, track in self._tracks.items():
             log = logs.ranks.get(track.rank)
-            if log is not None and log.sections:
+            if log is not None and log.sections:  # a log without sections has no lines
                 self.ranks[trace] = ProcessTimes(log, step_ms.get(track.rank))
                 self.workers[trace] = [ProcessTimes(worker) for worker in logs.workers_of(track.rank)]
 
@@ -114,7 +114,7 @@ class CaseLines:
         ranks: set[int],
         others: Set[SourceLocation] = frozenset(),
     ) -> SourceLocation | None:
-        """Return the line in which these ranks spend most of the given host time.
+        """Return the line in which these ranks spend most of the given host time; None if no line has most of it.
 
         Args:
             host: the host nodes.
@@ -151,7 +151,8 @@ class CaseLines:
     def removable(self, least_share: float) -> list[LineInSteps]:
         """Return the lines outside of training that take this share of the step or more, longest first.
 
-        A line that few ranks run is excluded, because the straggler rule reports it.
+        A line that few ranks run is excluded, because the straggler rule reports it. The result is empty unless the
+        lines of all processes are known.
         """
         processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
         if not processes or len(processes) < len(self._tracks):
@@ -160,7 +161,7 @@ class CaseLines:
         first = min(processes)
         process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
         lines = []
-        for top in other_work(process, least_ns):
+        for top in other_work(process, least_ns):  # lines of the loop; the line below with most time is reported
             below = process.tree.subtree(top)
             amounts = np.zeros(len(process.tree.parent))
             amounts[below] = process.self_ns[below].mean(axis=1)
@@ -202,7 +203,10 @@ class CaseLines:
         return self.placed[trace].inside(intersect(untraced, steps))
 
     def of_input(self, ranks: set[int]) -> SourceLocation | None:
-        """Return the line that takes most of the time to make batches, in a worker or else in the training thread."""
+        """Return the first rank's line that takes most of the time to make batches; None without such a line.
+
+        DataLoader workers are examined before the training thread.
+        """
         for trace, process in self.ranks.items():
             if self._tracks[trace].rank not in ranks:
                 continue
@@ -236,7 +240,7 @@ class CaseLines:
         ]
 
     def of_straggler(self, rank: int) -> SourceLocation | None:
-        """Return the line that explains most of the time by which a rank exceeds the median of the other ranks."""
+        """Return the line that explains most of a rank's excess over the median of the other ranks; None if unknown."""
         processes = {self._tracks[trace].rank: process for trace, process in self.ranks.items()}
         process = processes.pop(rank, None)
         if process is None or not processes or not process.steps:
@@ -254,7 +258,7 @@ class CaseLines:
         """Return the nodes of these lines and of the lines that they call."""
         wanted = {(line.file, line.line) for line in lines}
         nodes: set[int] = set()
-        for node in range(1, len(process.tree.parent)) if wanted else ():
+        for node in range(1, len(process.tree.parent)) if wanted else ():  # parents precede the lines that they call
             where = location(process, node)
             if process.tree.parent[node] in nodes or (where.file, where.line) in wanted:
                 nodes.add(node)
@@ -270,7 +274,7 @@ class CaseLines:
             if amounts[row] <= 0:
                 continue
             begin = host.time[row - 1] if row and host.process[row - 1] == host.process[row] else host.time[row]
-            begin = min(begin, host.time[row] - amounts[row])
+            begin = min(begin, host.time[row] - amounts[row])  # the amount needs this much time before the node
             times = lines.by_node(begin, host.time[row])
             whole = sum(times.values())
             for node, ns in times.items():
@@ -278,7 +282,7 @@ class CaseLines:
         return by_line
 
     def _idle_ns(self, trace: int) -> Times | None:
-        """Return float64[lines], ns per step in which the line itself runs and no device of its process works."""
+        """Return float64[lines], ns per step in which the line itself runs while no device works; None if unknown."""
         lines = self.placed.get(trace)
         tracks = [track for track in self._timeline.tracks if track.trace == trace and len(track.window_steps)]
         if lines is None or not tracks:

@@ -140,7 +140,7 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
     if timed is None or timed.input_ms is None:
         return ()
     if timed.lead_ms is not None:
-        successive = pairwise(zip(timed.lead_ms, timed.input_ms, strict=False))
+        successive = pairwise(zip(timed.lead_ms, timed.input_ms, strict=False))  # without the first step
         return tuple(max(0.0, input_ms - lead_ms) for (lead_ms, _), (_, input_ms) in successive)
     return timed.input_ms if _on_cpu(rank) else ()
 

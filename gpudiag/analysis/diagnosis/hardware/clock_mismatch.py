@@ -55,7 +55,7 @@ def _gpus_by_limit(gpus: list[Gpu], domain: str, limit: str) -> dict[int, list[i
 
 
 def _finding(model: str, domain: str, domain_name: str, limit_name: str, by_mhz: dict[int, list[int]]) -> Finding:
-    """Return the finding; `by_mhz` is limit → indices of the GPUs with this limit."""
+    """Return the finding about one model's clock `domain`; `by_mhz` is limit → indices of the GPUs with this limit."""
     low, high = min(by_mhz), max(by_mhz)
     slower = sorted(index for mhz, indices in by_mhz.items() if mhz < high for index in indices)
     percent = 100 * (1 - low / high)

@@ -44,10 +44,7 @@ class CorruptTransfer:
                 title=(
                     f"Data arrives damaged: {first_four(distinct)}. Training over this path computes with wrong numbers"
                 ),
-                evidence={
-                    "gpus": _gpus(copies),
-                    "paths": distinct,
-                },
+                evidence={"gpus": _gpus(copies), "paths": distinct},
                 advice=(
                     "Do not train over this path, and trust no result that came over it.",
                     *(("Set NCCL_P2P_DISABLE=1 and measure again with `gpudiag bandwidth`.",) if over_peer else ()),

@@ -59,12 +59,12 @@ class DegradedLink:
             if signs:
                 groups[signs].append(gpu)
         findings = [_finding(signs, gpus, facts, rates) for signs, gpus in groups.items()]
-        findings.sort(key=lambda finding: finding.evidence["gb_per_s"] or float("inf"))
+        findings.sort(key=lambda finding: finding.evidence["gb_per_s"] or float("inf"))  # the slowest first
         return (*findings, *nvlink_findings(facts))
 
 
 def _signs(gpu: Gpu, facts: Facts, rates: HostRates) -> tuple[str, ...]:
-    """Return the signs of a degraded host link: any of `own-maximum`, `ceiling`, `siblings`, `narrow`."""
+    """Return the signs of a degraded link (see the class): any of `own-maximum`, `ceiling`, `siblings`, `narrow`."""
     measured = rates.get(gpu.index, {})
     best = _best(measured)
     signs = {
@@ -102,7 +102,7 @@ def _below_siblings(gpu: Gpu, path: str, record: Bandwidth, facts: Facts, rates:
 
 
 def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostRates) -> Finding:
-    """Return the finding about all GPUs with this combination of signs."""
+    """Return the finding about all `gpus` with this combination of signs; `rates` are those of `host_rates`."""
     indices = [gpu.index for gpu in gpus]
     measured = {i: {path: record.gb_per_s for path, record in rates[i].items()} for i in indices if rates.get(i)}
     slowest = min((max(values.values()) for values in measured.values()), default=None)
@@ -153,7 +153,7 @@ def _details(
 
 
 def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
-    """Return (smallest share of a ceiling that a copy reached, that ceiling in GB/s, source of the ceiling)."""
+    """Return (smallest share of a ceiling that a copy reached, the ceiling in GB/s, its source); None: no ceilings."""
     shares = [
         (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
         for index in indices

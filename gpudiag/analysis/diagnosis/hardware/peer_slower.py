@@ -84,7 +84,7 @@ class PeerSlowerThanHost:
 
 
 class _Comparison(msgspec.Struct, frozen=True):
-    """Rates of copies between two GPUs, in GB/s: direct, and staged through host memory."""
+    """Rates of copies between two GPUs, in GB/s: direct, and staged through host memory (`estimated` or measured)."""
 
     direct: float
     staged: float
@@ -111,7 +111,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
     """Return the mean one-way rates of copies measured both with and without peer access; None without such copies."""
     direct: list[float] = []
     staged: list[float] = []
-    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):
+    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):  # the rate of both ways is their sum
         on = peer_rates(facts, peer_access=True, direction=direction)
         off = peer_rates(facts, peer_access=False, direction=direction)
         for ends in (pair, pair[::-1]):

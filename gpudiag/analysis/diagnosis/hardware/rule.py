@@ -77,7 +77,10 @@ def _pinned(facts: Facts, direction: str) -> list[Bandwidth]:
 
 
 def peer_rates(facts: Facts, *, peer_access: bool, direction: str) -> dict[Pair, Bandwidth]:
-    """Return (source GPU, destination GPU) → fastest copy with peer access on or off, whichever GPU started it."""
+    """Return (source GPU, destination GPU) → fastest copy with peer access on or off, whichever GPU started it.
+
+    `direction` is "one_way", or "both_ways" for copies in both directions at once, whose rate is their sum.
+    """
     rates: dict[Pair, Bandwidth] = {}
     for record in facts.bandwidth:
         source, destination = gpu_index(record.src), gpu_index(record.dst)

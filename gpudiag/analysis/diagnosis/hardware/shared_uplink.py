@@ -116,7 +116,7 @@ def _pairwise(facts: Facts) -> list[Finding]:
     healthy = set(judged) - set(shared)
     findings = []
     for (a, b), rates in sorted(shared.items()):
-        single, both = rates[0]
+        single, both = rates[0]  # with peer access, if measured
         contrast = ", while other pairs here nearly double" if healthy else ""
         findings.append(
             Finding(
@@ -153,7 +153,7 @@ def _one_direction(facts: Facts) -> list[Finding]:
             slow[index] = (alone, both)
     if not slow:
         return []
-    alone, both = next(iter(slow.values()))
+    alone, both = next(iter(slow.values()))  # the title has the rates of the first GPU, in GB/s
     return [
         Finding(
             code=SharedUplink.code,

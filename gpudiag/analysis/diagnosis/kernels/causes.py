@@ -43,12 +43,7 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index
 from gpudiag.model.compute_rates import peak_tflops
 
 CauseName = Literal[
-    "fp32-matmul",
-    "layout-conversion",
-    "eager-attention",
-    "unfused-optimizer",
-    "unfused-elementwise",
-    "small-kernels",
+    "fp32-matmul", "layout-conversion", "eager-attention", "unfused-optimizer", "unfused-elementwise", "small-kernels"
 ]
 
 #: Share of the fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
@@ -125,9 +120,9 @@ def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
 
 
 def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
-    """Return the fp32 matrix products without tensor cores, on devices whose tensor cores are faster."""
-    ops = kernels.of_class("matmul", "convolution") & (kernels.matrix == 0)
-    speedups = np.ones(len(case.tracks))
+    """Return the fp32 products without tensor cores, on devices whose tensor cores are faster; None without any."""
+    ops = kernels.of_class("matmul", "convolution") & (kernels.matrix == 0)  # on fp32 units
+    speedups = np.ones(len(case.tracks))  # peak of the tensor cores / fp32 peak; 1 if they are not faster
     evidence: dict[str, object] = {}
     for index, track in enumerate(case.tracks):
         fp32, tf32 = peak_tflops(track.device_name, "fp32"), peak_tflops(track.device_name, "tf32")
@@ -135,16 +130,13 @@ def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
         faster, precision = (tf32, "tf32") if fp32 and tf32 and tf32[0] > fp32[0] else (half, "fp16")
         if fp32 and faster and faster[0] > fp32[0]:
             speedups[index] = faster[0] / fp32[0]
-            evidence = {
-                "peak_tflops": {"fp32": fp32[0], precision: faster[0]},
-                "peak_source": fp32[1],
-                "precision": precision,
-            }
+            peaks = {"fp32": fp32[0], precision: faster[0]}  # TFLOP/s; the last such device counts
+            evidence = {"peak_tflops": peaks, "peak_source": fp32[1], "precision": precision}
     track_speedup = speedups[kernels.what_if.graph.device.track]
     ops &= track_speedup > 1
     if not ops.any():
         return None
-    shortest = np.fmin(kernels.duration, LAUNCH_SIZED_NS)
+    shortest = np.fmin(kernels.duration, LAUNCH_SIZED_NS)  # starting and ending a kernel get no faster
     scenarios = []
     for reached in _REACHED_TENSOR:
         shorter = np.maximum(kernels.duration * _REACHED_FP32 / (reached * track_speedup), shortest)
@@ -199,12 +191,12 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], Index]:
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
-    """Return the first op of the stream before (-1) or after (1) `start` that is not passable; None if too far away."""
+    """Return the first kernel of the stream before (-1) or after (1) `start` that is not passable; None if too far."""
     for distance in range(1, _MOST_BETWEEN + 1):
         index = start + direction * distance
         if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:
             return None
-        if not passable[index] and kernels.kernel_class[index] != NO_CLASS:
+        if not passable[index] and kernels.kernel_class[index] != NO_CLASS:  # no copy or communication
             return index
     return None
 
@@ -212,13 +204,14 @@ def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[
 def eager_attention(
     kernels: GraphKernels, scores: NDArray[np.bool_], products: Index, operators: tuple[HostTimes, ...]
 ) -> SlowKernels | None:
-    """Return the score kernels of unfused attention; see `attention_ops` and `replaced_by_attention` for arguments."""
+    """Return the `scores` of `attention_ops` as slow kernels, or None; `operators` are of `replaced_by_attention`."""
     if not scores.any():
         return None
     multiplies = np.zeros(len(scores), np.bool_)
     multiplies[products] = True
     scenarios = []
     for on_scores, on_products, removed in zip(_SCORES_LEFT, _PRODUCTS_LEFT, operators, strict=True):
+        # If some score kernels remain, the same share of the replaced operators remains.
         left = on_scores + (1 - on_scores) * host_left(kernels, removed)
         remaining = np.where(scores, on_scores, np.where(multiplies, on_products, 1.0))
         host = np.fmin(launch_share(kernels, scores, on_scores), left)
@@ -228,9 +221,9 @@ def eager_attention(
 
 
 def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
-    """Return the kernels of an update that runs a kernel for each operation."""
+    """Return the kernels of an update that runs a kernel for each operation; None if it is fused."""
     ops = kernels.in_update & kernels.of_class("optimizer") & ~kernels.fused
-    if kernels.per_step(ops) <= 1:
+    if kernels.per_step(ops) <= 1:  # a single kernel is as good as fused
         return None
     small = kernels.duration <= LAUNCH_SIZED_NS
     scenarios = [
@@ -245,7 +238,7 @@ def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
 
 
 def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attention: HostTimes) -> SlowKernels | None:
-    """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor.
+    """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor; None without any.
 
     In a chain of simple kernels, all but the longest are fused. In a chain with a reduction or normalization, all
     simple kernels are fused. The host times `attention` are not counted, because they belong to the cause
@@ -255,7 +248,8 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attenti
     simple = kernels.of_class("elementwise", "random", "copy-kernel") & eager
     member = simple | (kernels.of_class("normalization", "reduction", "softmax") & eager)
     together = member[1:] & member[:-1] & (kernels.stream[1:] == kernels.stream[:-1])
-    chain = np.cumsum(np.concatenate([[0], ~together]))
+    chain = np.cumsum(np.concatenate([[0], ~together]))  # number of each op's chain
+    # Duration of each chain's longest simple kernel, the first of which is kept; infinite if another kernel is kept.
     longest = np.zeros(int(chain[-1]) + 1)
     np.maximum.at(longest, chain[member], np.where(simple, kernels.duration, np.inf)[member])
     candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))
@@ -272,7 +266,7 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attenti
 
 
 def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
-    """Return the launch-sized kernels that were queued, so that the device and not the host causes their gaps."""
+    """Return the launch-sized kernels that were queued, so that the device causes their gaps; None without any."""
     device = kernels.what_if.graph.device
     gap = kernels.what_if.corrected.gap
     ops = (kernels.duration <= LAUNCH_SIZED_NS) & (kernels.kernel_class != NO_CLASS)
@@ -281,15 +275,9 @@ def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
         return None
     share = np.where(ops, GAP_IN_GRAPH_NS / np.maximum(gap, GAP_IN_GRAPH_NS), 1.0)
     keep = np.ones(len(ops))
-    return SlowKernels(
-        "small-kernels",
-        ops,
-        (
-            Shortening(keep, gap=share),
-            Shortening(keep, gap=(1 + share) / 2),
-            Shortening(np.where(ops, 0.5, 1.0), gap=share),
-        ),
-    )
+    expected, low = Shortening(keep, gap=share), Shortening(keep, gap=(1 + share) / 2)
+    high = Shortening(np.where(ops, 0.5, 1.0), gap=share)  # fused kernels also compute for a shorter time
+    return SlowKernels("small-kernels", ops, (expected, low, high))
 
 
 def _shares(ops: NDArray[np.bool_], shares: tuple[float, ...]) -> tuple[Shortening, ...]:

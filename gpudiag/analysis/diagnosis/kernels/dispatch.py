@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.recompilation import compiling_share
+from gpudiag.analysis.diagnosis.kernels.recompilation import compiling_share, ns_before_nodes
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import EMPTY, Intervals, distinct, lengths_inside, subtract, union
@@ -23,16 +23,8 @@ def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
     """
     graph = what_if.graph
     spans = {track.trace: _dispatching(track) for track in case.tracks if _dispatches(case, track)}
-    share = np.zeros(len(graph.host.time))
-    for first, after in graph.chains:
-        trace = int(graph.host.process[first]) if after > first else -1
-        if trace not in spans:
-            continue
-        reached = graph.host.time[first:after]
-        work = (graph.host.busy + graph.host.input + graph.host.before_first_op + graph.host.untraced)[first:after]
-        begin = np.concatenate([[reached[0] - work[0]], reached[:-1]])
-        inside = lengths_inside(spans[trace], begin.astype(np.int64), reached.astype(np.int64))
-        share[first:after] = np.clip(inside / np.maximum(graph.host.busy[first:after], 1.0), 0.0, 1.0)
+    # Dispatching is busy time, so that waiting between nodes does not lower its share.
+    share = np.clip(ns_before_nodes(graph, spans) / np.maximum(graph.host.busy, 1.0), 0.0, 1.0)
     compiling = compiling_share(case, what_if)
     if compiling is not None:
         share *= 1.0 - compiling

@@ -43,6 +43,15 @@ class GraphKernels:
     """Columns of the m ops of a graph, as in `TrackKernels`.
 
     Attributes:
+        kernel_class: uint8[m], index into `KERNEL_CLASSES`; `NO_CLASS` for copies and communication.
+        operator: int64[m], row of the launching operator, or `UNKNOWN`.
+        in_update: bool[m], launched in an optimizer's update.
+        matrix: int8[m], 1 with tensor cores, 0 with fp32 units, `UNKNOWN` if the name does not say.
+        fused: bool[m], does the work of several operations.
+        batched: bool[m], multiplies many small matrices.
+        across_rows: bool[m], reduces a tensor across its rows.
+        depthwise: bool[m], a depthwise convolution on contiguous tensors.
+        cudnn: bool[m], one of cuDNN's kernels.
         stream: int64[m], index into the graph's streams; ops of one stream are consecutive and in order.
     """
 
@@ -107,12 +116,12 @@ class GraphKernels:
 
 @dataclass(frozen=True, eq=False)
 class Shortening:
-    """Shares of durations, gaps and host work that remain if a cause is removed.
+    """Shares (0 to 1, or more if kernels become longer) of durations, gaps and host work that remain without a cause.
 
     Attributes:
         remaining: float64[m], share of the op's duration that remains.
-        gap: float64[m], share of the gap before the op that remains.
-        host: float64[n], share of host work, except in slow calls, that remains before each node.
+        gap: float64[m], share of the gap before the op that remains; None if all remains.
+        host: float64[n], share of host work, except in slow calls, that remains before each node; None if all remains.
     """
 
     remaining: Times
@@ -149,14 +158,10 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
     columns: dict[str, NDArray[Any]] = {
         "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
         "operator": np.full(len(row), UNKNOWN, np.int64),
-        "in_update": np.zeros(len(row), np.bool_),
         "matrix": np.full(len(row), UNKNOWN, np.int8),
-        "fused": np.zeros(len(row), np.bool_),
-        "batched": np.zeros(len(row), np.bool_),
-        "across_rows": np.zeros(len(row), np.bool_),
-        "depthwise": np.zeros(len(row), np.bool_),
-        "cudnn": np.zeros(len(row), np.bool_),
     }
+    for name in ("in_update", "fused", "batched", "across_rows", "depthwise", "cudnn"):
+        columns[name] = np.zeros(len(row), np.bool_)
     for index, table in enumerate(work.tracks):
         ops = np.flatnonzero(track == index)
         if not len(ops) or not len(table.row):
@@ -185,6 +190,7 @@ def share_at_memory_peak(case: Case, kernels: GraphKernels, chosen: NDArray[np.b
         known = (work.row[slot] == kernels.operator[ops]) & (work.moved_bytes[slot] != NO_NUMBER)
         ops, slot = ops[known], slot[known]
         time_ns = np.bincount(slot, weights=kernels.duration[ops], minlength=len(work.row))
+        # bytes / (GB/s) are ns; an operator's kernels move its bytes together, so that each gets the same share.
         share[ops] = work.moved_bytes[slot] / peak[0] / np.maximum(time_ns[slot], 1.0)
     return share
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     tensorflow,
     unknown,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.graph import Graph, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import Intervals, intersect, length, lengths_inside
 from gpudiag.model.analysis import Finding
@@ -124,20 +124,25 @@ def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
     """Return float64[n]: share of compiling in the time before each host node; None if no process compiled."""
     if case.work is None or not case.work.compilations:
         return None
-    graph = what_if.graph
-    share = np.zeros(len(graph.host.time))
-    for first, after in graph.chains:
-        if after <= first:
-            continue
-        compilation = case.work.compilations.get(int(graph.host.process[first]))
-        if compilation is None:
-            continue
-        reached = graph.host.time[first:after]
-        work = (graph.host.busy + graph.host.input + graph.host.before_first_op + graph.host.untraced)[first:after]
-        begin = np.concatenate([[reached[0] - work[0]], reached[:-1]])
-        inside = lengths_inside(compilation.spans, begin.astype(np.int64), reached.astype(np.int64))
-        share[first:after] = np.clip(inside / np.maximum(work, 1.0), 0.0, 1.0)
+    spans = {trace: compilation.spans for trace, compilation in case.work.compilations.items()}
+    share = np.clip(ns_before_nodes(what_if.graph, spans) / np.maximum(_time(what_if.graph), 1.0), 0.0, 1.0)
     return share if share.any() else None
+
+
+def ns_before_nodes(graph: Graph, spans: Mapping[int, Intervals]) -> Times:
+    """Return float64[n]: ns of `spans` (index of the trace → times) from the previous host node to each node."""
+    inside, host_ns = np.zeros(len(graph.host.time)), _time(graph)
+    for first, after in graph.chains:
+        if first < after and (of_process := spans.get(int(graph.host.process[first]))) is not None:
+            reached = graph.host.time[first:after]
+            begin = np.concatenate([[reached[0] - host_ns[first]], reached[:-1]])
+            inside[first:after] = lengths_inside(of_process, begin.astype(np.int64), reached.astype(np.int64))
+    return inside
+
+
+def _time(graph: Graph) -> Times:
+    """Return float64[n], ns: host time before each node, without waiting for the device."""
+    return graph.host.busy + graph.host.input + graph.host.before_first_op + graph.host.untraced
 
 
 def mostly_compiling(case: Case, what_if: WhatIf) -> bool:

@@ -97,6 +97,7 @@ def replaced_by_compiler(
     ranges = _operator_ranges(kernels, removed)
     expected = _times_of(kernels, _until_next_operator(kernels, ranges), removed)
     low = removed & ~_longest_of_each(kernels, removed, chain)
+    # Kernels that remain, whose operators the high estimate reduces to the innermost.
     others = ~kernels.in_update & ~kernels.fused & ~removed & ~copies & (kernels.kernel_class != NO_CLASS)
     around = _operator_ranges(kernels, others, without=kernels.in_update)
     outside = _less(_times_of(kernels, around, others), _times_of(kernels, _innermost(kernels), others))
@@ -151,7 +152,7 @@ def _operator_ranges(
     for index, thread in enumerate(kernels.threads):
         avoided = thread.called[without[thread.ops]]
         start, end = thread.operators.start, thread.operators.end
-        if len(avoided):
+        if len(avoided):  # operators that launch none of the avoided ops between their begin and end
             avoided = np.sort(avoided, kind="stable")
             allowed = np.searchsorted(avoided, start) == np.searchsorted(avoided, end)
             start, end = start[allowed], end[allowed]

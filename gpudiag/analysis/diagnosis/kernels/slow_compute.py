@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -94,15 +93,6 @@ _TF32 = "torch.backends.cuda.matmul.fp32_precision = 'tf32' (before 2.9: torch.s
 _HALF = "torch.autocast('cuda', dtype=torch.float16) with a GradScaler"
 
 
-@dataclass(frozen=True)
-class _Savings:
-    """Savings per step by the expected, low and high estimate, in ms."""
-
-    expected: float
-    low: float
-    high: float
-
-
 class SlowCompute:
     """Kernels on the critical path take longer than other kernels that would compute the same.
 
@@ -141,22 +131,29 @@ class SlowCompute:
         for slow, saved_ms in reported:
             if together is not None and slow.name in COMPILED:
                 slow.evidence["savings_ms_compiled"] = together
-            savings = _Savings(saved_ms, _low_ms(slow, kernels, saved_ms), max(_high_ms(slow, kernels), saved_ms))
-            describe = partial(self._describe, case, kernels, slow, savings)
+            high_ms = max(_simulated_ms(slow.estimates[2], kernels), saved_ms)
+            describe = partial(self._describe, case, kernels, slow, (_low_ms(slow, kernels, saved_ms), high_ms))
             yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
 
     def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
-        self, case: Case, kernels: GraphKernels, slow: SlowKernels, savings: _Savings, gain: float, percent: float
+        self,
+        case: Case,
+        kernels: GraphKernels,
+        slow: SlowKernels,
+        low_high_ms: tuple[float, float],
+        gain: float,
+        percent: float,
     ) -> Finding:
-        """Return the finding for savings of `gain` ms per step; `savings` has the low and the high estimate."""
-        spread = f"{savings.low:.1f} to {savings.high:.1f}"
+        """Return the finding for savings of `gain` ms per step (`percent` percent of it), or `low_high_ms` of them."""
+        low_ms, high_ms = low_high_ms
+        spread = f"{low_ms:.1f} to {high_ms:.1f}"
         precision = str(slow.evidence.get("precision", "tf32"))
         words = {"precision": precision, "setting": _TF32 if precision == "tf32" else _HALF}
         evidence: dict[str, object] = {
             "kernels_ms_per_step": kernels.ms_per_step(kernels.duration * slow.ops),
             "kernels_per_step": kernels.per_step(slow.ops),
-            "savings_ms_low": savings.low,
-            "savings_ms_high": savings.high,
+            "savings_ms_low": low_ms,
+            "savings_ms_high": high_ms,
             **slow.evidence,
         }
         modules = _modules(case, kernels, slow)
@@ -206,10 +203,6 @@ def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
 def _removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
     """Return the removed time of devices and hosts, in ms per step, which limits the savings."""
     return removed_ms(shortening, kernels) + removed_host_ms(shortening, kernels)
-
-
-def _high_ms(slow: SlowKernels, kernels: GraphKernels) -> float:
-    return _simulated_ms(slow.estimates[2], kernels)
 
 
 def _simulated_ms(shortening: Shortening, kernels: GraphKernels) -> float:

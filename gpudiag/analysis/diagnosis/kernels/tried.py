@@ -31,15 +31,14 @@ def tried_changes(measured: MeasuredTries, findings: Sequence[Finding]) -> tuple
 
 
 def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
-    """Return the predicted savings of one change, and the savings measured in its blocks of steps."""
+    """Return the predicted savings of one change and, unless it was skipped or failed, the measured savings."""
     row = _predicted(turns.change, findings)
     pairs = list(zip(turns.base_ms, turns.changed_ms, strict=False))
     if turns.skipped is not None:
         return msgspec.structs.replace(row, verdict="skipped", reason=turns.skipped)
     if turns.failed is not None or len(pairs) < 2:
-        return msgspec.structs.replace(
-            row, verdict="failed", reason=turns.failed or "fewer than two pairs of blocks ended"
-        )
+        reason = turns.failed or "fewer than two pairs of blocks ended"
+        return msgspec.structs.replace(row, verdict="failed", reason=reason)
     differences = [base - changed for base, changed in pairs]
     saved_ms = statistics.fmean(differences)
     # Blocks with and without the change alternate, so that slow phases of the machine affect both alike.
@@ -47,7 +46,7 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
     return msgspec.structs.replace(
         row,
         measured_ms=saved_ms,
-        ci95_ms=(saved_ms - half_ms, saved_ms + half_ms),
+        ci95_ms=(saved_ms - half_ms, saved_ms + half_ms),  # the 95 % interval of `saved_ms`
         base_ms=statistics.fmean(base for base, _ in pairs),
         changed_ms=statistics.fmean(changed for _, changed in pairs),
         verdict=_verdict(saved_ms - half_ms, saved_ms + half_ms, row),
@@ -55,8 +54,9 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
 
 
 def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
-    """Return the change with the savings that the findings about its causes predict together.
+    """Return the change with the savings that the findings about its causes predict together, or without any.
 
+    The verdict is a placeholder. `tf32` does not gain from products in fp32 whose findings propose another precision.
     For `compile`, the sum is limited to the simulated savings of all causes together, and its interval is scaled alike.
     """
     removed = [
@@ -87,7 +87,7 @@ def _savings(finding: Finding) -> tuple[float, float, float] | None:
 
 
 def _verdict(low: float, high: float, row: TriedChange) -> TryVerdict:
-    """Compare the interval of the measured savings with the interval of the prediction."""
+    """Compare the interval of the measured savings, (`low`, `high`) in ms, with the prediction of `row`, if any."""
     if row.predicted_low_ms is None or row.predicted_high_ms is None:
         return "faster" if low > 0 else "slower" if high < 0 else "no-difference"
     if high < row.predicted_low_ms:

@@ -117,7 +117,10 @@ _TINY = (
 
 
 class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """The kind of collective (operation and size) with the most time on the first device, with its bus bandwidth."""
+    """The kind of collective (operation and size) with the most time on the first device, with its bus bandwidth.
+
+    `ranks` is the number of participants, `median_ns` the median time of such a collective, which gives the bandwidth.
+    """
 
     operation: str
     size_bytes: int
@@ -130,7 +133,7 @@ def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollect
     """Return the kind of collective with the most time on the first device; None without collectives of known size.
 
     With `from_last_arrival`, time counts from the arrival of the last participant, else from the first device's
-    arrival.
+    arrival. The collectives of other devices are usually of the same kinds.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:

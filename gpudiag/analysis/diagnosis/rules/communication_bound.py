@@ -96,10 +96,10 @@ class CommunicationBound:
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         device, graph = what_if.graph.device, what_if.graph
-        matched = ~np.isnan(device.transfer)
+        matched = ~np.isnan(device.transfer)  # collectives whose last arrival is known
         transfer = device.transfer[matched]
-        per_step = graph.steps * len(case.tracks)
-        bucket_copy = milliseconds((device.end - device.start)[what_if.model.bucket_copy].sum() / per_step)
+        track_steps = graph.steps * len(case.tracks)
+        bucket_copy = milliseconds((device.end - device.start)[what_if.model.bucket_copy].sum() / track_steps)
         largest = largest_collective(case, from_last_arrival=True)
         probed = None
         if largest is not None and case.facts is not None:
@@ -107,8 +107,8 @@ class CommunicationBound:
             probed = probed_busbw(case.facts, *kind, transport_of(case.run))
         parts = _parts(what_if, gain)
         evidence: dict[str, object] = {
-            "collectives_per_step": int(matched.sum()) / per_step,
-            "transfer_ms_per_step": milliseconds(transfer.sum() / per_step),
+            "collectives_per_step": int(matched.sum()) / track_steps,
+            "transfer_ms_per_step": milliseconds(transfer.sum() / track_steps),
             "exposed_transfer_ms_by_rank": case.exposed_ms("communication_transfer"),
         }
         if bucket_copy:
@@ -134,7 +134,7 @@ class CommunicationBound:
         by_calls = parts["CPU calls"] > MOST * gain
         in_doubt = not by_calls and links_in_doubt(case, reached, probed)
         advice = (*((LINKS,) if in_doubt else ()), *communication_advice(case, by_calls=by_calls))
-        if faster.keys() - {transport_of(case.run)}:
+        if faster.keys() - {transport_of(case.run)}:  # the job may already use the fastest transport
             advice = (*advice, _OTHER_TRANSPORT)
         nvlink = None if largest is None else unused_nvlink_gb_per_s(case, largest.size_bytes, largest.busbw_gb_per_s)
         if nvlink is not None:
@@ -160,7 +160,8 @@ class CommunicationBound:
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
     """Return part → ms per step that its removal saves if the parts before it are already removed; they sum to `gain`.
 
-    The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace.
+    The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace. Reports list
+    the exposed transfers first.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)

@@ -36,11 +36,11 @@ class ComputeBound:
         others = [finding for finding in findings if finding.code != "slow-compute"]
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return
-        share = max(case.exposed_ms("compute").values(), default=0.0)
-        percent = min(100 * share / case.step_ms, 100.0) if case.step_ms else 0.0
+        compute_ms = max(case.exposed_ms("compute").values(), default=0.0)
+        percent = min(100 * compute_ms / case.step_ms, 100.0) if case.step_ms else 0.0
         slow = [finding for finding in findings if finding.code == "slow-compute"]
         title = f"compute-bound ({_shares(case, percent)}); {_rest(slow)}"
-        yield self._finding(case, share, title, "high", slow=bool(slow))
+        yield self._finding(case, compute_ms, title, "high", slow=bool(slow))
 
     @classmethod
     def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
@@ -60,7 +60,7 @@ class ComputeBound:
     def _finding(
         cls, case: Case, compute_ms: float, title: str, confidence: Confidence, *, slow: bool = False
     ) -> Finding:
-        """Return the finding; `slow` means that `slow-compute` findings name the change to make."""
+        """Return the finding; `compute_ms` is per step, `slow` means that `slow-compute` findings name the change."""
         return Finding(
             code=cls.code,
             severity="info",

@@ -68,8 +68,9 @@ class HostStall:
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
+        # Stalls of a single rank do not count, because they make it a straggler.
         places = stalls(case, case.timeline.ranks_present, common=True)
-        first = main_place(places, gain)
+        first = main_place(places, gain)  # None if the time is spread over many places
         collecting = first is not None and first.collecting
         where = f" {first.words}" if first is not None else " at many points of the step" if places else ""
         advice = stall_advice(case, first) if first is not None or not places else _many_places(case, gain)

@@ -124,18 +124,22 @@ def unmarked_words(case: Case) -> str:
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait."""
+    """Report the input wait of unprofiled steps, unless recorded steps show at least half of this wait.
+
+    The new finding replaces the finding from recorded steps, and stalls that are the same wait. The findings are
+    returned unchanged if the unprofiled wait is unknown, too short, or perhaps due to chance.
+    """
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
         return list(findings)
-    saved, rank = _common_wait(case, waits)
+    saved, rank = _common_wait(case, waits)  # the savings are the wait of this rank
     saved = min(saved, step_ms)  # waits in a damaged record may exceed its steps
     percent = 100 * saved / step_ms
-    least = saved - mean_of(waits[rank], as_measured=True).half_width
+    least = saved - mean_of(waits[rank], as_measured=True).half_width  # lower end of the 95 % interval
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
     recorded_ms = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
-    known = recorded_ms >= saved / 2 and _is_recorded(case)
+    known = recorded_ms >= saved / 2 and (case.what_if is None or case.what_if.input_not_recorded_ms == 0)
     if percent < WARNING_PERCENT or not notable(least, step_ms) or known:
         return list(findings)
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items()}
@@ -175,14 +179,12 @@ def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[floa
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks that wait for at least half of the savings, or whose workers are too slow for the fixed step."""
+    """Return the ranks that wait for at least half of the savings, or whose workers are too slow for the fixed step.
+
+    `waits` is rank → mean wait, and `saved` the savings of a step of `step_ms`, all in ms per unprofiled step.
+    """
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
-
-
-def _is_recorded(case: Case) -> bool:
-    """Return whether recorded steps contain the unprofiled wait for input."""
-    return case.what_if is None or case.what_if.input_not_recorded_ms == 0
 
 
 def _advice(case: Case) -> Advice:

@@ -1,4 +1,4 @@
-"""Find why a rank is late: the part of its step that explains the lost time, and its extra work."""
+"""Find why a rank is late: the part of its step (a `Component`) that explains the lost time, and its extra work."""
 
 from __future__ import annotations
 
@@ -134,8 +134,10 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     more_ms = _excess([(is_late, ms) for is_late, ms, _ in measured])
     more_calls = _excess([(is_late, calls) for is_late, _, calls in measured])
     longer = {name: ms for name, ms in sorted(more_ms.items(), key=lambda item: -item[1]) if ms > 0}
+    # Operators with at least one additional call in most steps.
     called = sum(ms for name, ms in longer.items() if more_calls[name] >= MOST)
     own_work = called > MOST * sum(longer.values())
+    # Extra work consists of additional calls, so that operators without additional calls are left out.
     first = [name for name in longer if not own_work or more_calls[name] >= MOST][:_MOST_NAMES]
     if not first:
         return None
@@ -146,8 +148,11 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
-def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
-    """Return operator → excess of its mean amount over late ranks beyond its mean over the other ranks."""
+def _excess(measured: list[tuple[bool, defaultdict[str, float]]]) -> dict[str, float]:
+    """Return operator of late ranks → excess of its mean amount over late ranks beyond its mean over the other ranks.
+
+    `measured` has for each track whether its rank is late, and operator → amount, which is 0 if missing.
+    """
     ranks = [amounts for is_late, amounts in measured if is_late]
     peers = [amounts for is_late, amounts in measured if not is_late]
     return {
@@ -207,10 +212,11 @@ def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tupl
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
     start = events.start_ns[rows] + track.shift_ns
     rows = rows[any_of(events.thread[rows], *_threads(track)) & (start >= begin) & (start < end)]
+    # Of calls that start together, `outermost` keeps the first, which must be the longest.
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
     rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
     pause = events.start_ns[rows[1:]] - events.end_ns[rows[:-1]]
-    pause = np.where(pause > PAUSE_NS, pause, 0)
+    pause = np.where(pause > PAUSE_NS, pause, 0)  # shorter time is Python between calls
     pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
     named, index_of_name, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     paused = np.bincount(index_of_name.reshape(-1), weights=pause, minlength=len(named))
@@ -225,11 +231,11 @@ def _threads(track: DeviceTrack) -> set[int]:
     return {track.steps.thread, *distinct(track.ops.launch_thread).tolist()} - {UNKNOWN}
 
 
-def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
+def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[defaultdict[str, float], defaultdict[str, float]]:
     """Return (operator → self time in ms, operator → calls) per analysed step of the training and launching threads."""
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
-    own_ms: dict[str, float] = defaultdict(float)
-    calls: dict[str, float] = defaultdict(float)
+    own_ms: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, float] = defaultdict(float)
     for thread in _threads(track):
         rows = events.rows_of(EventKind.OPERATOR)
         rows = rows[events.thread[rows] == thread]
@@ -245,16 +251,25 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """Return (cause: the part that explains the savings, part → savings in ms per step if it alone is equalized).
+    """Find the part of the step that explains the savings of equalizing the ranks.
 
     A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
     little. The second condition is needed if another rank sets the pace once the part is equalized. A host that lost
     its core launches slowly, has slow calls and pauses. If no part explains the savings, the cause is therefore
-    `launch` if equalizing launching, calls and pauses together saves most.
+    `launch` if equalizing launching, calls and pauses together saves most. Slow calls count as `launch` too, unless
+    a few operators have most of their time.
 
     A part in which ranks hardly differ explains nothing, although equalizing it may save time, because kernels take
     longer beside collectives that wait for a late rank. If ranks differ in only one part, that part explains all
-    savings.
+    savings. If they hardly differ in any part, the excess is spread over parts, and every part is examined.
+
+    Args:
+        case, what_if: the job and its simulation.
+        gain: savings of equalizing the ranks in all parts, in ms per step.
+        jitter: whether late ranks are late in some steps only. Ranks are then equalized in each step, else on average.
+
+    Returns:
+        (the part that explains the savings, or "unknown"; part → savings in ms per step if it alone is equalized).
     """
 
     def equalize(*parts: Component) -> Scenario:
@@ -278,7 +293,10 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether a rank notably exceeds its peers in this part, on average or with `each_step` in single steps."""
+    """Return whether a rank notably exceeds its peers in this part, by its mean over steps.
+
+    With `each_step`, each step counts with the rank that exceeds its peers most in this step.
+    """
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
@@ -286,9 +304,10 @@ def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
 
 
 def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
-    """Return ("stall", pauses) if `own_pauses` explain most of the savings, else (cause, no pauses).
+    """Return ("stall", pauses) if `own_pauses` explain most of the savings, else (`cause` unchanged, no pauses).
 
     Unlike for other stalls, the length of a single pause does not matter, because other ranks do not make these calls.
+    `gain` is the savings to explain, in ms per step; if it is 0, pauses are not examined.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

@@ -79,13 +79,14 @@ class LaunchBound:
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without slow calls, if few calls are slow, and a step launched as a CUDA graph."""
         if case.tracks[0].is_cpu:
-            share = dispatching_share(case, what_if)
+            share = dispatching_share(case, what_if)  # 0 to 1 for each host node
             if share is not None:
                 yield Proposal(
-                    edit=partial(without_dispatching, 1.0 - share),
+                    edit=partial(without_dispatching, 1.0 - share),  # the share of host work that remains
                     describe=partial(self._describe_dispatching, case, what_if),
                 )
             return
+        # `recompilation` reports slow calls that compile.
         if what_if.graph.host.slow.any() and not mostly_compiling(case, what_if):
             slow = few_slow_calls(case, case.timeline.ranks_present)
             if slow:
@@ -97,7 +98,7 @@ class LaunchBound:
     def _describe_slow(
         self, case: Case, what_if: WhatIf, slow: dict[str, tuple[float, float]], gain: float, percent: float
     ) -> Finding:
-        """Return the finding about slow calls; `slow` is operator → (self time in ms, calls) per step."""
+        """Return the finding for savings of `gain` ms; `slow`: operator → (self ms, calls) per step, slowest first."""
         first, (own_ms, calls) = next(iter(slow.items()))
         return Finding(
             code=self.code,
@@ -140,10 +141,10 @@ class LaunchBound:
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         """Return the finding for savings of `gain` ms per step, which are `percent` of the step."""
         device, graph = what_if.graph.device, what_if.graph
-        kernels = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
-        per_step = len(kernels) / graph.steps / len(case.tracks)
-        typical = median(kernels)
-        tiny = typical < TINY_KERNEL_US
+        kernel_us = (device.end - device.start)[device.op_class == OpClass.COMPUTE] / 1e3
+        per_step = len(kernel_us) / graph.steps / len(case.tracks)
+        typical_us = median(kernel_us)
+        tiny = typical_us < TINY_KERNEL_US  # shorter than their launches
         host_ms = float(what_if.corrected.busy.sum()) / graph.steps / len(graph.ranks) / 1e6
         return Finding(
             code=self.code,
@@ -156,7 +157,7 @@ class LaunchBound:
             title=f"GPUs idle because the CPU launches kernels too slowly, which costs {gain:.1f} ms per step",
             evidence={
                 "kernels_per_step": per_step,
-                "median_kernel_us": typical,
+                "median_kernel_us": typical_us,
                 "kernel_launch_ms_per_step": host_ms,
                 "profiler_overhead_ms_per_step": what_if.simulated_ms - what_if.corrected_ms,
             },

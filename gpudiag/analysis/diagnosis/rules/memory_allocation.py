@@ -80,7 +80,10 @@ class MemoryAllocation:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
-    """Return (name of a call → ms, name → number of calls), per step and rank, longest first."""
+    """Return (name of a call → ms, name → number of calls), per step and process, longest first.
+
+    Of a process with several devices only the first track is read, because calls belong to the process.
+    """
     took_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0

@@ -60,7 +60,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return late rank → (its amount) / (mean amount of peers that are not late); empty if an amount is unknown."""
+    """Return late rank → (its amount of work) / (mean of peers that are not late); empty if an amount is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]
@@ -89,6 +89,7 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     A segment is the work between two collectives. Other causes lengthen all segments: a slow device computes everything
     slower, and long sequences lengthen every layer.
     """
+    # Both tables have a row per process and a column per segment.
     work = work_by_segment(what_if, what_if.corrected)
     beside = beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
@@ -102,6 +103,7 @@ def _experts(what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
     longer = (late_ns >= LONGER_SEGMENT * usual_ns) & beside[late_processes].any(axis=0) & (excess > 0)
     if not excess.sum() or excess[longer].sum() < MOST_OF_EXCESS * excess.sum():
         return None
+    # If nearly all segments are longer, the device is slow rather than its experts.
     if late_ns[~longer].sum() < LEAST_ELSEWHERE * late_ns.sum():
         return None
     expert_ms = float(late_ns[longer].sum()) / what_if.graph.steps / 1e6

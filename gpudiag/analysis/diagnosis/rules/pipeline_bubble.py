@@ -83,6 +83,7 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     if stages < 2 or schedule is None:
         return None
     passes = schedule.microbatches * schedule.chunks
+    # Each scenario lacks more than the one before: waiting for data, untraced host time, transfers, imbalance.
     fetched = without_input(what_if, what_if.corrected)
     traced = without_untraced(what_if, fetched)
     untraced_ms = milliseconds(what_if.model.simulate(fetched).step_ns - what_if.model.simulate(traced).step_ns)
@@ -112,7 +113,8 @@ def _fixed_ms(case: Case, process: int) -> float:
 
     Each kernel, or each operator of a process without a device, contributes at most a fixed time. Operators that
     accumulate gradients contribute all of their time, because a gradient is as large as its parameter. The optimizer's
-    update does not count, because a step has one update for any number of microbatches.
+    update does not count, because a step has one update for any number of microbatches. `process` is the index of the
+    process's trace; of several devices, the mean counts.
     """
     events = case.timeline.traces[process].events
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
@@ -151,7 +153,7 @@ class PipelineBubble:
 
     @classmethod
     def findings(cls, case: Case, findings: Sequence[Finding]) -> list[Finding]:
-        """Insert the finding about the bubble before the first finding that saves less."""
+        """Insert the finding about the bubble, if any, before the first finding that saves less or is `info`."""
         bubbles = list(cls._examine(case))
         if not bubbles:
             return list(findings)

@@ -82,7 +82,7 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
         gain_ms: the savings of removing all components and the remainder, in ms per step.
     """
     gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
-    running = [0.0, *itertools.accumulate(gains, max), gain_ms]
+    running = [0.0, *itertools.accumulate(gains, max), gain_ms]  # a removal that lowers the savings adds 0
     added = (after - before for before, after in itertools.pairwise(running))
     return dict(zip([*parts, rest], added, strict=True))
 

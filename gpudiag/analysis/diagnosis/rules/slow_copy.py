@@ -71,6 +71,7 @@ class SlowCopy:
             "pageable_ms_per_step": pageable_ns / track_steps / 1e6,
             "pinned_ms_per_step": pinned_ns / track_steps / 1e6,
         }
+        # The rate is that of the kind of memory whose copies take most time; bytes per ns are GB/s.
         total, time = (sizes["pageable"], pageable_ns) if pageable else (sizes["pinned"], pinned_ns)
         if total and time:
             evidence["copied_bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / track_steps

@@ -84,11 +84,14 @@ class Straggler:
         if len(what_if.graph.ranks) < 2 or not any(len(track.collectives) for track in case.tracks):
             return
         edits = [equalize_ranks(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
+        # Savings in ms per step if ranks are equalized by their means over steps, and in every single step.
         by_rank, by_step = what_if.savings_ms(edits)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
+        # The late rank changes between steps, or its mean excess may be chance.
         jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
         edit: Edit = partial(equalize_ranks, each_step=jitter)
         if not jitter and case.timeline.divides_work:
+            # Work that the job divides among its ranks cannot fall to the median, so the fix is an even division.
             more = _late_ranks(case, what_if, jitter, by_rank).more_work
             edit = edit if more is None or more.even is None else more.even
         yield Proposal(edit=edit, describe=partial(self._describe, case, what_if, jitter))
@@ -101,8 +104,9 @@ class Straggler:
         """Return the finding for savings of `gain` ms per step (`percent` of it); `jitter` is that of `_LateRanks`."""
         late = _late_ranks(case, what_if, jitter, gain)
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
-        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
-        gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (100 * gain / percent + longer_ms)
+        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)  # adds to the savings and to the step
+        step_ms = 100 * gain / percent
+        gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (step_ms + longer_ms)
         advice = JITTER_ADVICE if jitter else place_advice or late.advice
         more = _more_operators(case, late)
         place = place or late.pauses.words()
@@ -134,10 +138,11 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: the late ranks, in ascending order.
-        cause: the cause of the finding.
-        part: the part of the step in which late ranks exceed other ranks.
-        excess_ms: rank → excess over the median of all ranks in that part, per step.
-        savings_ms: part → savings per step if this part alone is equalized.
+        cause: the cause of the finding, which may be more specific than `part` (`clock`), or "unknown".
+        part: the part of the step in which late ranks exceed other ranks; the part with the largest excess if the cause
+            is unknown.
+        excess_ms: rank → excess over the median of all ranks in that part, in ms per step.
+        savings_ms: part → savings in ms per step if this part alone is equalized.
         pauses: pauses between calls that only late ranks make.
         more_work: the reason why late ranks have more work than their peers; None if no reason is known.
         slow_clocks: late rank → codes of the findings about its GPU's clocks.
@@ -174,10 +179,13 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
-    """Return the late ranks and why they are late, if equalizing them saves `gain` ms per step."""
+    """Return the late ranks and why they are late, if equalizing them saves `gain` ms per step.
+
+    `jitter` is that of `_LateRanks`. Without jitter, more specific causes replace the cause that `cause_of` found.
+    """
     cause, savings_ms = cause_of(case, what_if, gain, jitter)
     part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
-    if case.tracks[0].is_cpu:
+    if case.tracks[0].is_cpu:  # all host work counts as launching, but is the training itself
         savings_ms["compute"] = savings_ms.pop("launch")
         cause = "compute" if cause == "launch" else cause
     excess_ms = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
@@ -186,6 +194,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     if not jitter:
         if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
             cause = "input"  # the stall is unmarked, but in unprofiled steps these ranks waited for their batches
+        # Frequent short pauses lengthen launching, so that they explain no excess in other parts.
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     more = None if jitter or slow_clocks else _more_work(case, what_if, ranks, cause)
@@ -206,6 +215,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
     """Return the reason why ranks that compute longer have more work; None for other causes or without a reason."""
+    # Without a run record, only a job that divides its work shows how much work each rank has.
     if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
@@ -246,7 +256,7 @@ def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
 
 
 def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
-    """Return the evidence of the finding; `longer_ms` is the result of `_longer_ms`."""
+    """Return the evidence of the finding; `longer_ms` is the result of `_longer_ms`, `more` of `_more_operators`."""
     waits = {
         track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
         for track in case.attribution.tracks
@@ -290,45 +300,52 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
     }.get(cause)
 
 
-def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
+def _longer_ms(case: Case, what_if: WhatIf, late_ranks: tuple[int, ...]) -> float:
     """Return the excess of unprofiled over simulated steps, in ms; 0 unless other ranks waited only for late ranks."""
-    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
+    alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late_ranks)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
-def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
-    """Return (location, advice) for unmarked input, a stall or slow operators; ("", ()) for other causes."""
+def _place(case: Case, late_ranks: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
+    """Return (location, advice) for unmarked input, a stall or slow operators; ("", ()) for other causes.
+
+    `gain` is the savings in ms per step. `silent` is that of `_LateRanks`. Without advice for the location, the advice
+    for the cause applies.
+    """
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
-        return before_first_operator(case, late), (first, *CAUSE_ADVICE["input"])
+        return before_first_operator(case, late_ranks), (first, *CAUSE_ADVICE["input"])
     if cause == "stall":
-        longest = main_place(stalls(case, late), gain)
+        longest = main_place(stalls(case, late_ranks), gain)
         words = "" if longest is None else longest.words + (", collecting garbage" if longest.collecting else "")
         return words, stall_advice(case, longest)
     if cause == "operators":
-        return next((f"in {name}" for name in slow_operators(case, late)), ""), ()
+        return next((f"in {name}" for name in slow_operators(case, late_ranks)), ""), ()
     return "", ()
 
 
-def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """Return user's function → excess ms per step on late ranks, largest first; empty without stacks or other ranks."""
+def _frames_ms(case: Case, late_ranks: tuple[int, ...]) -> dict[str, float]:
+    """Return user's function → notable excess of the slowest late rank over the slowest other rank, ms per step.
+
+    The largest come first; the result is empty without stacks or without other ranks.
+    """
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for track in case.tracks:
         events, steps = case.timeline.traces[track.trace].events, len(track.window_steps)
         begin, end = (int(edge) - track.shift_ns for edge in (track.bounds[0], track.bounds[-1]))
         times = time_in(events, track.steps.thread, begin, end)
-        spent[track.rank in late].append({name: milliseconds(ns / steps) for name, ns in times.items()})
+        spent[track.rank in late_ranks].append({name: milliseconds(ns / steps) for name, ns in times.items()})
     if not all(spent.values()):
         return {}
-    most: dict[str, float] = {}
+    excess: dict[str, float] = {}
     for name in {name for rank in spent[True] for name in rank}:
         more = max(rank.get(name, 0.0) for rank in spent[True]) - max(peer.get(name, 0.0) for peer in spent[False])
         if notable(more, case.step_ms):
-            most[name] = more
-    return dict(sorted(most.items(), key=lambda item: -item[1])[:_MOST_FRAMES])
+            excess[name] = more
+    return dict(sorted(excess.items(), key=lambda item: -item[1])[:_MOST_FRAMES])
 
 
-def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
+def _held_back(case: Case, late_ranks: tuple[int, ...]) -> dict[str, list[str]]:
     """Return late rank → codes of findings about its GPU's clocks; empty unless all late ranks have such findings."""
     if case.facts is None:
         return {}
@@ -339,9 +356,9 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
         if finding.code in _CLOCKS:
             for gpu in finding.evidence.get("gpus", ()):
                 codes_by_gpu.setdefault(gpu, []).append(finding.code)
-    gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
+    gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late_ranks}
     codes = {str(rank): codes_by_gpu[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in codes_by_gpu}
-    return codes if len(codes) == len(late) else {}
+    return codes if len(codes) == len(late_ranks) else {}
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
@@ -367,6 +384,7 @@ def _times_last(case: Case) -> dict[int, int]:
     for track in case.tracks:
         table = track.collectives
         for instance, rank in zip(table.instance.tolist(), table.last_rank.tolist(), strict=True):
+            # Each participant lists a collective; unmatched collectives have no instance.
             if instance >= 0 and instance not in seen:
                 seen.add(instance)
                 times[rank] = times.get(rank, 0) + 1

@@ -51,8 +51,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         long: the stages that compute clearly longer than the mean.
         gain, percent: savings of an even partition in ms per step, and in percent of the step.
     """
-    # With one rank in a stage, a slow device would look like a long stage: medium confidence.
-    peers = what_if.graph.peers
+    peers = what_if.graph.peers  # the processes of each stage
     stage_of = {process: stage for stage, members in enumerate(peers) for process in members}
     longest = int(np.argmax(relative))
     ranks = tuple(sorted(what_if.graph.ranks[process] for process in stage_of if stage_of[process] in long))
@@ -66,7 +65,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         cause="stage",
         recoverable_ms_per_step=gain,
         recoverable_percent=percent,
-        confidence="high" if len(peers[0]) > 1 else "medium",
+        confidence="high" if len(peers[0]) > 1 else "medium",  # a single rank of a stage may have a slow device
         title=f"the partition into stages is uneven: {where} computes longest, which costs {gain:.1f} ms per step",
         evidence={
             "stages": long,

@@ -55,10 +55,12 @@ def _build_process(
 
 def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain], ops: list[TrackOps]) -> Graph:
     """Join the chains of all processes and the ops of all tracks into one graph."""
+    # First node of each chain and first op of each track, each followed by the number of all of them.
     chain_first = np.cumsum([0] + [len(chain.time) for chain in chains])
     op_first = np.cumsum([0] + [len(track_ops.start) for track_ops in ops])
     host = _host_nodes(chains, ops, op_first)
     launch_offset = {int(chain.process[0]): int(first) for chain, first in zip(chains, chain_first, strict=False)}
+    # Tracks may have different numbers of analysed steps; the length is the mean over tracks for `steps` of them.
     steps = min(len(track.window_steps) for track in tracks)
     lengths = [(track.bounds[-1] - track.bounds[0]) * steps / len(track.window_steps) for track in tracks]
     return Graph(
@@ -122,7 +124,7 @@ def _device_nodes(
 
 
 def _shifted(columns: Iterable[Index], offsets: Iterable[int]) -> Index:
-    """Return indices within a track's ops or a chain as indices within the graph."""
+    """Return indices within a track's ops or a chain as indices within the graph; `NONE` stays `NONE`."""
     pairs = zip(columns, offsets, strict=False)
     return np.concatenate([np.where(column != NONE, column + offset, NONE) for column, offset in pairs])
 
@@ -170,6 +172,7 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
     gap[by_work] = (start - free)[by_work]
     for index in distinct(track):
         ops = track == index
+        # Usual are the latency of an op that found the device idle, and the gap before an op that was queued.
         usual_latency = median(latency[ops & by_launch & (start - free > QUEUED_NS)])
         usual_gap = median(gap[ops & by_work & (start - reached > QUEUED_NS)])
         hidden = ops & by_work & (launch != NONE)

@@ -24,7 +24,10 @@ _ON_DEVICE = frozenset({"compute", "copy"})
 
 
 def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """Return float64[n or m], ns: the component's time at each host node, or at each op."""
+    """Return float64[n], ns: the component's time before each host node; float64[m], at each op, for device components.
+
+    If the scenario has less waiting or work than was recorded, the component is limited to what is left.
+    """
     graph = what_if.graph
     if component in _ON_DEVICE:
         op_class = OpClass.COMPUTE if component == "compute" else OpClass.COPY
@@ -60,7 +63,8 @@ def equalized(
     """
     chosen = set(components)
     if "compute" in chosen:
-        # Equalize the ranks' compute without the contention that waiting causes.
+        # Kernels beside a collective that waits take longer. That contention is no work of the rank, and ends with the
+        # wait.
         scenario = replace(scenario, duration=what_if.model.contention.waiting_removed_from(scenario.duration))
     if "sync" in chosen:
         scenario = _without_additional_syncs(what_if, scenario)
@@ -70,7 +74,7 @@ def equalized(
         for component in COMPONENTS
         if component in chosen
     }
-    none = np.zeros(1)
+    none = np.zeros(1)  # subtracts nothing from any node
     return replace(
         scenario,
         waiting=scenario.waiting - excess.get("input", none) - excess.get("stall", none),
@@ -136,11 +140,11 @@ def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def excess(what_if: WhatIf, component: Component) -> Excess:
     """Return the excess of each rank's time in a component of the step over the lower median of the rank's peers."""
     scenario = what_if.corrected
-    if component == "compute":
+    if component == "compute":  # contention would make the ranks that wait for others seem to compute longer
         scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))
     process, step = _process_and_step(what_if, component)
     amounts = amount(what_if, scenario, component)
-    if component == "input" and what_if.later_input_ns:
+    if component == "input" and what_if.later_input_ns:  # unprofiled steps limit the excess
         recorded = _recorded_excess(what_if, amounts, component, each_step=False)
         amounts = amounts - recorded + _limited_to_unprofiled(what_if, recorded)
     return excess_over_peers(what_if.graph, amounts, process, step)
@@ -165,6 +169,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
     process, step = _process_and_step(what_if, component)
     segment = what_if.model.segments[1 if component in _ON_DEVICE else 0]
     steps = what_if.graph.steps if each_step else 1
+    # Cells are compared with each other. A track may have more steps than the job.
     cell = process * steps + np.minimum(step, steps - 1) if each_step else process
     excess = np.zeros_like(amounts)
     for peers in what_if.graph.peers:

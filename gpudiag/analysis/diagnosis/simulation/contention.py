@@ -128,7 +128,7 @@ def find_contention(graph: Graph, timeline: Timeline) -> Contention:
         unknown = slowed[np.isnan(time[slowed])]
         if len(unknown) == 0:
             break
-        free = free_of_key[key[unknown]]
+        free = free_of_key[key[unknown]]  # kernels that take many times as long do other work
         time[unknown] = np.where(kernels.duration[unknown] <= MOST_SLOWED * free, free, np.nan)
     _estimate_unmatched(kernels, time, slowed)
     free_ns[kernels.op[slowed]] = time[slowed]
@@ -203,7 +203,7 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
     free = by_time[kernels.free[by_time]]
     slowed = by_time[(kernels.beside > (1 - CONTENTION_FREE) * kernels.duration)[by_time]]
     neighbourhoods = _neighbourhoods(graph, kernels)
-    for track in (kernels.track, np.zeros_like(kernels.track)):
+    for track in (kernels.track, np.zeros_like(kernels.track)):  # on the same track, then on any track
         same_position = _joined(track, position)
         yield same_position, _DurationsByKey(same_position, kernels.duration, free).median()
         for neighbourhood in neighbourhoods:
@@ -307,8 +307,9 @@ def _joined(a: Index, b: Index) -> Index:
 
 
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
-    """Fill in `time`, ns: the contention-free duration of slowed kernels without a match.
+    """Fill in `time`, float64[k] in ns: the contention-free duration of slowed kernels without a match.
 
+    `slowed` has the indices of all slowed kernels; `time` is NaN for those without a match, and stays NaN if unknown.
     If most kernels of a track have a match, kernels without a match are slowed by the same share. If few kernels have a
     match, a kernel loses the share of the processors that the collective holds, and more while the collective
     transfers.

@@ -111,7 +111,7 @@ def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def with_host_copies(what_if: WhatIf, scenario: Scenario, duration_ns: Times | float = 0.0) -> Scenario:
-    """Shorten copies between host and device to `duration_ns`; no copy blocks the host.
+    """Shorten copies between host and device to at most `duration_ns` (one value, or float64[m]); none blocks the host.
 
     Of consecutive copies only the first keeps its host work, because consecutive copies could be one copy.
     """
@@ -134,6 +134,7 @@ def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
     Contention of collectives that wait for a straggler remains, because the straggler causes it.
     """
     recorded, contention = what_if.model.recorded.duration, what_if.model.contention
+    # The scenario may already lack other contention, so that a kernel gets no shorter than without any.
     slowed = recorded - contention.transfer_removed_from(recorded)
     duration = np.fmax(contention.removed_from(scenario.duration), scenario.duration - slowed)
     return replace(without_transfer_time(scenario), duration=duration)

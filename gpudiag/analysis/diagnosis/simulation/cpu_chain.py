@@ -82,7 +82,10 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
 def build_cpu_chain(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]
 ) -> Chain | None:
-    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`."""
+    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`.
+
+    The result is None if the training thread recorded nothing.
+    """
     track, collectives = tracks[0], ops[0]
     trace = timeline.traces[trace_index]
     events = trace.events
@@ -131,7 +134,7 @@ def build_cpu_chain(
         block_on=target,
         block_delay=delay,
         row=np.full(len(time), NONE, np.int64),
-        step=step_index(track, np.minimum(time, end - 1)),
+        step=step_index(track, np.minimum(time, end - 1)),  # the node at the end belongs to the last step
     )
 
 
@@ -177,6 +180,12 @@ def _waits(
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
     loader follows the update. A collective may seem to end in such a pause if its thread lost its core before it
     recorded the end.
+
+    Args:
+        start, end: int64[k], begin and end of the training thread's operators, in ns.
+        marks: int64, starts of the steps, in ns.
+        collectives: the analysed collectives.
+        awaited: times in which the thread waited inside an operator.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]

@@ -34,6 +34,7 @@ from gpudiag.units import NS_PER_US
 #: is twice as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
+#: The `HostBlock` of each call.
 _CallKinds = NDArray[np.uint8]
 
 
@@ -178,6 +179,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
     """Return intp[k]: number of events that these threads recorded from the first of the k times until each time."""
+    # Merged operators are of another recording, so that they cost this one nothing.
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
@@ -220,8 +222,10 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 ) -> _CallKinds:
     """Return uint8[n]: the `HostBlock` of each call.
 
-    `held` has the ns for which the profiler delayed each call, `queued` the number of ops in the launch queue at its
-    end.
+    While the launch queue is full, a call waited for it if the call took long for its name, or if the profiler recorded
+    overhead ("Command Buffer Full") meanwhile. `span` is (begin, end) of each call in ns. `blocking` tells which calls
+    blocked by the trace, `held` for how many ns overhead delayed each call, and `queued` how many ops the queue had at
+    the call's end.
     """
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
@@ -239,7 +243,10 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 
 
 def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
-    """Return block kinds in which fewer calls count as delayed by a full queue (`_ONE_HELD_UP_PER_NS`)."""
+    """Return block kinds in which fewer calls count as delayed by a full queue (`_ONE_HELD_UP_PER_NS`).
+
+    `time` is int64[n], the end of each call in ns, in ascending order.
+    """
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
     held_up = np.flatnonzero(block == HostBlock.QUEUE)
@@ -293,7 +300,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
-    launched before the event was recorded.
+    launched before the event was recorded. `waited_from` is the time from which each call may have waited, in ns.
 
     A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
     A launch that a full queue delayed waits only if an op ended during the delay.
@@ -306,7 +313,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     latest = np.full(len(time), -np.inf)
     calls = np.flatnonzero(kinds != HostBlock.NOT)
     known = among(rows[calls], np.concatenate([track_awaited.call for track_awaited in awaited]))
-    returned = time[calls] + np.where(known, CLOCK_NS, 0)
+    returned = time[calls] + np.where(known, CLOCK_NS, 0)  # the end of a known op may be recorded this much late
     even_if_ended = any_of(kinds[calls], HostBlock.SYNC, HostBlock.COLLECTIVE, HostBlock.RELEASE)
     for position, (track_ops, track_awaited) in enumerate(zip(ops, awaited, strict=True)):
         for at, history in enumerate(track_ops.histories):
@@ -348,7 +355,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 
 
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
-    """Match ops with nodes; an op that started before its blocking call returned belongs to the previous node."""
+    """Match ops with the nodes of their calls; if a call `blocks`, its op starts earlier, so the node before counts."""
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
     for track_ops in ops:

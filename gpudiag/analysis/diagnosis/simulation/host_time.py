@@ -43,6 +43,7 @@ def lengths_in_turn(spans: Intervals, begin: Index, end: Index) -> Times:
     """Return float64[n], ns: length of `spans` inside each of the consecutive intervals [begin, end)."""
     if len(spans) == 0:
         return np.zeros(len(begin))
+    # Edges must ascend. If an interval overlaps the previous one, the common part counts for the previous one.
     edges = np.empty(2 * len(begin), np.int64)
     edges[0::2], edges[1::2] = begin, np.maximum(end, begin)
     return lengths_between(spans, np.maximum.accumulate(edges))[0::2].astype(np.float64)
@@ -65,7 +66,10 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split `untraced`, float64[n] ns in n consecutive spans `between` (begin, end), by kind."""
+    """Split `untraced` by kind, float64[n] ns in n consecutive spans of the chain of these threads.
+
+    `between` is (int64[n] begin, int64[n] end) of the spans, in ns on the common clock.
+    """
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
     opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)
@@ -137,7 +141,11 @@ def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
 
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """Return the shortest time without events, in ns, that counts as untraced time of these threads."""
+    """Return the shortest time without events, in ns, that counts as untraced time of these threads.
+
+    On hosts with devices the time grows with the usual distance of events, because a slow host pauses longer between
+    calls. It is at least `PAUSE_NS` and at most `ELSEWHERE_NS`.
+    """
     if track.is_cpu:  # events of CPUs mostly compute, so their rate shows nothing
         return PAUSE_NS
     begin, end = analysed_span(track)
@@ -174,7 +182,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
     inside = np.flatnonzero((stop > begin) & (start < end))
     rows, start, stop = rows[inside], start[inside], stop[inside]
-    edges = np.sort(np.concatenate([start, stop]), kind="stable")
+    edges = np.sort(np.concatenate([start, stop]), kind="stable")  # nothing is recorded between successive edges
     shortest = untraced_from_ns(track, events, threads)
     long = np.flatnonzero(np.diff(edges) >= (shortest if track.is_cpu else min(shortest, COMPUTES_NS)))
     present = present_threads(track, threads)
@@ -185,7 +193,8 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
         near = slice(max(0, upto - _DEEPEST_NESTING), upto)
         enclosing = rows[near][stop[near] >= quiet.end[stretch]]
         around[stretch] = enclosing[-1] if len(enclosing) else NONE
-    # Long launches are excluded, because a full queue delays them; memory calls are a separate cause.
+    # Long launches are excluded, because a full queue delays them; memory calls are a separate cause. Stretches outside
+    # of any call are `NONE` already.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     other = union(track.host_communication, *(thread.input for thread in present))
     computing = lengths_in_turn(other, quiet.start, quiet.end) == 0
@@ -195,7 +204,10 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
 
 
 def _computing_on_cpu(track: DeviceTrack, events: EventTable, quiet: Intervals, around: Index) -> NDArray[np.bool_]:
-    """Return bool[k]: stretches in operators that call no runtime and are long, or frequent in a step."""
+    """Return bool[k]: stretches in operators that call no runtime and are long, or frequent in a step.
+
+    `around` has the row of the call around each of the k `quiet` stretches, or `NONE`.
+    """
     runtime = np.concatenate([[0], np.cumsum(events.kind == EventKind.RUNTIME)])
     called = runtime[events.start_ns.searchsorted(events.end_ns[around])] - runtime[around]
     computing: NDArray[np.bool_] = (around != NONE) & (events.kind[around] == EventKind.OPERATOR) & (called == 0)
@@ -258,7 +270,7 @@ def blocking_copies(
         call = calls[slot]
         held = track_ops.host_copy & (track_ops.launch_time != UNKNOWN) & (call_start[call] == track_ops.launch_time)
         held &= np.minimum(track_ops.end, time[call]) - track_ops.start > MOST * (track_ops.end - track_ops.start)
-        held &= track_ops.end > end[call]
+        held &= track_ops.end > end[call]  # of the copies of a call on several tracks, the last to end counts
         copies = np.flatnonzero(held)
         track[call[copies]], op[call[copies]], end[call[copies]] = position, copies, track_ops.end[copies]
     two_nodes = track != NONE

@@ -57,7 +57,7 @@ def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) 
     if len(amount) == 0 or len(used) == 0:
         return np.zeros_like(amount)
     cells, segments = int(max(cell.max(), used.max())) + 1, int(segment.max()) + 1
-    # Most components are nonzero at few nodes.
+    # Most components are nonzero at few nodes. The tables below have a row per cell and a column per segment.
     nonzero = np.flatnonzero(amount) if 2 * np.count_nonzero(amount) < len(amount) else slice(None)
     slot = cell[nonzero] * segments + segment[nonzero]
     sums = np.bincount(slot, weights=amount[nonzero], minlength=cells * segments).astype(np.float64)
@@ -66,7 +66,7 @@ def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) 
     excess = np.maximum(total - lower_median(total[used]), 0.0)
     segment_excess = np.maximum(by_segment - lower_median(by_segment[used]), 0.0)
     available = segment_excess.sum(axis=1)
-    from_segments = np.minimum(excess, available)
+    from_segments = np.minimum(excess, available)  # the rest of the excess is the remainder
     with np.errstate(divide="ignore", invalid="ignore"):
         taken = segment_excess * np.where(available > 0, from_segments / available, 0.0)[:, None]
         left = total - from_segments
@@ -111,7 +111,7 @@ def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) 
         process, step: int64[k], process and step of each node or op.
     """
     steps = max(graph.steps, 1)
-    cell = process * steps + np.minimum(step, steps - 1)
+    cell = process * steps + np.minimum(step, steps - 1)  # a track may have more steps than the job
     sums = np.bincount(cell, weights=amount, minlength=(max(graph.ranks) + 1) * steps).astype(np.float64)
     by_process: Times = sums.reshape(-1, steps)
     excess = by_process.copy()

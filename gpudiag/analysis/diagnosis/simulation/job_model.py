@@ -42,6 +42,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_copies = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
+        # What operators of communication launch besides collectives copies gradients too.
         operators = np.flatnonzero(any_of(events.role, Role.BUCKET_COPY, Role.COMMUNICATION) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
         for thread in distinct(events.thread[operators]):
@@ -128,7 +129,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         gap=np.zeros(len(device.start)),
         latency=np.zeros(len(device.start)),
     )
-    tracks = {track.trace: track for track in reversed(timeline.tracks)}
+    tracks = {track.trace: track for track in reversed(timeline.tracks)}  # the first track of each process
     for first, after in graph.chains:
         if first < after:
             _add_host_work(graph, timeline, tracks[int(host.process[first])], slice(first, after), work)
@@ -162,7 +163,11 @@ def _devices(timeline: Timeline) -> Times:
 
 
 def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: slice, work: CommunicationWork) -> None:
-    """Fill in the host columns of `work` for the `nodes` of one chain."""
+    """Fill in the host columns of `work` for the `nodes` of one chain, whose process has the `track`.
+
+    Communication of the chain's threads is work while they are busy, else waiting. The chain waits for communication of
+    other threads while its own threads are not busy. All work and waiting is limited to what the nodes have.
+    """
     host = graph.host
     events = timeline.traces[track.trace].events
     rows = host.row[nodes]
@@ -177,7 +182,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     until = host.time[nodes].astype(np.int64)
     before = np.concatenate([until[:1], until[:-1]])
     blocked = host.block_on[nodes] != NONE
-    until = np.where(blocked & (rows != NONE), np.maximum(called, before), until)
+    until = np.where(blocked & (rows != NONE), np.maximum(called, before), until)  # a blocking call is no work
     work.calls[nodes] = np.minimum(_covered(calls, before, until), host.busy[nodes])
     in_ranges = _covered(intersect(on_chain, busy), before, until)
     work.busy[nodes] = np.minimum(in_ranges, host.busy[nodes] - work.calls[nodes])
@@ -274,7 +279,7 @@ class JobModel:
         return scenario if np.array_equal(duration, scenario.duration) else replace(scenario, duration=duration)
 
     def _simulate(self, scenario: Scenario) -> SimulatedStep:
-        """Simulate the scenario exactly as given, or return the result of an equal scenario."""
+        """Simulate the scenario exactly as given, or return the result of a scenario with equal weights."""
         if scenario not in self._by_scenario:
             weights = self.system.weights(scenario)
             key = weights.tobytes()

@@ -66,11 +66,11 @@ def typical_ns_per_event(graph: Graph) -> float:
 
 
 class HostPace(msgspec.Struct, frozen=True):
-    """Factors by which hosts are slower than usual, if they are slow throughout a step.
+    """Time that hosts take for the same work, as a multiple of their peers' lower median (1.0 = as fast as usual).
 
     Attributes:
-        by_node: float64[n], the factor of the node's process in the node's step.
-        by_process: process → factor over all steps; 1.0 unless the process is slow throughout its steps.
+        by_node: float64[n], the multiple of the node's process in the node's step.
+        by_process: process → multiple over all steps; 1.0 unless the process is slow throughout its steps.
     """
 
     by_node: Times
@@ -85,7 +85,10 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 
 
 def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
-    """Return the profiler overhead; `per_event_ns` is the cost per event on a host that is not slow."""
+    """Return the profiler overhead; `per_event_ns` is the cost per event on a host that is not slow.
+
+    On a host that is slow throughout, part of the overhead shows as untraced time (see the module's docstring).
+    """
     host = graph.host
     busy = np.minimum(per_event_ns * pace.by_node * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)
     untraced = np.zeros_like(busy)
@@ -147,7 +150,10 @@ def host_pace(graph: Graph) -> HostPace:
 
 
 def _median_ratio(by_section: Times, usual: Times) -> Times:
-    """Return for each row the median ratio of its sections to the usual time, weighted by the usual time."""
+    """Return for each row the median ratio of its sections to the usual time, weighted by the usual time.
+
+    `by_section` is float64[k, sections], `usual` is float64[sections], both in ns.
+    """
     times = by_section / np.maximum(usual, 1.0)
     order = np.argsort(times, axis=1)
     reached = np.cumsum(usual[order], axis=1)

@@ -113,6 +113,7 @@ class Schedule:
                 needed_by[need].append(index)
         ready = [(recorded[index], index) for index, count in enumerate(missing) if count == 0]
         heapq.heapify(ready)
+        # Runs that wait for others, the earliest last. They are taken only if dependencies are circular.
         stuck = sorted(((recorded[index], index) for index, count in enumerate(missing) if count), reverse=True)
         done = np.zeros(len(runs), np.bool_)
         order: list[Run] = []
@@ -158,7 +159,7 @@ class Schedule:
         launched = run.first if on_host else int(device.launch[run.first])
         began = host.time[run.first] if on_host else device.start[run.first]
         awaited_launch = int(device.launch[op])
-        if NONE in (launched, awaited_launch) or launched == awaited_launch:
+        if NONE in (launched, awaited_launch) or launched == awaited_launch:  # launches show no order, times do
             return bool(device.end[op] > began)
         return awaited_launch > launched
 
@@ -180,7 +181,7 @@ def _step_ends(graph: Graph) -> tuple[Index, bool]:
 
 
 def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Yield the runs of chains, cut before and after nodes that wait, and after nodes that end a step."""
+    """Yield the runs of chains, cut before and after nodes that wait, and after the nodes `ends`, which end a step."""
     blocked = graph.host.block_on != NONE
     cut = blocked.copy()
     cut[ends] = True
@@ -197,7 +198,7 @@ def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
 
 
 def _device_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step ends."""
+    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step `ends`."""
     host, device = graph.host, graph.device
     awaited = np.zeros(len(device.start), np.bool_)
     awaited[ends] = True

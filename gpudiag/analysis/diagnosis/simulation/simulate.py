@@ -53,6 +53,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
     of the latest end alone would not be the iteration time: if the host runs far ahead, the device ends last for many
     iterations, although the host needs more time per iteration.
+    `weights` is the result of `System.weights` for the scenario.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -71,6 +72,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
         # Iterations that do not converge alternate, so their mean is the pace.
         half = _MAX_ITERATIONS // 2
         pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MAX_ITERATIONS - half)
+    # The first step begins where the last step of the previous iteration ended. Steps do not end before earlier steps.
     step_ends = np.maximum.accumulate([times[variable] for variable in system.step_ends])
     steps_ns = np.diff(step_ends, prepend=step_ends[-1] - pace)
     return SteadyState(pace / system.graph.steps, steps_ns, system.waited(np.array(times)))
@@ -126,13 +128,15 @@ class System:
         self.graph = graph
         self._schedule = schedule = Schedule(graph)
         self.measured = [-np.inf, *(schedule.reached(run) - graph.length_ns for run in schedule.runs)]
+        # Assignment i sets variable `_out[i]` to the larger of two terms: variable `_first[i]` or `_second[i]` plus a
+        # weight. `_uses` has for each kind of weight its terms, numbered 2 i and 2 i + 1, and their nodes.
         self._out: list[int] = []
         self._first: list[int] = []
         self._second: list[int] = []
         self._uses: defaultdict[_Weight, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        self._begins: dict[int, int] = {}
-        self._arrivals: dict[bytes, int] = {}
-        self._collectives: list[tuple[int, int, int]] = []
+        self._begins: dict[int, int] = {}  # first host run of a chain → variable of its predecessor (`_begin`)
+        self._arrivals: dict[bytes, int] = {}  # bytes of a collective's `peers` → variable of the last arrival
+        self._collectives: list[tuple[int, int, int]] = []  # (op, variable of its start, of the last arrival)
         self._launchers = self._find_launchers()
         for index, run in enumerate(schedule.runs):
             self._add_run(index, run)
@@ -155,7 +159,7 @@ class System:
         work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the start of the call
         launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
-        ready = (launch - scenario.gap - (ops_of_run - cost))[ops]
+        ready = (launch - scenario.gap - (ops_of_run - cost))[ops]  # r[i] - C[i - 1] in the module's docstring
         values = {
             _Weight.WORK: work,
             _Weight.WORK_OF_RUN: work_of_run,
@@ -181,7 +185,11 @@ class System:
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return device run → the host runs that launch into it, each with the position of the pair in `_launched`."""
+        """Return device run → the host runs that launch into it, each with the position of the pair in `_launched`.
+
+        `_launched` is (the launched ops, those of a pair together; index of each pair's first op in them; last op of
+        each pair's device run). `_blocks` has the nodes of blocking calls.
+        """
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
@@ -202,7 +210,7 @@ class System:
         """Append the equation of a run's last node; variable `index` + 1 is the time of that node."""
         first, last = run.first, run.after - 1
         if run.kind == RunKind.HOST_RUN:
-            if run.before >= first:
+            if run.before >= first:  # the predecessor is of the previous iteration (see `_begin`)
                 self._add(self._begin(index), [(self._node(run.before), _Weight.NOTHING, 0)])
             self._add(index + 1, [(self._node(run.before), _Weight.WORK_OF_RUN, last)])
         elif run.kind == RunKind.HOST_BLOCK:
@@ -257,7 +265,7 @@ class System:
         # variable, because the variable of the chain's end may change before the device run of this launch uses it.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
-            self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)
+            self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)  # two iterations
         return self._begins[index]
 
     def _arrival(self, op: int) -> int:

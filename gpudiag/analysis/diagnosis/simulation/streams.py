@@ -18,7 +18,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
 class StreamHistory(msgspec.Struct, frozen=True):
-    """The ops of a stream in the analysed steps and as many ops before these steps, as columns in order.
+    """The ops of a stream in the analysed steps and at most as many ops before them, as columns in order; times in ns.
 
     The first analysed steps may wait for ops before these steps. Because the steps are simulated in a loop, an earlier
     op is represented by the op at the same distance before the end of the analysed steps. `op` is the index of the
@@ -38,7 +38,7 @@ class TrackOps:
     Attributes:
         track, trace: indices of the track and its trace.
         start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
-        launch_time, launch_thread: start of the launching call in ns, and its thread.
+        launch_time, launch_thread: start of the launching call in ns, and its thread; `UNKNOWN` if not recorded.
         before_end: end of the previous op of the stream in ns; -inf for the first op of a trace.
         streams: (first, after last) op of each stream.
         histories: the history of each stream.
@@ -96,7 +96,7 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
         stream_ops = on_stream[kept]
         chosen.append(stream_ops)
         before.append(previous_end[kept])
-        step.append(np.maximum.accumulate(ops.step[stream_ops].astype(np.int64)))
+        step.append(np.maximum.accumulate(ops.step[stream_ops].astype(np.int64)))  # `UNKNOWN` becomes the step before
         size = len(stream_ops)
         earlier = on_stream[max(int(analysed[0]) - size, 0) : analysed[0]]
         with_earlier = np.concatenate([earlier, stream_ops])
@@ -193,6 +193,7 @@ def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False
             latest_launched = np.searchsorted(history.launch_time, called[stream], side="left") - 1
             by_call = np.where(called[stream] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
             ended = np.maximum(latest_ended, 0)
+            # Without a call, an op has waited if it was queued, its stream was free, and it started at the other's end.
             just_ended = start - history.end[ended] <= AT_ONCE_NS
             stream_free = ops.before_end[stream] <= history.end[ended] - AT_ONCE_NS
             early = (launch_time != UNKNOWN) & (launch_time < start - QUEUED_NS)
@@ -202,9 +203,10 @@ def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False
             target = np.maximum(by_call, np.where(observed, latest_ended, -1))
             waits = target >= 0
             waiting, awaited = np.arange(first, after)[waits], history.op[target[waits]]
-            free = ops.wait_a[waiting] == NONE
-            ops.wait_a[waiting[free]] = awaited[free]
-            ops.wait_b[waiting[~free]] = awaited[~free]
+            # Of more than two awaited streams, the first and the last one count.
+            unset = ops.wait_a[waiting] == NONE
+            ops.wait_a[waiting[unset]] = awaited[unset]
+            ops.wait_b[waiting[~unset]] = awaited[~unset]
             ops.waited_end[waiting] = np.maximum(ops.waited_end[waiting], history.end[target[waits]])
 
 
@@ -268,7 +270,10 @@ class _RecordedEvents:
         return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
 
     def in_stream(self, stream: int, time: int) -> dict[int, int]:
-        """Return the ops that an event recorded in `stream` at `time` follows."""
+        """Return the ops that an event recorded in `stream` at `time` follows.
+
+        These are the last op launched in the stream before, and the ops for which the stream has waited since.
+        """
         position = self.position.get(stream, UNKNOWN)
         index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
         last_launch = self.launches[position][index] if index >= 0 else UNKNOWN
@@ -280,6 +285,7 @@ class _RecordedEvents:
     def add_wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
         """Let the stream wait for the ops `follows` from the time `called` on."""
         times, awaited = self.waits[stream]
+        # Earlier waits still hold for the next op. The stream's own ops precede the next op anyway.
         pending = self.in_stream(stream, called)
         pending.pop(self.position.get(stream, UNKNOWN), None)
         times.append(called)
@@ -320,6 +326,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
         of_stream = np.flatnonzero(waits.stream[awaited.wait] == history.stream)
         size = after - first
         called = waits.called[awaited.wait[of_stream]]
+        # A history begins with ops before the analysed steps, for which no wait is needed.
         next_op = np.searchsorted(history.launch_time, called) - (len(history.op) - size)
         inside = (next_op >= 0) & (next_op < size)
         waiting[of_stream[inside]] = first + next_op[inside]
@@ -338,6 +345,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
     order = order[_first_of_each(waiting[order], awaited.history[order])]
     order = order[np.lexsort((-end[order], waiting[order]))]
     first_wait = _first_of_each(waiting[order])
+    # The row after the first row of an op is its second, unless it is the first of another op.
     second_wait = np.append(False, first_wait[:-1]) & ~first_wait if len(first_wait) else first_wait
     ops.wait_a[waiting[order[first_wait]]] = target[order[first_wait]]
     ops.wait_b[waiting[order[second_wait]]] = target[order[second_wait]]

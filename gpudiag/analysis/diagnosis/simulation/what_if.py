@@ -32,6 +32,7 @@ from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_MS, milliseconds
 
 _BISECTIONS = 12
+#: Share of the step time by which a fitted step may miss its target.
 _TOLERANCE = 1e-3
 
 
@@ -88,7 +89,7 @@ class WhatIf:
         recorded, host = self.model.recorded, self.graph.host
         overhead = profiler_cost(self.graph, self.per_event_ns, self.model.host_pace)
         busy, waiting = host.busy - overhead.busy, recorded.waiting - overhead.untraced
-        if self.tracing_ns is not None:
+        if self.tracing_ns is not None:  # recording lines slows calls and the Python between them alike
             share = np.minimum(self.tracing_ns / np.maximum(busy + waiting, 1.0), MOST_PROFILER_SHARE)
             busy, waiting = busy * (1 - share), waiting * (1 - share)
         return replace(recorded, busy=limited_to(self.graph, busy, self.max_host_ns), waiting=waiting)
@@ -146,7 +147,7 @@ class WhatIf:
         return self.savings_ms([scenario], base)[0]
 
     def savings_ms(self, scenarios: Iterable[Scenario], base: Scenario | None = None) -> list[float]:
-        """Return `saving_ms` of each scenario, limited to `max_saving_ms`."""
+        """Return `saving_ms` of each scenario, limited to `max_saving_ms`; all 0 if the base takes no time."""
         scenarios = list(scenarios)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *scenarios])
         now = before if base is not None else self.now_ms
@@ -228,8 +229,10 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
+    # Bisect between `near`, the present overhead, which is too low or too high, and `far`, which goes far enough.
     near, far = what_if.per_event_ns, (_highest_ns(what_if) if what_if.corrected_ms > step_ms else 0.0)
     increase, limit = far > near, what_if.at_cost(far).corrected_ms
+    # `far` must reach the target. In an increase, the margin ends the search before the device sets the pace.
     target = max(step_ms, limit * (1 + SIMULATION_ERROR)) if increase else min(step_ms, limit)
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
@@ -285,7 +288,7 @@ def is_kernel_only(timeline: Timeline) -> bool:
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
     """Return whether hosts of GPUs work longer for a step than without the profiler, by the lower median over ranks."""
     graph = what_if.graph
-    if all(track.is_cpu for track in what_if.timeline.tracks):
+    if all(track.is_cpu for track in what_if.timeline.tracks):  # the host's work includes the device's
         return False
     work = np.bincount(graph.host.process, weights=what_if.host_corrected.busy) / graph.steps
     excess = [milliseconds(work[process]) - host_ms[rank] for process, rank in graph.ranks.items() if rank in host_ms]
