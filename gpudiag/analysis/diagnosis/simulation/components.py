@@ -38,7 +38,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
     if component == "sync":
         # The waits of a rank with no more synchronizations than its peers do not count: the rank waits for a peer.
         waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
-        between = np.diff(graph.host.time, prepend=0.0)
+        between = np.diff(graph.host.time, prepend=graph.host.time[:1])
         return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)
     slow = np.fmin(graph.host.slow, scenario.busy)
     if component == "allocation":
