@@ -67,7 +67,10 @@ def gpu_number(endpoint: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate."""
+    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate.
+
+    `best` is the largest rate of the same kind in GB/s. Without ceiling and without `best`, the share is None.
+    """
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -129,8 +132,10 @@ def _host_records(facts: Facts) -> dict[_HostColumn, dict[str, Bandwidth]]:
 
 
 def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
+    """Return the cell of an endpoint's record in a column; None without a record."""
     if endpoint not in by_endpoint:
         return None
+    # The sum over all GPUs is not comparable with the rates of single GPUs.
     single = (record.gb_per_s for name, record in by_endpoint.items() if name != "all")
     return _cell(by_endpoint[endpoint], None if endpoint == "all" else max(single))
 
@@ -142,7 +147,10 @@ def copy_matrices(facts: Facts) -> list[Matrix]:
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return a matrix for each kind of copies between GPUs, from the row's GPU to the column's GPU."""
+    """Return a matrix for each kind of copies between GPUs, from the row's GPU to the column's GPU.
+
+    A record without initiator counts as both a read and a write.
+    """
     kinds = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),

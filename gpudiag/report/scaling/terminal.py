@@ -14,7 +14,7 @@ from gpudiag.report.scaling import words
 
 #: Columns that narrow consoles omit, in this order.
 _DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
-_BAR = 30
+_BAR = 30  # characters of a bar of 100 %
 
 
 def render_scaling(result: Scaling, console: Console) -> None:
@@ -37,7 +37,7 @@ def render_scaling(result: Scaling, console: Console) -> None:
         _print_heading("How long it takes", console)
         for duration in result.durations:
             console.print(Text(words.duration_words(duration, by_id[duration.point])))
-    remarks = [remark for remark in result.remarks if remark.code != "failed-point"]
+    remarks = [remark for remark in result.remarks if remark.code != "failed-point"]  # shown below the tables
     if remarks:
         _print_heading("How far to trust this", console)
         for remark in remarks:
@@ -63,7 +63,7 @@ def _table(points: list[PointRecord], width: int) -> Table:
 
 
 def _print_relative(points: list[PointRecord], console: Console) -> None:
-    """Print bars of the strategies relative to the fastest strategy."""
+    """Print bars of the strategies relative to the fastest strategy, if there are several."""
     ranked = words.relative_performance(points)
     if len(ranked) < 2:
         return
@@ -91,6 +91,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
     """Print a waterfall: a bar for the ideal, each loss and the measured result, in percent of the ideal."""
     _print_heading(words.waterfall_title(fall), console)
     level = 0.0
+    # The bars exceed 100 % if a loss is negative, or if the result exceeds the ideal.
     scale = _BAR / max(100.0, fall.reached_percent, 100.0 - sum(min(0.0, loss.percent) for loss in fall.losses))
     for name, percent, rate, ms in words.waterfall_rows(fall):
         total = name in {"ideal", "reached"}

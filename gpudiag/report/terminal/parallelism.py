@@ -99,7 +99,9 @@ def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:
 def timeline_row(
     passes: Sequence[PassOfStage], length_ms: float, cells: int, filled: Mapping[Pass, Fill], idle: str
 ) -> Text:
-    """Return a row of `cells` characters. If two passes share a cell, the cell shows the later pass.
+    """Return a row of `cells` characters for `length_ms`. If two passes share a cell, the cell shows the later pass.
+
+    `filled` has the fill of each direction, and `idle` is the character of the other cells.
 
     Worked example: in 10 cells of 10 ms each, a forward pass of microbatch 0 from 0 to 30 ms is `0▒▒`. A
     forward pass from 95 to 100 ms is `▒` without its number, because one cell has room for the direction only.

@@ -23,7 +23,7 @@ _SEEN_MS = 0.005
 
 
 def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int, notes: Sequence[str] = ()) -> Table:
-    """Return a bar per row, followed by its note if there are notes. The longest step determines the scale."""
+    """Return a bar per row, followed by its note if there are notes. The longest step fills the `width` characters."""
     noted = any(notes)
     columns: list[dict[str, Any]] = [{"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}]
     table = plain_grid(*columns, *([{"no_wrap": True}] if noted else []), gap=1)
@@ -114,7 +114,7 @@ def rank_table(rows: Sequence[RankRow], console: Console) -> RenderableType:
     for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
         if _fits(table, console):
             return table
-    for columns in range(len(rows) - 1, 0, -1):
+    for columns in range(max(len(rows) - 1, 1), 0, -1):  # one column per table, even if it does not fit
         pieces = [_column_per_rank(rows[start : start + columns]) for start in range(0, len(rows), columns)]
         if all(_fits(piece, console) for piece in pieces):
             break

@@ -85,6 +85,7 @@ def _headings(group: Comparable) -> tuple[str, ...]:
 
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
     """Return the rows of each group. All groups share one data frame, because making a frame takes milliseconds."""
+    # The frame has the members of all groups in order.
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
     rows_of_each = []
     for group in groups:

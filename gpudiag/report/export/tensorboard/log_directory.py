@@ -105,7 +105,10 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 
 
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
-    """Write an event file; TensorBoard reads files with `tfevents` in their names."""
+    """Write an event file; TensorBoard reads files with `tfevents` in their names.
+
+    It has one record with the verdict, and one per step with all values of the step. `wall_time` is Unix time in s.
+    """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
     event = event_type(wall_time=wall_time, step=0)
@@ -133,6 +136,7 @@ def _tf_record(data: bytes) -> bytes:
 
 
 def _masked_checksum(data: bytes) -> int:
+    """Return the CRC-32C as TFRecords store it: rotated by 15 bits, plus a constant."""
     checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
