@@ -28,7 +28,7 @@ BUDGET = {
     "machine": 3_120,
     "model": 6_120,
     "prediction": 820,
-    "report": 9_110,
+    "report": 9_260,
     "trace": 9_760,
     "training": 21_220,
     "": 650,
