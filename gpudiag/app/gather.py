@@ -75,6 +75,7 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
     if not records:
         missing = "holds no records of ranks" if other.exists() else "does not exist"
         raise UnreadableInputError(f"{name}: {missing}", _HINT)
+    # An empty id is that of no run.
     ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
     if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)

@@ -54,6 +54,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     lines = [_missing_line(run_dir, ranks, missing, wait_s)] if missing else []
     present = [str(run_dir / trace_name(rank)) for rank in sorted({*range(ranks)} - {*missing})]
     try:
+        # A directory may also have traces of earlier jobs, which the missing ranks did not replace.
         analysis = load_analysis(present if missing else [str(run_dir)], world_size=ranks)
     except GpudiagError as error:
         return [*lines, f"no verdict: {error}", error.hint]

@@ -54,9 +54,10 @@ def measure_tries(
             if message.phase == "warmup":
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
-                number, pair = divmod(message.steps, PAIRS)
+                number, pair = divmod(message.steps, PAIRS)  # the processes count the pairs of all jobs
                 say(f"trying {names[number % len(names)]} by turns with the unchanged job", pair, PAIRS)
 
+        # The plan of the tries determines the numbers of steps.
         unchanged = msgspec.structs.replace(plan.job, steps=None, warmup=None)
         launch = msgspec.structs.replace(plan, run_dir=directory, job=unchanged)
         try:

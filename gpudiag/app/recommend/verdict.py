@@ -244,6 +244,7 @@ def _ranking_key(row: Ranked) -> tuple[int, float, str]:
 
 
 def _is_tied(row: Ranked) -> bool:
+    """Return whether a measured row may be as fast as the fastest, or is slower by less than `TIE_MEASURED`."""
     if row.slower_percent is None or row.slower_ci95 is None:
         return False
     return row.slower_ci95[0] <= 0.0 or row.slower_percent < 100 * TIE_MEASURED
@@ -324,6 +325,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
+    """Return the savings over the next slower prediction; None without one. `possible` is sorted by cost."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -349,6 +351,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
+    """Return the predicted step without communication; None if it is unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

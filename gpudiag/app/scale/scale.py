@@ -70,7 +70,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
         raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
     facts = request.output / FACTS_FILE
     modes = {record.mode for record in points.values()}
-    mode = request.mode if request.mode in modes else modes.pop()
+    mode = request.mode if request.mode in modes else modes.pop()  # usually all points have one mode
     run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
     request = msgspec.structs.replace(request, mode=mode, run=run)
     return _conclude(request, points, load_facts(facts) if facts.is_file() else None, _unreadable_points(store))
@@ -228,7 +228,7 @@ class _ScalingBenchmark:
         except WorkerFailedError as error:
             failure = error
         except OSError as error:
-            with writing(self.request.output):
+            with writing(self.request.output):  # adds a hint
                 raise error from None
         self._read_results(launch, failure)
         if failure is None:

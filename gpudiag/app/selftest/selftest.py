@@ -142,7 +142,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     ]
     if not judged:
         raise UnreadableInputError(f"{output}: holds no runs of a selftest", "Give the directory of a selftest.")
-    order = list(CATALOGUE)
+    order = list(CATALOGUE)  # rows are sorted by workload, divided jobs last, and then as in the catalogue
     judged.sort(
         key=lambda pair: (
             pair[1].workload == PARALLEL_WORKLOAD,
@@ -315,6 +315,7 @@ def _launch_divided(
 
 
 def _window_error_ms(record: RunRecord) -> float:
+    """Return the standard error of the mean recorded step, on the rank where it is largest."""
     return max((rank.profiled.standard_error_ms for rank in record.ranks if rank.profiled is not None), default=0.0)
 
 
