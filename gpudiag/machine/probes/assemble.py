@@ -44,6 +44,7 @@ class _Machine:
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))
+            # Without a known PCI id, assume that the visible GPUs have the same order.
             if index is None and gpu.ordinal < len(self._visible):
                 index = self._visible[gpu.ordinal]
             indices[gpu.ordinal] = gpu.ordinal if index is None else index
@@ -117,6 +118,7 @@ def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Band
     """Return the bandwidth of copies with the host or within a GPU, for one GPU or for all GPUs at once (`all`)."""
     devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
+    # A GPU with two concurrent flows, one in each direction, gets their sum.
     for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
         device = f"gpu:{index[ordinal]}"
         per_device[device] = per_device.get(device, 0.0) + rate
