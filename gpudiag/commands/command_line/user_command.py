@@ -73,7 +73,7 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
     """Run the command, print the diagnosis on standard error, and return the command's exit code."""
     from gpudiag.app.profile.command import profile_command
 
-    notes: set[str] = set()
+    notes: set[str] = set()  # sentences that were printed, because each rank may send the same
     begun_s = time.monotonic()
 
     def note(sentence: str) -> None:
