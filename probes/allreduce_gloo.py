@@ -236,7 +236,7 @@ def main() -> None:
     options = make_parser(probe).parse_args()
     probe.given = options
     if options.rank is not None:
-        rank_main(probe, options)
+        rank_main(probe, options)  # ends the process
     if importlib.util.find_spec("torch") is None:
         probe.unavailable("PyTorch is not installed, and gloo comes with it (pip install torch)")
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:

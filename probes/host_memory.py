@@ -36,7 +36,7 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 class CopyTeam:
-    """Threads bound to one node. Each thread copies one slice from `source` to `target`."""
+    """Threads on the CPUs of one node. Each of them copies one slice from `source` to `target` (uint64)."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
         # Slices begin at multiples of a page (512 words), so that no two threads write into one page.

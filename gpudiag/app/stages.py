@@ -305,6 +305,7 @@ def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
     means = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
     samples = None
     if means and run.batch_size_per_device:
+        # All ranks take as long as the slowest.
         samples = run.batch_size_per_device * run.world_size * 1000 / max(means)
     return Source(
         paths=names,

@@ -115,6 +115,7 @@ def _analysed(profiled: ProfiledCommand) -> ProfiledCommand:
 
 
 def _write_facts(run_dir: Path, facts: Facts) -> None:
+    """Write the facts of the machine; raise GpudiagError if the directory cannot be written."""
     try:
         write_json(run_dir / FACTS_FILE, facts)
     except OSError as error:

@@ -169,7 +169,7 @@ def _run_directory(job: Job) -> Path:
 
 
 def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] | None = None) -> Prepared:
-    """Add measurements of the machine's links if several GPUs will communicate over them.
+    """Add measurements of the machine's links if several GPUs will communicate over them, and findings in any case.
 
     Args:
         prepared: the run. Its job's `probe` is True to measure the links, which takes about 5 s, False not to, and None

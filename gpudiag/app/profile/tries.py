@@ -51,7 +51,7 @@ def measure_tries(
         names = list(jobs)
 
         def on_message(message: Progress) -> None:
-            if message.phase == "warmup":
+            if message.phase == "warmup":  # `steps` is the number of the job
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
                 number, pair = divmod(message.steps, PAIRS)  # the processes count the pairs of all jobs

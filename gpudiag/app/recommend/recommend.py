@@ -82,7 +82,7 @@ def recommend(
                 memory_format=run.memory_format or "nchw",
                 candidates=candidates,
                 cannot=refused,
-                finalists=0 if request.every else _FINALISTS,
+                finalists=0 if request.every else _FINALISTS,  # 0: all
                 seconds=_TURNS_S,
             ),
         ),

@@ -197,7 +197,7 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
 
 
 def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
-    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run."""
+    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run or failed."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,
@@ -216,10 +216,11 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
     if row.strategy != measured.fastest:
-        # Turns of the same round are compared, because they are near in time.
+        # Turns of the same round are compared, because they are near in time. One of the two may have fewer rounds.
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
+    # `independent` does not compete, and a candidate that is certainly slower needs no steady mean.
     steady = row.strategy in {INDEPENDENT, *measured.steady}
     return msgspec.structs.replace(
         row,

@@ -295,7 +295,7 @@ def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_onl
     """Return the points of communicating strategies with `most` devices, and their baselines on one device."""
     largest = [point for point in points if point.record.devices == most and point.record.strategy != INDEPENDENT]
     if first_strategy_only:
-        largest = [point for point in largest if point.priority[0] == 0]
+        largest = [point for point in largest if point.priority[0] == 0]  # see `_tier`
     strategies = {on_one_device(point.record.strategy, point.record.framework) for point in largest}
     baselines = [point for point in points if point.record.devices == 1 and point.record.strategy in strategies]
     return in_order([*largest, *baselines])

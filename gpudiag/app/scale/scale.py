@@ -241,6 +241,7 @@ class _ScalingBenchmark:
         directory = store.directory(record.id, start=point.start)
         began_s = time.monotonic()
         try:
+            # `prepare` refuses options that do not apply to the workload, even with their default values.
             prepared = prepare(
                 msgspec.structs.replace(
                     job,
@@ -326,6 +327,7 @@ class _ScalingBenchmark:
         self.store.save(record)
 
     def _budget_remark(self) -> Remark:
+        """Return a remark with the number of points that were not measured, and the names of the first five."""
         left = [*self.timed, *self.profiled]
         names = ", ".join(point.record.id for point in left[:5])
         return Remark(

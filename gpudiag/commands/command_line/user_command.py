@@ -53,7 +53,7 @@ def command_after_separator(context: typer.Context) -> list[str] | None:
     if not command:
         raise UsageError("no command follows --", "For example: gpudiag profile -- torchrun train.py")
     given = list(context.params["workload"] or ())
-    if given != command:
+    if given != command:  # the parser takes the words before and after `--` together as the workload
         raise UsageError(f"{given[0]} does not go with a command after --", "Leave it out.")
     return command
 

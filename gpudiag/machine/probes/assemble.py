@@ -148,6 +148,7 @@ def _host_ceiling(gpu: Gpu, copy: HostCopy) -> PathCeiling:
 
 
 def _host_latency(index: dict[int, int], measured: HostLatency) -> Latency:
+    """Return a latency between host and GPU; `index` maps CUDA ordinals to indices in the inventory."""
     gpu = f"gpu:{index[measured.gpu]}"
     return Latency(
         kind=measured.kind,
@@ -159,6 +160,7 @@ def _host_latency(index: dict[int, int], measured: HostLatency) -> Latency:
 
 
 def _peer_latency(index: dict[int, int], measured: PeerLatency) -> Latency:
+    """Return a latency between two GPUs; `index` as in `_host_latency`."""
     return Latency(
         kind=measured.kind,
         src=f"gpu:{index[measured.src]}",
@@ -254,6 +256,7 @@ def _skipped(outcomes: Sequence[ProbeOutcome]) -> list[Skipped]:
     skipped = []
     for outcome in outcomes:
         if outcome.reason is not None:
+            # Reasons of failures are predicates, such as `was not ready to measure after 60 s`.
             prefix = "" if outcome.status == "unavailable" else "the probe "
             skipped.append(Skipped(what=outcome.name, why=sanitize_text(prefix + outcome.reason)))
         document = outcome.document

@@ -171,6 +171,7 @@ def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) ->
 
 
 def _steps_track(device_track: DeviceTrack) -> ExportTrack:
+    """Return the track of step windows, with one name and one step number per window."""
     numbers = device_track.window_steps
     return ExportTrack(
         kind=TrackKind.GPUDIAG,

@@ -111,6 +111,7 @@ def islands_tree(facts: Facts) -> RenderableType:
         label = (
             f"{len(island)} GPUs, directly connected over {over}" if len(island) > 1 else "1 GPU without direct link"
         )
+        # The style of an island with several kinds of links is that of the first kind by name.
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
             # A switch has a branch of the tree only if it connects several GPUs, but not all GPUs of the island.

@@ -249,6 +249,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
 
 
 def _collective_cell(record: Collective, best: float) -> Cell:
+    """Return a cell with its share of `best`, which is the shortest time or the largest bandwidth; see `_is_small`."""
     value = _shown_value(record)
     return Cell(
         value=value,

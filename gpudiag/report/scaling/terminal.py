@@ -50,6 +50,7 @@ def _print_heading(title: str, console: Console) -> None:
 
 
 def _table(points: list[PointRecord], width: int) -> Table:
+    """Return a row per measured point, without the columns that do not fit into `width` characters."""
     rows = [words.cells(point) for point in points if point.status == "measured"]
     columns = {name: [row[i] for row in rows] for i, name in enumerate(words.HEADINGS)}
     drop_columns(columns, _DISPENSABLE, width)
@@ -107,6 +108,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
 
 
 def _print_forecasts(result: Scaling, console: Console) -> None:
+    """Print a table per forecast strategy, a row per number of devices, and what the forecast assumes."""
     for prospect in result.prospects:
         _print_heading("Forecast for more devices", console)
         console.print(Text(words.prospect_title(prospect)))

@@ -126,7 +126,7 @@ def bar_note(row: RankRow, waits: Sequence[Wait]) -> str:
 
 
 def _for_rank(row: RankRow, waits: Sequence[Wait]) -> str:
-    """Return ` for rank 2` if the row's rank waited mostly for one other rank."""
+    """Return ` for rank 2` if the row's rank waited mostly for one other rank, else ""."""
     by_rank: dict[int, float] = defaultdict(float)
     for wait in waits:
         if wait.rank == row.rank:

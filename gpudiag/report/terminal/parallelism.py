@@ -46,7 +46,7 @@ def parallel_sections(
 def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
     """Return a table of the communication by role. In narrow terminals the calls are in lines below the table."""
     columns, below = parallel_rows.traffic_columns(parallelism), [Text(parallel_rows.TRAFFIC_NOTE, style="dim")]
-    if parallelism.pipeline is None:
+    if parallelism.pipeline is None:  # otherwise the section about stages has these lines
         below += map(Text, parallel_rows.summary_lines(parallelism))
     if width >= _WIDE:
         return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), *below)

@@ -126,6 +126,7 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
+    """Return a line per rank with a column per bucket in ms, and with `shares` also in percent of the step."""
     buckets = buckets_seen(rows)
     overlapped = [OVERLAPPED] if overlaps(rows) else []
     headings = ("ms per step", *(LABELS[bucket] for bucket in buckets), "step", *overlapped)
@@ -137,6 +138,7 @@ def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
 
 
 def _column_per_rank(rows: Sequence[RankRow]) -> Table:
+    """Return a line per bucket with a column per rank, in ms."""
     table = plain_table(("ms", *(row.label.removeprefix("rank ") for row in rows)), left=("ms",), no_wrap=True)
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))

@@ -39,6 +39,7 @@ def render_selftest(result: Selftest, console: Console) -> None:
 
 
 def _table(result: Selftest, workload: str) -> Table:
+    """Return the rows of one workload. The long columns `expected` and `found` wrap, after the code of the finding."""
     table = Table(
         title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0)
     )

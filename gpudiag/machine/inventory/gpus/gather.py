@@ -71,6 +71,7 @@ class _GpuQuery:
         return () if bits is None else reasons_in_words(bits)
 
     def cpu_affinity(self) -> str | None:
+        """Return the CPUs near the GPU as a list such as `0-31`; None if the driver does not know them."""
         words = self.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", _AFFINITY_WORDS)
         if words is None:
             return None

@@ -129,7 +129,10 @@ class _Plane:
                 added.stats.add(metadata_id=self.stat("correlation_id"), uint64_value=_NO_CALL)
 
     def _for_statistics(self, track: ExportTrack, events: Any, pacing: PacingGroup | None) -> None:
-        """Mark kernels, so that the plugin counts them. If `pacing` is given, write the step of each event."""
+        """Mark kernels, so that the plugin counts them. If `pacing` is given, write the step of each event.
+
+        `events` are those of the track's line in the same order, as in the methods below.
+        """
         if track.event_kind is not None and track.kind is TrackKind.STREAM:
             number = self.stat("kernel_details")
             for row in (track.event_kind == EventKind.KERNEL).nonzero()[0].tolist():

@@ -112,10 +112,10 @@ def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wal
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
     event = event_type(wall_time=wall_time, step=0)
-    value = event.summary.value.add(tag=VERDICT_TAG)
-    value.metadata.plugin_data.plugin_name = "text"
-    value.tensor.dtype = _STRING
-    value.tensor.string_val.append(verdict.encode())
+    text = event.summary.value.add(tag=VERDICT_TAG)
+    text.metadata.plugin_data.plugin_name = "text"
+    text.tensor.dtype = _STRING
+    text.tensor.string_val.append(verdict.encode())
     records.append(event.SerializeToString())
     by_step: dict[int, list[tuple[str, float]]] = {}
     for curve in series:

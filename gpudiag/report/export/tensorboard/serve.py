@@ -67,7 +67,7 @@ def _unmapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def main() -> None:
-    """Run TensorBoard."""
+    """Run TensorBoard, whose server closes each connection that is not admitted."""
     from tensorboard.main import run_main  # noqa: PLC0415 # installed for this interpreter only
 
     def verify_request(self: socketserver.BaseServer, request: Any, client_address: Any) -> bool:  # noqa: ARG001
