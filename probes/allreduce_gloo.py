@@ -87,7 +87,7 @@ class Rank:
         A GPU's context is created here, because creating it during loading would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
-        self.base = self.host = self.torch.empty(0)
+        self.base = self.host = self.torch.empty(0)  # so that `grow` allocates the buffers of this strategy
         reason = None
         if self.staged:
             try:

@@ -54,7 +54,7 @@ class HostSide:
 
 
 def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
-    """Allocate one GPU's buffers, and fill the buffers from which copies read."""
+    """Allocate one GPU's buffers of these sizes, and fill the buffers from which copies read."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])

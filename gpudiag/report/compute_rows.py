@@ -39,7 +39,7 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
 
 
 def compute_line(analysis: Analysis) -> str:
-    """Return the largest classes in a line; "" if compute, which they share, takes less than half of the step."""
+    """Return a line with the largest classes; "" if compute takes less than half of the step, and so matters less."""
     total = _total_ms(analysis)
     if 2 * total < duration(analysis.steps.mean_ms) or not total:
         return ""

@@ -94,10 +94,7 @@ def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
 
 
 def drop_columns(columns: dict[str, list[str]], dispensable: Iterable[str], width: int) -> None:
-    """Remove dispensable columns, in their order, until the table fits into `width` characters.
-
-    `columns` has the cells of each column by heading.
-    """
+    """Remove dispensable columns in order until the table has at most `width` characters. `columns` has their cells."""
     for name in dispensable:
         if sum(GAP + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
             return

@@ -92,7 +92,7 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif nvlink is not None and reached is not None:
+    elif nvlink is not None and reached is not None:  # no finding about the links, but an unused NVLink
         words = "GPU peer access over NVLink is off"
     else:
         return None

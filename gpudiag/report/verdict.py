@@ -332,7 +332,7 @@ def explained_lines(analysis: Analysis) -> list[str]:
 def _explanation(bucket: Explained, analysis: Analysis) -> str:
     """Return the findings that explain a bucket, its note, and its time without known cause."""
     words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
-    # A bucket with neither finding nor note is unexplained as a whole, if its file does not say how much of it is.
+    # A bucket with neither finding nor note is unexplained as a whole, even if a file states no unexplained time.
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
     # Such a note says the same as the words for unexplained time.
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):

@@ -71,9 +71,8 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
         )
     steady = _steady(turns)
     fastest = min(steady & set(racing) or racing, key=lambda label: statistics.fmean(racing[label].round_ms))
-    return _measured_verdict(
-        benchmark, _Measured(turns=turns, failed=failed, steady=steady, fastest=fastest), seconds=seconds
-    )
+    measured = _Measured(turns=turns, failed=failed, steady=steady, fastest=fastest)
+    return _measured_verdict(benchmark, measured, seconds=seconds)
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
@@ -220,8 +219,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
-    # `independent` does not compete, and a candidate that is certainly slower needs no steady mean.
-    steady = row.strategy in {INDEPENDENT, *measured.steady}
+    steady = row.strategy in {INDEPENDENT, *measured.steady}  # `independent` does not compete
     return msgspec.structs.replace(
         row,
         measured_step_ms=step.value,
@@ -295,9 +293,8 @@ def _measured_reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ra
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:
         steps = " and ".join(f"{row.strategy} ({row.step_words()} ms)" for row in others)
-        reason = (
-            f"{steps} cannot be distinguished from it ({chosen.step_words()} ms) in {chosen.rounds} rounds. {reason}"
-        )
+        equal = f"{steps} cannot be distinguished from it ({chosen.step_words()} ms)"
+        reason = f"{equal} in {chosen.rounds} rounds. {reason}"
     following = next((row for row in slower if row.unranked is None), None)
     if following is not None and following.slower_percent is not None:
         reason += f". Next is {following.strategy}, {following.slower_percent:.1f} % slower"
@@ -352,7 +349,6 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
-    """Return the predicted step without communication; None if it is unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

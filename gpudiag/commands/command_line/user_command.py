@@ -169,6 +169,7 @@ def _step_lines(run: RunRecord) -> list[str]:
     if boundary.by != "optimizer":
         return ["steps: no PyTorch optimizer step was seen; some seconds were recorded and no steps were timed"]
     others = f", one of {boundary.optimizers} optimizers" if boundary.optimizers > 1 else ""
+    # A mean that is hardly above one call per step is not worth mentioning.
     calls = f", {boundary.calls_per_step:.3g} calls in each" if (boundary.calls_per_step or 1) > 1.05 else ""
     end = f"an evaluation of {boundary.optimizer}'s closure" if boundary.closure else f"{boundary.optimizer}.step"
     return [f"steps: each ends with {end}{others}{calls}"]

@@ -107,10 +107,8 @@ def waterfall(diff: Diff, console: Console) -> Table:
 def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarGlyphs) -> list[Text]:
     """Return a bar for each difference and a bar for the total, on an axis from the lowest to the highest running sum.
 
-    `width` is the length of the axis in character cells.
-
-    Worked example. The differences are +6 and -2, their total is +4, and there are 12 cells. The running sums are 0, 6
-    and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
+    Worked example. The differences are +6 and -2, their total is +4, and there are `width` = 12 character cells. The
+    running sums are 0, 6 and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
     """
     sums = list(accumulate(differences, initial=0.0))
     low, high = min(*sums, total), max(*sums, total)
@@ -161,11 +159,8 @@ def parts_table(diff: Diff, width: int) -> Table:
 
 
 def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> list[tuple[str, ...]]:
-    """Return the cells of each row except its name: change, times of A and B if `with_times`, bucket.
-
-    `rows` has (label of the bucket, row), the step last.
-    """
-    step = rows[-1][1]
+    """Return the cells of each row except its name: change, times of A and B if `with_times`, bucket."""
+    step = rows[-1][1]  # `rows` has (label of the bucket, row)
     largest = max(abs(row.difference_ms) for _, row in rows)
     longest = max(step.before_ms, step.after_ms)
     cells = []

@@ -88,7 +88,7 @@ class PacingGroup:
     def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
         """Return int64[n]: the step in which each event begins, or -1 for events outside of steps.
 
-        In a trace with correlation ids, only the work of a stream that a launch caused has a step.
+        Among recorded events, only the work of a stream that a launch caused has a step.
         """
         window = np.searchsorted(self.steps.start, track.start, side="right") - 1
         inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
@@ -130,7 +130,7 @@ def pacing_group(exported: ExportModel) -> PacingGroup | None:
     candidates = []
     for group in exported.groups:
         tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
-        if STEPS in tracks and PARTS in tracks and (_numbers(tracks[STEPS]) >= 0).all():  # xprof has no negative steps
+        if STEPS in tracks and PARTS in tracks and (_numbers(tracks[STEPS]) >= 0).all():  # -1: no step
             candidates.append(PacingGroup(group, tracks[STEPS], tracks[PARTS]))
     candidates = [candidate for candidate in candidates if candidate.group.device is not None] or candidates
     if not candidates:

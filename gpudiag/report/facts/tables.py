@@ -147,10 +147,7 @@ def copy_matrices(facts: Facts) -> list[Matrix]:
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return a matrix for each kind of copies between GPUs, from the row's GPU to the column's GPU.
-
-    A record without initiator counts as both a read and a write.
-    """
+    """Return a matrix for each kind of copies between GPUs, from the row's GPU to the column's GPU."""
     kinds = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),
@@ -164,7 +161,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
             record
             for record in facts.bandwidth
             if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
-            and (initiator is None or record.initiator in {initiator, None})
+            and (initiator is None or record.initiator in {initiator, None})  # an unknown one counts as both
         ]
         if records:
             matrices.append(_square(f"{title}, GB/s", records, symmetric=direction == "both_ways"))

@@ -23,7 +23,7 @@ _SEEN_MS = 0.005
 
 
 def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int, notes: Sequence[str] = ()) -> Table:
-    """Return a bar per row, followed by its note if there are notes. The longest step fills the `width` characters."""
+    """Return a bar per row in `width` characters, with its note if there are notes. The longest step sets the scale."""
     noted = any(notes)
     columns: list[dict[str, Any]] = [{"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}]
     table = plain_grid(*columns, *([{"no_wrap": True}] if noted else []), gap=1)

@@ -87,14 +87,9 @@ class _Plane:
         correlation_offset: int = 0,
         pacing: PacingGroup | None = None,
     ) -> None:
-        """Add a track as a line.
+        """Add a track as line number `ident`; adding `correlation_offset` makes correlation ids unique in the file.
 
-        Args:
-            track: the track.
-            ident: number of the line in its plane.
-            title: label of the line.
-            correlation_offset: added to the process's correlation ids, so that they are unique in the file.
-            pacing: the group whose steps are written into the events of a stream; None if the plugin finds the steps.
+        `pacing` is the group whose steps are written into a stream's events; None if the plugin finds the steps.
         """
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
@@ -129,10 +124,7 @@ class _Plane:
                 added.stats.add(metadata_id=self.stat("correlation_id"), uint64_value=_NO_CALL)
 
     def _for_statistics(self, track: ExportTrack, events: Any, pacing: PacingGroup | None) -> None:
-        """Mark kernels, so that the plugin counts them. If `pacing` is given, write the step of each event.
-
-        `events` are those of the track's line in the same order, as in the methods below.
-        """
+        """Mark kernels in `events` of the track's line, so that the plugin counts them; with `pacing`, write steps."""
         if track.event_kind is not None and track.kind is TrackKind.STREAM:
             number = self.stat("kernel_details")
             for row in (track.event_kind == EventKind.KERNEL).nonzero()[0].tolist():
