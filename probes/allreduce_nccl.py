@@ -101,7 +101,7 @@ class Bench:
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
         """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
-        target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
+        target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))  # a size takes at least about four runs
         repeats = (3, 5) if quick else (4, 8)
         collectives: list[dict[str, Any]] = []
         # Garbage collection would lengthen the launch times.

@@ -170,6 +170,7 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
     pacing = pacing_group(exported)
     _device_planes(space, exported, correlation_offsets, pacing)
     _host_plane(space, exported, correlation_offsets, pacing)
+    # A plane of this name holds the start and end of the profile.
     environment = _Plane(space.planes.add(id=len(space.planes), name="Task Environment"))
     last = max((int(t.end.max()) for g in exported.groups for t in g.tracks if len(t)), default=0)
     times = {"profile_start_time": exported.origin_ns, "profile_stop_time": exported.origin_ns + last}
