@@ -85,6 +85,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
+    # The pairs of interval i are numbered on from those of earlier intervals, and its first pair is with b[first[i]].
     in_a = np.repeat(np.arange(len(a)), count)
     in_b = np.arange(len(in_a)) + np.repeat(first - np.cumsum(count) + count, count)
     return Intervals(np.maximum(a.start[in_a], b.start[in_b]), np.minimum(a.end[in_a], b.end[in_b]))
@@ -234,5 +235,5 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
         ordered = np.sort(depth * count + np.arange(count))
         parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
         np.subtract.at(self_ns, parents % count, lasts[children])
-    least: NDArray[np.int64] = np.maximum(self_ns, 0)
+    least: NDArray[np.int64] = np.maximum(self_ns, 0)  # `lasts` may be less than the nested intervals' sum
     return least

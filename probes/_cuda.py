@@ -54,6 +54,12 @@ class Gpu:
     """One GPU with its primary context and one stream for each direction of copying.
 
     Every method makes this context current for the calling thread.
+
+    Attributes:
+        stream, back_stream: streams of copies to and from the GPU; all other work is queued on `stream`.
+        kernels: kernel of kernels.cu by name.
+        kernels_missing: why the driver cannot load them; None if it can. Without them, data is not verified.
+        context_s, kernels_s: seconds of creating the context and of loading the kernels.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -137,7 +143,7 @@ class Gpu:
     def launch(
         self, kernel: str, stream: Any, *arguments: ctypes._SimpleCData, grid: int = _BLOCKS, block: int = _THREADS
     ) -> None:
-        """Queue a kernel with ctypes values as its arguments."""
+        """Queue a kernel of `grid` blocks of `block` threads, with ctypes values as its arguments."""
         if self.kernels_missing:
             raise ProbeError(self.kernels_missing)
         self.use()
@@ -236,7 +242,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
     for gpu in gpus:
         if gpu.kernels_missing:
             probe.skip(f"verification on CUDA device {gpu.ordinal}", gpu.kernels_missing)
-            break
+            break  # one reason is enough, because all GPUs have the same driver
     return gpus
 
 

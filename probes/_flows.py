@@ -54,7 +54,10 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None if they are not verified."""
+    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None if they are not verified.
+
+    If not `gated`, the times include launching.
+    """
 
     settled: Settled
     size: int
@@ -116,7 +119,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
     """
     gate.close()
     marks_per_flow = 1 + (copies if len(flows) > 1 else 1)
-    used: dict[int, int] = {}
+    used: dict[int, int] = {}  # ordinal of a GPU → number of its events in use, because it may have several flows
     events = []
     for flow in flows:
         first = used.get(flow.gpu.ordinal, 0)

@@ -24,7 +24,10 @@ _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Queue `copies` copies of 16 bytes together; return `time_us` per copy, its `cv`, and whether it was `gated`."""
+    """Queue `copies` copies of 16 bytes together; return `time_us` per copy, its `cv`, and whether it was `gated`.
+
+    A first run, which is not timed, shows whether the gate can be used.
+    """
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)

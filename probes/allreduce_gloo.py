@@ -48,7 +48,14 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process. Buffers grow with the message sizes, because few machines reach the largest size in time."""
+    """One process. Buffers grow with the message sizes, because few machines reach the largest size in time.
+
+    Attributes:
+        seed: common seed of the values; set by `connect`.
+        staged: the prepared strategy copies GPU tensors through host memory.
+        base: values from which `wrong` makes the input, the same on every rank.
+        host, on_gpu: buffers that are reduced; `on_gpu` is None unless `staged`.
+    """
 
     def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415 # only ranks import it
@@ -80,7 +87,7 @@ class Rank:
         A GPU's context is created here, because creating it during loading would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
-        self.base = self.host = self.torch.empty(0)
+        self.base = self.host = self.torch.empty(0)  # so that `grow` allocates the buffers of this strategy
         reason = None
         if self.staged:
             try:
@@ -177,6 +184,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
         assert tensor is not None  # noqa: S101
         tensor[:count].zero_()
         once = rank.agree(rank.time_s(strategy, count, 1))
+        # Each of the three repeats takes a quarter of the size's share of the time; the rest is for verifying.
         iterations = max(1, min(20, int(seconds / len(sizes) / 4 / max(once, 1e-6))))
         times = [rank.agree(rank.time_s(strategy, count, iterations)) for _ in range(3)]
         last_s = statistics.median(times)
@@ -228,7 +236,7 @@ def main() -> None:
     options = make_parser(probe).parse_args()
     probe.given = options
     if options.rank is not None:
-        rank_main(probe, options)
+        rank_main(probe, options)  # ends the process
     if importlib.util.find_spec("torch") is None:
         probe.unavailable("PyTorch is not installed, and gloo comes with it (pip install torch)")
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:

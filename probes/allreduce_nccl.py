@@ -101,7 +101,7 @@ class Bench:
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
         """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
-        target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
+        target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))  # a size takes at least about four runs
         repeats = (3, 5) if quick else (4, 8)
         collectives: list[dict[str, Any]] = []
         # Garbage collection would lengthen the launch times.
@@ -121,7 +121,13 @@ class Bench:
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Verify one size. Yield the result of launched all-reduces and, for small sizes, of queued all-reduces."""
+        """Verify one size. Yield the result of launched all-reduces and, for small sizes, of queued all-reduces.
+
+        Args:
+            size: bytes of a rank's buffer.
+            target_s: approximate duration of a run in seconds.
+            repeats: minimum and maximum number of runs.
+        """
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
         trial_s = step.launched_s(2)
@@ -161,7 +167,10 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats."""
+    """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats.
+
+    `repeats` has the number of last results that must agree, and the maximum number of repeats.
+    """
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):

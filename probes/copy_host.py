@@ -54,7 +54,7 @@ class HostSide:
 
 
 def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
-    """Allocate one GPU's buffers, and fill the buffers from which copies read."""
+    """Allocate one GPU's buffers of these sizes, and fill the buffers from which copies read."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])
@@ -118,7 +118,10 @@ def device_flow(side: HostSide) -> Flow:
 
 
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
-    """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both."""
+    """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both.
+
+    The highest of three readings counts, because the link may still be speeding up. None if no reading succeeds.
+    """
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu

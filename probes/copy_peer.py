@@ -97,6 +97,7 @@ def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> li
         on += [Path(a, b, "both_ways", "src", True) for a, b in unordered]
 
     def reachable(path: Path) -> bool:
+        """Return whether each GPU that issues copies may access the other GPU."""
         a, b = path.src.gpu.ordinal, path.dst.gpu.ordinal
         here, there = ((a, b), (b, a)) if path.initiator == "src" else ((b, a), (a, b))
         return here in allowed and (path.direction == "one_way" or there in allowed)
@@ -240,6 +241,7 @@ def small_copies(
         if peer_access and pair not in allowed:
             continue
         with probe.attempt(f"latency of a small copy, GPU {pair[0]} to GPU {pair[1]}"):
+            # The driver's queue has room for fewer copies through the host; see `PeerBench.measure`.
             figure = _latency.small_copy(gate, flow(a, b, a), 64 if peer_access else 16)
             latencies.append(
                 {"kind": "small_copy", "src": pair[0], "dst": pair[1], "peer_access": peer_access, **figure}

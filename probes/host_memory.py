@@ -36,9 +36,10 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 class CopyTeam:
-    """Threads bound to one node. Each thread copies one slice from `source` to `target`."""
+    """Threads on the CPUs of one node. Each of them copies one slice from `source` to `target` (uint64)."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
+        # Slices begin at multiples of a page (512 words), so that no two threads write into one page.
         bounds = np.linspace(0, source.size, threads + 1).astype(int) // 512 * 512
         bounds[-1] = source.size
         self.slices = [
@@ -57,7 +58,7 @@ class CopyTeam:
             worker.start()
         for worker in workers:
             worker.join()
-        return rates_while_all_run(stamps, self.slices[0][2])
+        return rates_while_all_run(stamps, self.slices[0][2])  # all slices have about this size
 
     def _work(self, i: int, copies: int, barrier: threading.Barrier, stamps: list[float]) -> None:
         """Copy slice `i` repeatedly in this thread, and append the times in s at which 0, 1, 2, … copies had ended."""
@@ -106,6 +107,7 @@ def main() -> None:
             team = CopyTeam(source, target, nodes[i], options.threads or min(32, len(nodes[i])))
             first = team.run(1)
             wrong = pattern.count_wrong(target, seed)
+            # A pair of nodes gets its share of the time, for at most six runs.
             copies = max(1, min(16, int(options.seconds / len(pairs) / 6 * sum(first) / size)))
             settled = repeat_until_settled(lambda team=team, copies=copies: team.run(copies), least=3, most=6)
             bandwidth.append(

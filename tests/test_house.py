@@ -24,14 +24,14 @@ MOST_LINES = 400
 BUDGET = {
     "analysis": 22_840,
     "app": 7_010,
-    "commands": 3_370,
-    "machine": 3_120,
+    "commands": 3_380,
+    "machine": 3_130,
     "model": 6_120,
     "prediction": 820,
-    "report": 9_110,
+    "report": 9_260,
     "trace": 9_760,
     "training": 21_220,
-    "": 650,
+    "": 660,
 }
 #: Maximum number of decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of
 #: comprehensions.

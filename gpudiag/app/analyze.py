@@ -59,7 +59,7 @@ def analyze(
     from gpudiag.app.digests.write import digest, independent  # noqa: PLC0415  # only with a cluster
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # likewise
 
-    if not independent(paths, find_sources(paths)):
+    if not independent(paths, find_sources(paths)):  # an engine reads each file alone
         return _analyse(paths, world_size, limits).analysis
     with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
         # The engine's threads stay in another process, because this process forks to analyse the ranks of large jobs.
@@ -110,6 +110,7 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
 
 
 def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
+    """Analyse the traces, or the kernel-only traces of the same run, which have less overhead, if they are usable."""
     full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
     check_one_recording(paths, full)
     traces, unused = least_disturbed(paths, full, limits)
@@ -131,7 +132,10 @@ def _import_stages() -> None:
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Call `analyse` for each item in parallel processes, because each analysis takes a core for seconds."""
+    """Call `analyse` for each item in parallel processes, because each analysis takes a core for seconds.
+
+    Results are in the order of the items. A single item or core needs no other process.
+    """
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]

@@ -67,7 +67,8 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
         inventory: called instead of reading GPUs and host; None to read them.
     """
     began = time.perf_counter()
-    limit_s, reasons = options.limit_s, dict[str, str]()
+    limit_s, reasons = options.limit_s, dict[str, str]()  # name of a reading without value → reason
+    # A reading runs in a thread from its creation on, so that these three run at the same time.
     machine = Reading("the NVIDIA driver", inventory or _inventory_reader(options), limit_s + _GRACE_S)
     interpreter = Reading("the interpreter", lambda: _interpreter(options), limit_s)
     profiler = Reading("CUPTI", lambda: find_cupti(options.python, limit_s), limit_s + _GRACE_S)
@@ -100,7 +101,10 @@ def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Va
 
 
 def judge(facts: Facts, surroundings: Surroundings, ranks: int | None = None, *, seconds: float = 0.0) -> Checkup:
-    """Check the facts and readings of a machine, which may be another machine than this one."""
+    """Check the facts and readings of a machine, which may be another machine than this one.
+
+    `ranks` is None for one rank per visible GPU, or two without GPUs. `seconds` is how long the readings took.
+    """
     visible = sum(gpu.visible for gpu in facts.gpus)
     setting = JobSetting(facts=facts, surroundings=surroundings, ranks=ranks or visible or 2)
     checkup = Checkup(
@@ -118,6 +122,7 @@ def _without_home(checkup: Checkup) -> Checkup:
     home = str(Path.home())
     if home == "/":
         return checkup
+    # Without the quotes, because paths begin with the home directory.
     text = msgspec.json.encode(checkup).replace(msgspec.json.encode(home)[1:-1], b"~")
     return msgspec.json.decode(text, type=Checkup)
 

@@ -38,6 +38,7 @@ def explain(code: str, cause: str | None = None) -> Explanation:
     chosen = tuple(entry for entry in explanation.advice if entry.cause == cause)
     if not chosen:
         known = causes(code)
+        # A cause unlike all documented ones may be right, as pages have examples only. A similar one is misspelt.
         if known and not get_close_matches(cause, known):
             note = f"No example has the cause '{cause}': this is the advice for the other causes."
             return msgspec.structs.replace(explanation, paragraphs=(*explanation.paragraphs, note))
@@ -104,6 +105,7 @@ def _warning(code: str) -> Explanation:
 
 
 def _advice(section: str) -> tuple[CauseAdvice, ...]:
+    """Return the advice of a page by cause; one entry without cause if the section is not divided by causes."""
     introduction, *by_cause = _CAUSE.split(section)
     if not by_cause:
         return (CauseAdvice(advice=_items(introduction)),)

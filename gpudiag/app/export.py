@@ -69,7 +69,7 @@ def read_recorded(
     attribution = attribute(timeline)
     recordings = timeline.traces
     profiles = read_profiles(paths, limits=limits)
-    if profiles:
+    if profiles:  # TensorFlow, whose timeline has a trace per GPU instead of one per process
         recordings = tuple(process.trace for process in read_processes(paths, limits=limits))
     return Recorded(
         export_model=export_model_of(timeline, attribution, recordings),

@@ -53,7 +53,7 @@ def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> R
                     _copy(other, run_dir, digest)
                 for name, target in logs_of_rank(logs, rank.rank).items():
                     _copy(other, run_dir, name, target, max_bytes=MAX_LOG_BYTES)
-                below(run_dir, RANKS_DIR)
+                below(run_dir, RANKS_DIR)  # refuses a link
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
         failed = next((rank for _, rank in sorted(ranks.items()) if rank.error is not None), None)
@@ -75,6 +75,7 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
     if not records:
         missing = "holds no records of ranks" if other.exists() else "does not exist"
         raise UnreadableInputError(f"{name}: {missing}", _HINT)
+    # An empty id is that of no run.
     ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
     if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)

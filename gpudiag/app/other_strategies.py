@@ -61,6 +61,8 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
     """Return {label of a candidate: ms of a step that it saves}: lossless candidates first, then by savings.
 
+    The result is empty if there is nothing to predict, which is also so for several nodes, whose network is unknown.
+
     Args:
         run, facts: the recorded run and its machine.
         gain_ms: exposed communication of a step, as the finding reports it.

@@ -67,7 +67,7 @@ def _analysis_with_page(
     analysis, step = analysis_with_step(paths, world_size=world_size, limits=limits)
     path = Path(paths[0])
     directory = None if len(paths) > 1 else path if path.is_dir() else path.parent
-    if step is None and directory is not None:
+    if step is None and directory is not None:  # a saved analysis may have a saved step beside it
         step = step_beside(directory)
     run_html(analysis, step, directory, html)
     return analysis

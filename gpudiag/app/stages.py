@@ -82,6 +82,7 @@ def analysis_of_traces(
     """
     timeline = build_timeline(traces, world_size, each=each_rank)
     attribution = attribute(timeline, each=each_rank)
+    # Details of a large job are those of representative ranks.
     detailed, detailed_attribution = represent(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
@@ -151,6 +152,7 @@ def analysis_of_traces(
 
 
 def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
+    """Return the times of the modules, or why they are unknown; None for bare traces without modules."""
     if run is None and all(trace.modules is None for trace in timeline.traces):
         return None
     from gpudiag.analysis.attribution.modules import summarise_modules  # noqa: PLC0415  # only for marked modules
@@ -159,6 +161,7 @@ def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
 
 
 def _compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeWork) -> tuple[ComputeClass, ...]:
+    """Return the classes of kernels; with the rates that they reach if shapes were recorded."""
     classes = compute_classes(timeline, attribution, work)
     if all(trace.operator_work is None for trace in timeline.traces):
         return classes
@@ -214,7 +217,7 @@ def _device_kind(timeline: Timeline) -> DeviceKind:
         return "gpu"
     if any(trace.unread_devices for trace in timeline.traces):
         return "unread"
-    return "cpu" if timeline.tracks else "gpu"
+    return "cpu" if timeline.tracks else "gpu"  # without any work, assume the usual kind
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
@@ -302,6 +305,7 @@ def _source(paths: Sequence[Path | str], run: RunRecord | None) -> Source:
     means = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
     samples = None
     if means and run.batch_size_per_device:
+        # All ranks take as long as the slowest.
         samples = run.batch_size_per_device * run.world_size * 1000 / max(means)
     return Source(
         paths=names,

@@ -106,7 +106,7 @@ def _nothing(left_out: Sequence[str]) -> UnreadableInputError:
 def _with_verdicts(result: ResultsTable) -> ResultsTable:
     """Add to each row the verdict of its saved analysis."""
     replace = msgspec.structs.replace
-    saved_verdict = functools.cache(_saved_verdict)
+    saved_verdict = functools.cache(_saved_verdict)  # the points of a benchmark share their directory
 
     def with_verdict(row: ResultRow) -> ResultRow:
         return replace(row, verdict=saved_verdict(row.source))

@@ -45,7 +45,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     until_s = time.monotonic() + wait_s
     missing = list(range(ranks))
     while missing := [rank for rank in missing if not _is_there(run_dir, rank, started_s)]:
-        if os.getppid() != training:
+        if os.getppid() != training:  # it has ended
             return []
         if time.monotonic() >= until_s:
             break
@@ -54,6 +54,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     lines = [_missing_line(run_dir, ranks, missing, wait_s)] if missing else []
     present = [str(run_dir / trace_name(rank)) for rank in sorted({*range(ranks)} - {*missing})]
     try:
+        # A directory may also have traces of earlier jobs, which the missing ranks did not replace.
         analysis = load_analysis(present if missing else [str(run_dir)], world_size=ranks)
     except GpudiagError as error:
         return [*lines, f"no verdict: {error}", error.hint]

@@ -94,7 +94,7 @@ def analyze(
         try:
             analyses = [analyse(paths)]
         except SeveralRecordingsError as error:
-            if as_json:
+            if as_json:  # one JSON object describes one job
                 raise
             analyses = list(_each_job(error.recordings, analyse))
     crossed = [word for word in thresholds if any(crosses(analysis, word) for analysis in analyses)]

@@ -86,6 +86,7 @@ def bandwidth(
 
 
 def _draw(measured: "MeasuredBandwidth", *, width: int | None) -> None:
+    """Print the measurements in `width` characters; None for the terminal's width."""
     from gpudiag.report.console import report_console
     from gpudiag.report.facts.bandwidth import render_bandwidth, render_gradient_bandwidth
 

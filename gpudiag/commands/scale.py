@@ -264,6 +264,7 @@ def _show(result: "Scaling", directory: Path, *, as_json: bool, width: int | Non
 
 
 def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, concluding: bool) -> None:
+    """Refuse options that conflict; `concluding` is True if `--from` is given."""
     known_word("--subsets", subsets, ("pairs",))
     if measure_only and concluding:
         raise UsageError("--measure-only does not go with --from", "Leave one of them out.")

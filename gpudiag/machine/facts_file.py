@@ -23,7 +23,7 @@ def save_facts(facts: Facts, path: Path) -> None:
     Raises:
         GpudiagError: the file cannot be written.
     """
-    umask = os.umask(0)
+    umask = os.umask(0)  # can be read only by setting it
     os.umask(umask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

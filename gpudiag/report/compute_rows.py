@@ -18,13 +18,13 @@ _MOST_IN_LINE = 4
 
 
 def compute_columns(analysis: Analysis) -> tuple[str, ...]:
-    """Return the headings of `compute_rows`."""
+    """Return the headings of `compute_rows`; `reached` is one of them only if some rate is known."""
     return (*_COLUMNS, "reached") if any(map(_reached_rate, analysis.compute_classes[:_MOST_CLASSES])) else _COLUMNS
 
 
 def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
     """Return a row of cells for each kernel class, in the order of the analysis; see `compute_columns`."""
-    total, columns = _total_ms(analysis), compute_columns(analysis)
+    total, columns = _total_ms(analysis), compute_columns(analysis)  # times have as many decimals as the total
     return [
         (
             one_line(row.kernel_class)[:20],
@@ -39,7 +39,7 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
 
 
 def compute_line(analysis: Analysis) -> str:
-    """Return a line with the largest classes; "" if compute takes less than half of the step."""
+    """Return a line with the largest classes; "" if compute takes less than half of the step, and so matters less."""
     total = _total_ms(analysis)
     if 2 * total < duration(analysis.steps.mean_ms) or not total:
         return ""

@@ -94,7 +94,7 @@ def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
 
 
 def drop_columns(columns: dict[str, list[str]], dispensable: Iterable[str], width: int) -> None:
-    """Remove dispensable columns, in their order, until the table fits into `width`. `columns` has cells by heading."""
+    """Remove dispensable columns in order until the table has at most `width` characters. `columns` has their cells."""
     for name in dispensable:
         if sum(GAP + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
             return
@@ -107,7 +107,7 @@ def indented(words: str) -> Padding:
 
 
 def and_more(lines: list[Text], omitted: int, prefix: str = "") -> list[Text]:
-    """Append the number of omitted lines, if any: `and 3 more`."""
+    """Append the number of omitted lines, if any: `and 3 more`, with `prefix` before the number."""
     return [*lines, Text(f"and {prefix}{omitted} more", style="dim")] if omitted > 0 else lines
 
 
@@ -122,7 +122,7 @@ def numbered(lines: Sequence[str]) -> RenderableType:
 
 
 def commands_with_purposes(commands: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    """Return a line per command, followed by its purpose if all lines fit into the width."""
+    """Return a line per (command, purpose). Purposes are omitted if a line with its purpose is wider than `width`."""
     longest = max(len(command) for command, _ in commands)
     fits = longest + 2 + max(len(purpose) for _, purpose in commands) <= width
     return Group(

@@ -38,7 +38,8 @@ _BY_RANK = "_by_rank"
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
     """Return each item in words, in order, without items that are zero. Nested tables are replaced by an ellipsis."""
-    items = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
+    few = list(evidence.items())[: 3 * MOST_ITEMS]  # a hostile file has more
+    items = [(key, _without_zeros(key, value)) for key, value in few]
     return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
 
@@ -55,7 +56,7 @@ def _without_zeros(key: str, value: Any) -> Any:
 
 
 def _is_zero(key: str, value: Any) -> bool:
-    """Return whether a figure is zero or a table of figures is empty."""
+    """Return whether a figure is zero or a table is empty. A flag, an unknown value and 0 % confirmed are shown."""
     if isinstance(value, bool) or value is None or key == _CONFIRMED:
         return False
     if isinstance(value, int | float):
@@ -72,7 +73,7 @@ def _item(key: str, value: Any) -> str:
     if _BYTES in key and isinstance(value, int | float) and not isinstance(value, bool):
         return f"{_words(_without(key, _BYTES))} {figures.size(value)}"
     for words, unit in _UNITS:
-        if f"{words}_" in f"{key}_":
+        if f"{words}_" in f"{key}_":  # the unit as whole words: `_c` is not part of `_count`
             name = _without(key, words)
             return _table(name, value, unit) if isinstance(value, dict) else f"{_words(name)} {_value(value)} {unit}"
     return _table(key, value, "") if isinstance(value, dict) else f"{_words(key)} {_value(value)}"

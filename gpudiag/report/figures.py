@@ -91,10 +91,11 @@ def flops(operations: float | None) -> str:
 
 
 def _scaled(value: float | None, unit: str, prefixes: Sequence[str]) -> str:
+    """Return a value with the first prefix, each 1000 times the one before, with which it has at most three digits."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     for prefix in prefixes[:-1]:
-        if abs(value) < 999.5:
+        if abs(value) < 999.5:  # larger values are rounded to four digits
             return f"{_three_figures(value) if prefix else f'{value:.0f}'} {prefix}{unit}"
         value /= 1000
     return f"{_three_figures(value)} {prefixes[-1]}{unit}"

@@ -82,7 +82,7 @@ def _devices_in_words(analysis: Analysis) -> str:
 
 
 def _device_name(name: str, device: str, kind: str) -> str:
-    """Return a device's model, or else its type: GPU for `cuda:3`, CPU process for `cpu`."""
+    """Return a device's model, or else its type: GPU for `cuda:3`; `kind` is the job's `device_kind`."""
     if name:
         return _name(name)
     family = device.partition(":")[0]
@@ -217,6 +217,7 @@ def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
     if not queued:
         return ""
     least = min(lead for lead in leads if lead is not None)
+    # Ranks that train together have the same step time.
     only = "only " if least < _SHORT_QUEUE_SHARE * ranks[0].step_ms else ""
     return f"The CPU keeps {only}{queued} ms of work queued for the {device}"
 
@@ -249,7 +250,7 @@ def recorded_steps_differ(analysis: Analysis) -> bool:
 
 
 def recorded_steps_note(analysis: Analysis) -> str:
-    """Return a note that the recorded steps in bars and tables are longer than unprofiled steps; "" if they are not."""
+    """Return a note that the recorded steps in bars and tables differ from unprofiled steps; "" if they do not."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not recorded_steps_differ(analysis):
         return ""
@@ -261,7 +262,7 @@ def recorded_steps_note(analysis: Analysis) -> str:
 
 
 def compute_lines(analysis: Analysis) -> list[str]:
-    """Return FLOP per step and second, and the share of the device's peak, if the run counted FLOPs."""
+    """Return FLOP per step and second, and the share of the peak; lower limits if the FLOPs of some ops are unknown."""
     rate = compute_rate(analysis)
     if rate is None or rate.tflops_per_s is None:
         return []
@@ -288,7 +289,7 @@ def volume_lines(analysis: Analysis) -> list[str]:
     if volume is None or not volume.mvox_per_s:
         return []
     written = f"{figures.thousands(volume.voxels)} voxels written in {figures.throughput(volume.seconds)} s"
-    hours = figures.throughput(1e6 / volume.mvox_per_s / 3600)
+    hours = figures.throughput(1e6 / volume.mvox_per_s / 3600)  # 1 teravoxel = 1e6 Mvox
     return [f"Volume: {written}, {figures.throughput(volume.mvox_per_s)} Mvox/s{_SEPARATOR}{hours} h per teravoxel"]
 
 

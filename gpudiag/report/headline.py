@@ -78,7 +78,10 @@ def headline_of(analysis: Analysis) -> Headline | None:
 
 
 def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
-    """Return a headline about the links if their state explains slow collectives, or None."""
+    """Return a headline about the links if their state explains slow collectives, or None.
+
+    The evidence has NVLink's rate only if the collective does not use it. An unknown rate counts as slow.
+    """
     reached, nvlink, probe = (
         _positive_number(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s")
     )
@@ -89,7 +92,7 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif nvlink is not None and reached is not None:
+    elif nvlink is not None and reached is not None:  # no finding about the links, but an unused NVLink
         words = "GPU peer access over NVLink is off"
     else:
         return None
@@ -97,7 +100,10 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
 
 
 def _consequence(main: Finding, analysis: Analysis, reached: float | None, best: float | None) -> str:
-    """Return `: all-reduce runs at 27 of 450 GB/s; communication costs up to 18.0 of 39.7 ms`."""
+    """Return `: all-reduce runs at 27 of 450 GB/s; communication costs up to 18.0 of 39.7 ms`, as far as known.
+
+    `reached` and `best` are the present and the possible rate of the collective in GB/s.
+    """
     parts = []
     if reached is not None:
         limit = f" of {_rate_words(best)}" if best is not None and reached < _FAR_BELOW * best else ""
@@ -182,6 +188,7 @@ def next_step(analysis: Analysis) -> str:
     if unread_device(analysis):
         tool = "xprof" if unread_device(analysis) == "TPU" else "the profiler of the accelerator's vendor"
         return f"Use {tool} to see what the device does."
+    # Reversed, so that the first of several warnings with the same code remains.
     messages = {warning.code.partition(":")[0]: warning.message for warning in reversed(analysis.validity)}
     asking = [code for code in _ASK_FOR_RECORDING if code in messages]
     untrusted = [code for code in asking if code in UNTRUSTED_CODES]

@@ -49,7 +49,10 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ModuleGroup:
-    """Modules of one class at the same position of a repeated block."""
+    """Modules of one class at the same position of a repeated block.
+
+    `pattern` is their path with `*` for the numbers of repeated modules, and `prefix` precedes it in labels.
+    """
 
     def __init__(self, pattern: str, prefix: str) -> None:
         self._pattern = pattern
@@ -130,12 +133,16 @@ def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
 
 
 def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
-    """Group modules of one class at the same position. Return the outermost groups, which contain all other groups."""
+    """Group modules of one class at the same position. Return the outermost groups, which contain all other groups.
+
+    A module whose parents have no times is outermost. Labels name the root if there are several.
+    """
     parents = {(module.root, path) for module in times for path in _parents(module.path)}
     repeated = _repeated(times, parents)
     several = len({root for root, _ in parents}) > 1
     group_of: dict[tuple[str, str], _ModuleGroup] = {}
     roots: dict[tuple[str, str], _ModuleGroup] = {}
+    # Sorted by depth, so that the group of each parent exists before the groups of its children.
     for module in sorted(times, key=lambda module: module.path.count(".") + bool(module.path)):
         above = (group_of.get((module.root, path)) for path in _parents(module.path))
         parent = next((group for group in above if group is not None), None)

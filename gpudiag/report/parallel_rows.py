@@ -119,7 +119,7 @@ def stage_rows(analysis: Analysis, parallelism: Parallelism) -> list[tuple[str, 
 
 
 def rank_columns(parallelism: Parallelism) -> tuple[str, ...]:
-    """Return the headings of `rank_rows`: the rank, its position in the group of each role, and its compute."""
+    """Return the headings of `rank_rows`: rank, position in the group of each role, compute, and its ratio to peers."""
     return ("rank", *_roles(parallelism), "compute ms", "to its peers")
 
 

@@ -96,7 +96,7 @@ def labels(devices: Sequence[Device | RankChange]) -> list[str]:
 
 
 def buckets_seen(rows: Sequence[RankRow]) -> list[str]:
-    """Return the buckets with visible time in some row."""
+    """Return the buckets with visible time in some row: 0.005 ms, or 0.5 % of the step if the step is below 1 ms."""
     seen = min([_SEEN_MS, *(_SEEN_MS * row.step_ms for row in rows if row.step_ms > 0)])
     return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
 

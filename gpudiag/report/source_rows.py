@@ -91,6 +91,7 @@ def _rows(lines: list[SourceLine], sources: Sequence[SourceLocation], most: int 
 
 
 def _row(line: SourceLine, *, marked: bool) -> SourceRow:
+    """Return the row of a line; a line without known text has the name of its function."""
     text = one_line(line.source.strip() or line.function)
     return SourceRow(
         place=f"{one_line(line.file).rpartition('/')[2]}:{line.line}",

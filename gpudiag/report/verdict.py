@@ -156,7 +156,8 @@ def _reason(finding: Finding) -> str:
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
     """Return the step time in ms now and after the fix, and the bucket that then limits the step.
 
-    The step time after the fix is None if it is implausible. The bucket is "" if it is unknown.
+    The step time after the fix is None if it is implausible. The bucket is "" if it is unknown, as it is for every fix
+    but the first in `analysis.next`.
     """
     before_ms = real_step_ms(analysis)
     if not 0 < saved < before_ms:
@@ -212,7 +213,10 @@ def saved_words(finding: Finding, analysis: Analysis) -> str:
 
 
 def _share(finding: Finding, saved: float, step_ms: float) -> str:
-    """Return the savings as a share of the step, like ` (21 %)`; "" if the share is unknown."""
+    """Return the savings as a share of the step, like ` (21 %)`; "" if the share is unknown.
+
+    Savings in a recorded step may exceed the unprofiled step `step_ms`; the share is then that of the recorded step.
+    """
     share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
     return "" if share is None else f" ({figures.percent(share, 100)})"
 
@@ -229,6 +233,7 @@ def parts(finding: Finding, analysis: Analysis) -> str:
     ]
     indirect_ms = total_ms - sum(main_ms.values())
     indirect = figures.milliseconds(indirect_ms, beside=step_ms)
+    # A figure such as `0.00` has no other characters, and is not worth mentioning.
     if indirect.strip("-0.<") and indirect_ms > 0:
         words.append(f"{indirect} ms indirect")
     return ", ".join(words)
@@ -314,21 +319,22 @@ def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
     ]
 
 
-def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> list[str]:
+def explained_lines(analysis: Analysis) -> list[str]:
     """Return a line for each large bucket, with its time and the findings that explain it."""
     step_ms = analysis.steps.mean_ms
     return [
         f"{_bucket_label(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
         f"({figures.percent(bucket.ms, step_ms)}): {_explanation(bucket, analysis)}"
         for bucket in analysis.explained[: len(LABELS)]
-        if bucket.unexplained_ms > 0 or not unexplained_only
     ]
 
 
 def _explanation(bucket: Explained, analysis: Analysis) -> str:
     """Return the findings that explain a bucket, its note, and its time without known cause."""
     words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
+    # A bucket with neither finding nor note is unexplained as a whole, even if a file states no unexplained time.
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
+    # Such a note says the same as the words for unexplained time.
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
         words.append(_line(bucket.note))
     if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):
@@ -339,11 +345,8 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
     return "; ".join(words)
 
 
-def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
-    """Return reasons to trust the figures less, as (code or topic, message).
-
-    With `missing`, the overhead of profiling and the reasons for missing step times are included.
-    """
+def doubts(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return (code or topic, message) of warnings, of the overhead of profiling, and of missing step times."""
     # The lines below the table already report the unexplained time.
     explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     reasons = [
@@ -351,8 +354,6 @@ def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]
         for warning in analysis.validity
         if not (warning.code == "unexplained" and explained)
     ]
-    if not missing:
-        return reasons
     for line in overhead_lines(analysis):
         topic, _, times = line.partition(": ")
         reasons.append((topic, times))

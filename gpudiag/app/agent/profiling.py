@@ -40,7 +40,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
+        start_new_session=True,  # one signal then reaches gpudiag and all processes of the command
     )
     timed_out = False
     try:

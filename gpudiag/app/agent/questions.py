@@ -116,6 +116,7 @@ class Questions:
     def picture(self, paths: Sequence[str], width: int = 100) -> str:
         """Return a step of all ranks as text, `width` characters per rank."""
         _, step = self._analysis(paths, None)
+        # A saved analysis has no step, but its run directory may have one.
         if step is None and len(paths) == 1 and Path(self._paths.existing(paths)[0]).is_dir():
             step = step_beside(Path(self._paths.existing(paths)[0]))
         if step is None:

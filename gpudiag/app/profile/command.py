@@ -60,7 +60,7 @@ def profile_command(
         command: as the user would start it.
         output: the run directory; None for a new one.
         stop: end the command when the measurement is complete.
-        steps, warmup: as for `gpudiag profile`.
+        steps, warmup: numbers of unprofiled and of warm-up steps; None to choose them by the step times.
         on_start: called with the run directory before the command starts.
         on_message: called with each message of the command's processes.
         on_warning: called with each warning for the user.
@@ -72,7 +72,7 @@ def profile_command(
             f"there is no command '{command[0]}'", "Write it as you would start it: -- torchrun … train.py"
         )
     facts = gather_inventory()
-    facts = cached_measurements(facts, nccl_transport(p2p=True)) or facts
+    facts = cached_measurements(facts, nccl_transport(p2p=True)) or facts  # links measured earlier, if any
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     run_dir = _run_directory(output, command)
     with locked(run_dir):
@@ -115,6 +115,7 @@ def _analysed(profiled: ProfiledCommand) -> ProfiledCommand:
 
 
 def _write_facts(run_dir: Path, facts: Facts) -> None:
+    """Write the facts of the machine; raise GpudiagError if the directory cannot be written."""
     try:
         write_json(run_dir / FACTS_FILE, facts)
     except OSError as error:

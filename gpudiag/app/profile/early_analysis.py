@@ -64,7 +64,7 @@ class EarlyAnalysis:
                     analysis = msgspec.json.decode(output.read(_MOST_BYTES), type=Analysis)
                 except (OSError, msgspec.MsgspecError):
                     return
-                self._ready(analysis)
+                self._ready(analysis)  # with the lock, so that `end` returns after this call
 
 
 def _start(run_dir: Path, output: int) -> int:

@@ -77,6 +77,8 @@ def _strategy(options: RunOptions, layout: ParallelLayout) -> str | None:
 def check_sizes(layout: ParallelLayout, sizes: GptSizes, batch_size: int | None) -> None:
     """Refuse a layout whose sizes cannot divide this model or the batch equally.
 
+    `batch_size` is in samples per replica; None for a size that always divides.
+
     Raises:
         UsageError: there are fewer layers than stages, or heads, tokens, microbatches or samples do not divide equally.
     """

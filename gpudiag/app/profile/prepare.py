@@ -92,7 +92,7 @@ def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
 def _prepared(
     options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
 ) -> Prepared:
-    """Make the plan of the launch from the options and the chosen values."""
+    """Make the plan of the launch; `devices` of this machine are divided equally among `processes`."""
     job = Job.chosen(
         options,
         devices=devices // processes,
@@ -169,10 +169,11 @@ def _run_directory(job: Job) -> Path:
 
 
 def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] | None = None) -> Prepared:
-    """Add measurements of the machine's links if several GPUs will communicate over them.
+    """Add measurements of the machine's links if several GPUs will communicate over them, and findings in any case.
 
     Args:
-        prepared: the run; its job states whether to measure the links, which takes about 5 s.
+        prepared: the run. Its job's `probe` is True to measure the links, which takes about 5 s, False not to, and None
+            to do so only without measurements of the last day.
         on_progress: called from several threads with the current probe.
     """
     facts, job = prepared.facts, prepared.plan.job

@@ -51,12 +51,13 @@ def measure_tries(
         names = list(jobs)
 
         def on_message(message: Progress) -> None:
-            if message.phase == "warmup":
+            if message.phase == "warmup":  # `steps` is the number of the job
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
-                number, pair = divmod(message.steps, PAIRS)
+                number, pair = divmod(message.steps, PAIRS)  # the processes count the pairs of all jobs
                 say(f"trying {names[number % len(names)]} by turns with the unchanged job", pair, PAIRS)
 
+        # The plan of the tries determines the numbers of steps.
         unchanged = msgspec.structs.replace(plan.job, steps=None, warmup=None)
         launch = msgspec.structs.replace(plan, run_dir=directory, job=unchanged)
         try:

@@ -12,7 +12,7 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Return each strategy with uncompressed gradients and, if it supports compression, with compressed gradients."""
+    """Return each strategy with uncompressed gradients and, if it can, with gradients compressed to `compress`."""
     by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 
@@ -26,6 +26,7 @@ def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
     unknown = [label for label in request.only if label not in labels]
     if unknown:
         raise UsageError(f"there is no strategy '{unknown[0]}' to recommend", there_are(unknown[0], labels))
+    # `independent` shows the step without communication.
     return tuple(candidate for candidate in available if candidate.label in {*request.only, INDEPENDENT})
 
 

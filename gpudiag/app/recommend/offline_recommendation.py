@@ -186,7 +186,11 @@ def _predicted(
     refused: dict[str, str],
     compute_ms: float | None,
 ) -> Recommendation:
-    """Predict the step of each candidate on `count` devices, and choose a candidate."""
+    """Predict the step of each candidate on `count` devices, and choose a candidate.
+
+    `refused` has the reasons why candidates cannot run, by label. `compute_ms` is the user's step time without
+    communication; None if it is not given.
+    """
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     compute = _compute(facts, model, run, count, compute_ms)

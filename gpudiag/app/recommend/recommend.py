@@ -49,7 +49,8 @@ def recommend(
 ) -> Recommendation:
     """Predict all candidates, measure the best few in alternation, and choose one.
 
-    Measurements are kept in the run directory. `on_probe` is called from several threads.
+    Measurements are kept in the run directory. `observer` is called with each message of a process, `say` with the plan
+    in words, and `on_probe` from several threads with the current probe.
     """
     began = time.time()  # wall-clock time, because training processes compare it with their wall-clock time
     run = request.run
@@ -81,7 +82,7 @@ def recommend(
                 memory_format=run.memory_format or "nchw",
                 candidates=candidates,
                 cannot=refused,
-                finalists=0 if request.every else _FINALISTS,
+                finalists=0 if request.every else _FINALISTS,  # 0: all
                 seconds=_TURNS_S,
             ),
         ),

@@ -71,9 +71,8 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
         )
     steady = _steady(turns)
     fastest = min(steady & set(racing) or racing, key=lambda label: statistics.fmean(racing[label].round_ms))
-    return _measured_verdict(
-        benchmark, _Measured(turns=turns, failed=failed, steady=steady, fastest=fastest), seconds=seconds
-    )
+    measured = _Measured(turns=turns, failed=failed, steady=steady, fastest=fastest)
+    return _measured_verdict(benchmark, measured, seconds=seconds)
 
 
 def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seconds: float | None) -> Recommendation:
@@ -197,7 +196,7 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
 
 
 def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: str | None) -> Ranked:
-    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run."""
+    """Return the ranking's row of a prediction; `cannot` is the reason why the candidate cannot run or failed."""
     return Ranked(
         strategy=prediction.candidate.label,
         predicted_step_ms=prediction.step_ms,
@@ -216,11 +215,11 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
     if row.strategy != measured.fastest:
-        # Turns of the same round are compared, because they are near in time.
+        # Turns of the same round are compared, because they are near in time. One of the two may have fewer rounds.
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
-    steady = row.strategy in {INDEPENDENT, *measured.steady}
+    steady = row.strategy in {INDEPENDENT, *measured.steady}  # `independent` does not compete
     return msgspec.structs.replace(
         row,
         measured_step_ms=step.value,
@@ -244,6 +243,7 @@ def _ranking_key(row: Ranked) -> tuple[int, float, str]:
 
 
 def _is_tied(row: Ranked) -> bool:
+    """Return whether a measured row may be as fast as the fastest, or is slower by less than `TIE_MEASURED`."""
     if row.slower_percent is None or row.slower_ci95 is None:
         return False
     return row.slower_ci95[0] <= 0.0 or row.slower_percent < 100 * TIE_MEASURED
@@ -293,9 +293,8 @@ def _measured_reason(chosen: Ranked, tied: Sequence[Ranked], slower: Sequence[Ra
     others = [row for row in tied if row is not chosen and row.measured_step_ms is not None]
     if others:
         steps = " and ".join(f"{row.strategy} ({row.step_words()} ms)" for row in others)
-        reason = (
-            f"{steps} cannot be distinguished from it ({chosen.step_words()} ms) in {chosen.rounds} rounds. {reason}"
-        )
+        equal = f"{steps} cannot be distinguished from it ({chosen.step_words()} ms)"
+        reason = f"{equal} in {chosen.rounds} rounds. {reason}"
     following = next((row for row in slower if row.unranked is None), None)
     if following is not None and following.slower_percent is not None:
         reason += f". Next is {following.strategy}, {following.slower_percent:.1f} % slower"
@@ -324,6 +323,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
+    """Return the savings over the next slower prediction; None without one. `possible` is sorted by cost."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None

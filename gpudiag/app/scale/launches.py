@@ -65,7 +65,7 @@ def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
 
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
     """Return the plan of a launch. The launch begins no entry after `left_s` seconds; None for no limit."""
-    timed_s = left_s
+    timed_s = left_s  # less if profiled points follow, so that they get their share of the time
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)
         timed_s = left_s * (1 - min(_MOST_FOR_PROFILES, share))
@@ -114,6 +114,7 @@ def started_again(
     records = [known[point_id] for point_id in wanted if point_id in known]
     again_ids = {record.id for record in again(records, request.starts, NEED_PEERS)}
     points = [
+        # A record without list of starts has one start.
         msgspec.structs.replace(point, start=max(1, len(known[point_id].starts)) + 1)
         for point_id, point in wanted.items()
         if point_id in again_ids

@@ -96,6 +96,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
         strategies_of_workload = requested if workload_entry(name).trains else (INDEPENDENT,)
         for number, variant in enumerate(variants):
             for devices, strategy in itertools.product(sizes, strategies_of_workload):
+                # Tiers are below 10, so that all points of a setting come before those of the next setting.
                 priority = (_tier(devices, strategy, sizes, requested) + 10 * number, position)
                 _add(points, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
         if position == 0:
@@ -205,7 +206,7 @@ def _add(points: dict[str, Point], point: Point) -> None:
 def _add_subsets(
     points: dict[str, Point], request: ScaleRequest, site: Site, variant: RunOptions, strategies: Sequence[str]
 ) -> None:
-    """Add each GPU alone and each pair of GPUs, if they are requested."""
+    """Add each GPU alone and each pair of GPUs, if they are requested, before other points of the same tier."""
     # Single devices are compared only in weak scaling. Points with separate launches always use the first devices.
     if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
         return
@@ -274,7 +275,8 @@ def _point(
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     """Return the points to record.
 
-    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline.
+    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline; for
+    `first`, those of the first strategy only. Only the first setting is recorded, unless all points are.
     """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":
@@ -285,7 +287,7 @@ def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     most = max((point.record.devices for point in no_subsets), default=1)
     if most == 1:
         return no_subsets[:1]
-    first_variant = [point for point in no_subsets if point.priority[0] < 10]
+    first_variant = [point for point in no_subsets if point.priority[0] < 10]  # see `all_points`
     return _largest_and_baselines(first_variant, most, first_strategy_only=request.recorded == "first")
 
 
@@ -293,7 +295,7 @@ def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_onl
     """Return the points of communicating strategies with `most` devices, and their baselines on one device."""
     largest = [point for point in points if point.record.devices == most and point.record.strategy != INDEPENDENT]
     if first_strategy_only:
-        largest = [point for point in largest if point.priority[0] == 0]
+        largest = [point for point in largest if point.priority[0] == 0]  # see `_tier`
     strategies = {on_one_device(point.record.strategy, point.record.framework) for point in largest}
     baselines = [point for point in points if point.record.devices == 1 and point.record.strategy in strategies]
     return in_order([*largest, *baselines])

@@ -70,7 +70,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
         raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
     facts = request.output / FACTS_FILE
     modes = {record.mode for record in points.values()}
-    mode = request.mode if request.mode in modes else modes.pop()
+    mode = request.mode if request.mode in modes else modes.pop()  # usually all points have one mode
     run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
     request = msgspec.structs.replace(request, mode=mode, run=run)
     return _conclude(request, points, load_facts(facts) if facts.is_file() else None, _unreadable_points(store))
@@ -228,7 +228,7 @@ class _ScalingBenchmark:
         except WorkerFailedError as error:
             failure = error
         except OSError as error:
-            with writing(self.request.output):
+            with writing(self.request.output):  # adds a hint
                 raise error from None
         self._read_results(launch, failure)
         if failure is None:
@@ -241,6 +241,7 @@ class _ScalingBenchmark:
         directory = store.directory(record.id, start=point.start)
         began_s = time.monotonic()
         try:
+            # `prepare` refuses options that do not apply to the workload, even with their default values.
             prepared = prepare(
                 msgspec.structs.replace(
                     job,
@@ -326,6 +327,7 @@ class _ScalingBenchmark:
         self.store.save(record)
 
     def _budget_remark(self) -> Remark:
+        """Return a remark with the number of points that were not measured, and the names of the first five."""
         left = [*self.timed, *self.profiled]
         names = ", ".join(point.record.id for point in left[:5])
         return Remark(

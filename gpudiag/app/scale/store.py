@@ -101,6 +101,7 @@ class Store:
     def clear(self, point_id: str, *, profile: bool = False, start: int = 1) -> None:
         """Delete the results of an earlier attempt."""
         directory = self.directory(point_id, profile=profile, start=start)
+        # The training writes into these directories; `below` refuses links that lead out of the point's directory.
         for name in (RANKS_DIR, LOGS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
             below(directory, name)
         with writing(self.output):

@@ -12,7 +12,10 @@ _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 def _fault(
     name: str, summary: str, cause: str | None, amount: float, beside: dict[str, tuple[str, ...]]
 ) -> CatalogueEntry:
-    """Return a divided job that has a straggler of this cause; without a cause, it has a pipeline bubble."""
+    """Return a divided job that has a straggler of this cause; without a cause, it has a pipeline bubble.
+
+    `amount` is explained in `DIVIDED`. `beside` has further right findings: code → causes, empty for any.
+    """
     return CatalogueEntry(
         name=name,
         summary=summary,

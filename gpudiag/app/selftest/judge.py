@@ -357,6 +357,7 @@ def _saves_ms(finding: Finding) -> float:
 
 
 def _as_found(finding: Finding) -> Found:
+    """Return a finding for the table; unknown savings count as 0 ms."""
     return Found(
         code=finding.code,
         ranks=finding.ranks,

@@ -142,7 +142,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     ]
     if not judged:
         raise UnreadableInputError(f"{output}: holds no runs of a selftest", "Give the directory of a selftest.")
-    order = list(CATALOGUE)
+    order = list(CATALOGUE)  # rows are sorted by workload, divided jobs last, and then as in the catalogue
     judged.sort(
         key=lambda pair: (
             pair[1].workload == PARALLEL_WORKLOAD,
@@ -242,7 +242,8 @@ def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, Fault
     """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
     If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
-    A graph launches all ops of a step at once.
+    A graph launches all ops of a step at once. `faulty_ms` is the step time with the fault: as a graph for the job
+    `cuda-graph`, and that of the clean job for the fault `none`.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -315,6 +316,7 @@ def _launch_divided(
 
 
 def _window_error_ms(record: RunRecord) -> float:
+    """Return the standard error of the mean recorded step, on the rank where it is largest."""
     return max((rank.profiled.standard_error_ms for rank in record.ranks if rank.profiled is not None), default=0.0)
 
 

@@ -54,7 +54,7 @@ def log_run(
     analysis, step = analysis_with_step(paths, world_size=world_size, limits=limits)
     path = Path(paths[0])
     beside = None if len(paths) > 1 else path if path.is_dir() else path.parent
-    if step is None and beside is not None:
+    if step is None and beside is not None:  # a saved analysis may have a saved step beside it
         step = step_beside(beside)
     with tempfile.TemporaryDirectory(prefix="gpudiag-log-") as scratch:
         report = Path(scratch) / REPORT_FILE

@@ -133,8 +133,9 @@ def dispatch(words: list[str]) -> int:
 
 
 def _usage_error(error: Any) -> UsageError:
-    """Convert click's UsageError, and suggest similar options for an unknown one."""
+    """Convert click's UsageError, and suggest similar options for an unknown one, whose error has `possibilities`."""
     context = error.ctx
+    # Without click's own suggestions, which `there_are` replaces.
     message = error.message if hasattr(error, "possibilities") else error.format_message()
     message = message[:1].lower() + message[1:].rstrip(".")
     if context is None:

@@ -53,7 +53,7 @@ def command_after_separator(context: typer.Context) -> list[str] | None:
     if not command:
         raise UsageError("no command follows --", "For example: gpudiag profile -- torchrun train.py")
     given = list(context.params["workload"] or ())
-    if given != command:
+    if given != command:  # the parser takes the words before and after `--` together as the workload
         raise UsageError(f"{given[0]} does not go with a command after --", "Leave it out.")
     return command
 
@@ -73,7 +73,7 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
     """Run the command, print the diagnosis on standard error, and return the command's exit code."""
     from gpudiag.app.profile.command import profile_command
 
-    notes: set[str] = set()
+    notes: set[str] = set()  # sentences that were printed, because each rank may send the same
     begun_s = time.monotonic()
 
     def note(sentence: str) -> None:
@@ -169,6 +169,7 @@ def _step_lines(run: RunRecord) -> list[str]:
     if boundary.by != "optimizer":
         return ["steps: no PyTorch optimizer step was seen; some seconds were recorded and no steps were timed"]
     others = f", one of {boundary.optimizers} optimizers" if boundary.optimizers > 1 else ""
+    # A mean that is hardly above one call per step is not worth mentioning.
     calls = f", {boundary.calls_per_step:.3g} calls in each" if (boundary.calls_per_step or 1) > 1.05 else ""
     end = f"an evaluation of {boundary.optimizer}'s closure" if boundary.closure else f"{boundary.optimizer}.step"
     return [f"steps: each ends with {end}{others}{calls}"]

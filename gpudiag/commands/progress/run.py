@@ -70,7 +70,7 @@ class RunProgress:
         self._latest[message.rank] = message
         if self._table is not None:
             self._table.heard(message)
-        if len(self._latest) < self._processes:
+        if len(self._latest) < self._processes:  # a rank without message may be further behind
             return
         behind = min(self._latest.values(), key=lambda rank: (_ORDER.index(rank.phase), rank.steps))
         self._show(_PHASES[behind.phase], behind.steps, behind.of)

@@ -86,7 +86,10 @@ class FaultProgress(StatusLine):
     }
 
     def heard(self, message: Progress, faults: tuple[str, ...]) -> None:
-        """Show the phase and the current fault. `faults` are in the order in which the launch measures them."""
+        """Show the phase and the current fault. `faults` are in the order in which the launch measures them.
+
+        The message has the number of the fault, from 1, in the field `steps`.
+        """
         phase = self._PHASES.get(message.phase)
         if message.rank != 0 or phase is None:
             return

@@ -55,6 +55,7 @@ def _peer_access(session: NvmlSession, handle_a: Any, handle_b: Any) -> tuple[bo
 
 
 def _pcie_kind(session: NvmlSession, a: Gpu, b: Gpu, handles: tuple[Any, Any], root: Path) -> str:
+    """Return the kind of PCIe path between two GPUs: as NVML reports it, or else from sysfs below `root`."""
     level = session.ask({}, "kind", "nvmlDeviceGetTopologyCommonAncestor", *handles)
     if level in _LEVEL:
         return _LEVEL[level]

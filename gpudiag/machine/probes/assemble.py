@@ -44,6 +44,7 @@ class _Machine:
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))
+            # Without a known PCI id, assume that the visible GPUs have the same order.
             if index is None and gpu.ordinal < len(self._visible):
                 index = self._visible[gpu.ordinal]
             indices[gpu.ordinal] = gpu.ordinal if index is None else index
@@ -117,6 +118,7 @@ def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Band
     """Return the bandwidth of copies with the host or within a GPU, for one GPU or for all GPUs at once (`all`)."""
     devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
+    # A GPU with two concurrent flows, one in each direction, gets their sum.
     for ordinal, rate in zip(copy.gpus, copy.each_gb_per_s, strict=True):
         device = f"gpu:{index[ordinal]}"
         per_device[device] = per_device.get(device, 0.0) + rate
@@ -146,6 +148,7 @@ def _host_ceiling(gpu: Gpu, copy: HostCopy) -> PathCeiling:
 
 
 def _host_latency(index: dict[int, int], measured: HostLatency) -> Latency:
+    """Return a latency between host and GPU; `index` maps CUDA ordinals to indices in the inventory."""
     gpu = f"gpu:{index[measured.gpu]}"
     return Latency(
         kind=measured.kind,
@@ -157,6 +160,7 @@ def _host_latency(index: dict[int, int], measured: HostLatency) -> Latency:
 
 
 def _peer_latency(index: dict[int, int], measured: PeerLatency) -> Latency:
+    """Return a latency between two GPUs; `index` as in `_host_latency`."""
     return Latency(
         kind=measured.kind,
         src=f"gpu:{index[measured.src]}",
@@ -252,6 +256,7 @@ def _skipped(outcomes: Sequence[ProbeOutcome]) -> list[Skipped]:
     skipped = []
     for outcome in outcomes:
         if outcome.reason is not None:
+            # Reasons of failures are predicates, such as `was not ready to measure after 60 s`.
             prefix = "" if outcome.status == "unavailable" else "the probe "
             skipped.append(Skipped(what=outcome.name, why=sanitize_text(prefix + outcome.reason)))
         document = outcome.document

@@ -100,7 +100,7 @@ def _machine_identity(facts: Facts) -> dict[str, object]:
         "environment": {
             name: value for name, value in facts.host.environment.items() if name.startswith(("NCCL_", "CUDA_VISIBLE"))
         },
-        "gpudiag": facts.version,
+        "gpudiag": facts.version,  # another version may measure differently
     }
 
 

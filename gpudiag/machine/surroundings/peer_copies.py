@@ -38,6 +38,7 @@ def copy_between_gpus(facts: Facts, limit_s: float) -> tuple[Facts, PeerCopiesSe
     )
     outcomes = run_probes([program])
     measured = assemble(facts, outcomes, ())
+    # `PeerCopiesSeen` has the reason of missing copies, so the facts need not list it.
     kept = msgspec.structs.replace(measured, skipped=facts.skipped, probes=facts.probes)
     (outcome,) = outcomes
     if outcome.document is not None and outcome.document.errors and outcome.status == "ok":

@@ -17,11 +17,11 @@ from gpudiag.report.console import GAP, plain_table
 from gpudiag.report.diff.words import part_label, signed
 from gpudiag.report.palette import LABELS
 
-#: Smallest time or change that is shown.
+#: Smallest time or change that is shown, in ms per step.
 SEEN_MS = 0.005
 #: Smallest width of a bar in the table of buckets. If there is less room, the table omits the columns A and B.
 _NARROWEST_BAR = 12
-_WIDEST_BAR = 60
+_WIDEST_BAR = 60  # characters
 MOST_PARTS = 10
 #: Smallest terminal width with which the table of parts has the columns A and B.
 _ROOM_FOR_TIMES = 70
@@ -69,7 +69,10 @@ def _glyphs(console: Console) -> BarGlyphs:
 
 
 def waterfall(diff: Diff, console: Console) -> Table:
-    """Return a line with a bar for each bucket, and a line for their sum, the step."""
+    """Return a line with a bar for each bucket with visible time, and a line for their sum, the step.
+
+    A narrow console omits the columns A and B, so that there is room for bars.
+    """
     rows = [
         _row(LABELS[change.bucket], change)
         for change in diff.buckets
@@ -78,14 +81,14 @@ def waterfall(diff: Diff, console: Console) -> Table:
     if abs(diff.unattributed_ms) >= SEEN_MS:
         rows.append(ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))
     total = _row("step", diff.step("profiled"))
-    times = max(total.before_ms, total.after_ms)
-    changes = max(abs(row.difference_ms) for row in [*rows, total])
+    longest_ms = max(total.before_ms, total.after_ms)
+    largest_ms = max(abs(row.difference_ms) for row in [*rows, total])
     cells: list[tuple[str, ...]] = [
         (
             row.label,
-            figures.milliseconds(row.before_ms, beside=times),
-            figures.milliseconds(row.after_ms, beside=times),
-            signed(row.difference_ms, beside=changes),
+            figures.milliseconds(row.before_ms, beside=longest_ms),
+            figures.milliseconds(row.after_ms, beside=longest_ms),
+            signed(row.difference_ms, beside=largest_ms),
         )
         for row in [*rows, total]
     ]
@@ -104,12 +107,12 @@ def waterfall(diff: Diff, console: Console) -> Table:
 def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarGlyphs) -> list[Text]:
     """Return a bar for each difference and a bar for the total, on an axis from the lowest to the highest running sum.
 
-    Worked example. The differences are +6 and -2, their total is +4, and there are 12 cells. The running sums are 0, 6
-    and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
+    Worked example. The differences are +6 and -2, their total is +4, and there are `width` = 12 character cells. The
+    running sums are 0, 6 and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
     """
     sums = list(accumulate(differences, initial=0.0))
     low, high = min(*sums, total), max(*sums, total)
-    reach = high - low if high > low else 1.0
+    reach = high - low if high > low else 1.0  # any value: all bars are empty
 
     def cell(value: float) -> int:
         return round((value - low) / reach * width)
@@ -118,9 +121,10 @@ def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarG
 
 
 def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs) -> Text:
-    """Return the bar from `begin` to `end`; its color and character show the sign of the difference."""
+    """Return the bar between two cells, in any order; its color and character show the sign of `difference`."""
     first, last = sorted((begin, end))
     if first == last:
+        # A bar that starts at the end of the axis would be outside of it.
         return Text(" " * min(first, width - 1) + glyphs.nothing, style="dim")
     glyph, style = (glyphs.longer, "red") if difference > 0 else (glyphs.shorter, "green")
     return Text(" " * first).append(glyph * (last - first), style=style)
@@ -132,7 +136,10 @@ def _room(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def parts_table(diff: Diff, width: int) -> Table:
-    """Return the largest changes over all buckets, the remainder, and their sum, which is the change of the step."""
+    """Return the largest changes over all buckets, the remainder, and their sum, which is the change of the step.
+
+    Columns A and B need a terminal of `_ROOM_FOR_TIMES` characters. Names have the process group if there are several.
+    """
     step = _row("step", diff.step("profiled"))
     by_size = sorted(_part_rows(diff), key=lambda pair: -abs(pair[1].difference_ms))
     largest = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= SEEN_MS][:MOST_PARTS]
@@ -153,7 +160,7 @@ def parts_table(diff: Diff, width: int) -> Table:
 
 def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> list[tuple[str, ...]]:
     """Return the cells of each row except its name: change, times of A and B if `with_times`, bucket."""
-    step = rows[-1][1]
+    step = rows[-1][1]  # `rows` has (label of the bucket, row)
     largest = max(abs(row.difference_ms) for _, row in rows)
     longest = max(step.before_ms, step.after_ms)
     cells = []
@@ -164,7 +171,7 @@ def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> l
 
 
 def _part_name(row: ChangeRow, room: int, *, calls: bool, groups: bool) -> str:
-    """Return the part's name, with its calls per step if the calls changed and there is room."""
+    """Return the part's name in `room` characters, with changed calls per step if `calls`, its group if `groups`."""
     if row.part is None:
         return row.label
     old, new = row.part.before_per_step, row.part.after_per_step
@@ -178,6 +185,7 @@ def _part_rows(diff: Diff) -> list[tuple[str, ChangeRow]]:
     rows = [("", ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))]
     for bucket in diff.buckets:
         remainder = _remainder("the rest" if bucket.parts else "", bucket, bucket.parts)
+        # The stored remainder makes the sum exact; the subtraction above adds rounding errors.
         remainder = msgspec.structs.replace(remainder, difference_ms=bucket.rest_ms)
         rows += [(LABELS[bucket.bucket], row) for row in (*(_row("", part, part) for part in bucket.parts), remainder)]
     return rows

@@ -25,7 +25,7 @@ MOST_RANKS = 8
 MOST_WAITS = 5
 MOST_LINES = 8
 MOST_FINDINGS = 12
-_LONGEST = 300
+_LONGEST = 300  # characters of a text from a file
 #: A rank is an outlier if the `bucket_distance` from its changes to the median changes exceeds this share of the step.
 _UNLIKE_SHARE = 0.05
 #: Smallest change that is shown, as a share of the step. Smaller changes are jitter or rounding.
@@ -59,7 +59,10 @@ def _overlapped(diff: Diff) -> list[Text]:
 
 
 def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
-    """Return a line per rank with the buckets that changed; of many ranks, only the median and the outliers."""
+    """Return a line per rank with the buckets that changed; of many ranks, only the median and the outliers.
+
+    `step_ms` is the longer step of both runs, of which the thresholds are shares.
+    """
     table = plain_grid({"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {})
     names = labels(ranks)
     largest = max(abs(rank.difference_ms) for rank in ranks)
@@ -68,7 +71,7 @@ def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
         median_ms = {bucket: median(rank.buckets_ms[bucket] for rank in ranks) for bucket in BUCKETS}
         distances = [bucket_distance(rank.buckets_ms, median_ms) for rank in ranks]
         outliers = [index for index in shown if distances[index] > _UNLIKE_SHARE * step_ms]
-        shown = sorted(sorted(outliers, key=lambda index: -distances[index])[: MOST_RANKS - 1])
+        shown = sorted(sorted(outliers, key=lambda index: -distances[index])[: MOST_RANKS - 1])  # one for the median
         difference_words = signed(median(rank.difference_ms for rank in ranks), beside=largest)
         name = Text(f"median of {len(ranks)}")
         table.add_row(name, Text(difference_words, style="bold"), _buckets(median_ms, step_ms))
@@ -93,7 +96,7 @@ def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
 
 
 def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
-    """Return a row per source line whose own time changed, largest change first; None if no line changed."""
+    """Return a row per source line that changed by 1 % of `step_ms`, in the order of `lines`; None if none did."""
     changed = [line for line in lines if abs(line.difference_ms) >= _SEEN_SHARE * step_ms][:MOST_LINES]
     if not changed:
         return None
@@ -111,7 +114,10 @@ def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
 
 
 def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
-    """Return one line per rank for which other ranks wait longer or less in B than in A, largest change first."""
+    """Return a line per rank for which others wait longer in B than in A, and per rank for which they wait less.
+
+    The largest change is first. Changes of less than 1 % of `step_ms` are omitted.
+    """
     groups: dict[tuple[int, bool], list[WaitChange]] = defaultdict(list)
     for wait in waits:
         if abs(wait.difference_ms) >= _SEEN_SHARE * step_ms:
@@ -135,7 +141,10 @@ def findings_table(findings: Sequence[FindingChange]) -> Table:
 
 
 def _finding_line(change: FindingChange) -> Text:
-    """Return code, severity, ranks and savings of a finding; the values of A and of B if both runs have the finding."""
+    """Return code, severity, ranks and savings of a finding, then its title.
+
+    If both runs have the finding, the values of A and of B replace the title. A row without finding is empty.
+    """
     finding = change.after if change.after is not None else change.before
     if finding is None:
         return Text()
@@ -157,7 +166,7 @@ def _facts(finding: Finding) -> str:
 
 
 def doubt_lines(diff: Diff) -> list[Text]:
-    """Return the differences between the runs' settings, then the warnings of either run."""
+    """Return the differences between the runs' settings, then the warnings; one that both runs have is one line."""
     lines = [
         _doubt(f"{change.what} {_cut(change.before)} → {_cut(change.after)}", change.message)
         for change in diff.run_differences

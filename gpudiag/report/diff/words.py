@@ -28,11 +28,13 @@ _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between 
 #: Words added to a pause before a step's first op. If data loading has no marks, a trace shows only this pause.
 _UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
-_LONGEST = 60
+_LONGEST = 60  # characters of a name
 
 
 def signed(value_ms: float, *, beside: float | None = None) -> str:
-    """Return a difference with its sign. The minus is a hyphen, because every terminal has this character.
+    """Return a difference with its sign and the decimals of `beside`; 0 and `<0.01` have no sign.
+
+    The minus is a hyphen, because every terminal has this character.
 
     >>> signed(35.62), signed(-0.071), signed(0.0), signed(-0.2, beside=35.0)
     ('+35.6', '-0.07', '0.00', '-0.2')
@@ -55,7 +57,10 @@ def signed_percent(value: float | None) -> str:
 
 
 def verdict(diff: Diff) -> list[Text]:
-    """Return a line with the outcome, a warning if the runs do different work, and a line with the main cause."""
+    """Return a line with the outcome, a warning if the runs do different work, and a line with the main cause.
+
+    Causes are known for profiled steps. If they changed in the opposite direction, a line says so instead.
+    """
     step = diff.step(diff.judged)
     word, style = _VERDICT[diff.outcome]
     line = Text(word, style=style).append("  ", style="default not bold")
@@ -84,7 +89,10 @@ def _unlike(diff: Diff) -> list[Text]:
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
-    """Return a sentence that states the difference of the mean step times, and whether the difference exceeds noise."""
+    """Return a sentence that states the difference of the mean step times, and whether the difference exceeds noise.
+
+    Without a difference, it continues the outcome: "NO DIFFERENCE beyond noise: …".
+    """
     kind = "" if step.kind == "profiled" else f", {_KINDS[step.kind]}"
     if diff.outcome == "no-difference":
         return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."
@@ -99,7 +107,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
 
 
 def _because(cause: Cause) -> str:
-    """Return a sentence about the bucket that changed most, and the ranks on which it changed."""
+    """Return a sentence about the bucket that changed most, the ranks on which it did, and the waits of the others."""
     more = "more" if cause.difference_ms > 0 else "less"
     size = figures.milliseconds(abs(cause.difference_ms))
     part = ""
@@ -128,7 +136,7 @@ def interval(step: StepChange) -> str:
 
 
 def header(diff: Diff, width: int) -> list[Text]:
-    """Return a line for each run, and a line for each kind of step time that both runs have."""
+    """Return a line for each run, for each kind of step time that both runs have, and for samples/s if both have it."""
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"
@@ -143,7 +151,8 @@ def header(diff: Diff, width: int) -> list[Text]:
 
 
 def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
-    """Return path, workload, devices and number of steps of one run."""
+    """Return path, workload, devices and number of steps of one run; its path is cut so that it fits in `width`."""
+    # 6: the letter before the path, and the separator after it.
     parts = [shorten_middle(one_line(path), min(_LONGEST, width - 6)) for path in run.paths[:1]]
     parts += [f"and {len(run.paths) - 1} more"] if len(run.paths) > 1 else []
     parts += [_short(word) for word in (run.workload, run.strategy) if word]
@@ -155,7 +164,7 @@ def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
 
 
 def part_label(part: PartChange, width: int, *, groups: bool = False) -> str:
-    """Return a part's name in at most `width` characters, with its process group if there are several."""
+    """Return a part's name in at most `width` characters, with size and, if `groups`, process group of a collective."""
     if part.bucket.startswith("communication_"):
         size = f" {figures.size(part.size_bytes)}" if part.size_bytes is not None else ""
         group = f" (group {shorten_middle(one_line(part.group), 16)})" if groups and part.group else ""

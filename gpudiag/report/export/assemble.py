@@ -20,7 +20,7 @@ UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queu
 
 
 def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Sequence[Trace]) -> ExportModel:
-    """Return all events of a job.
+    """Return all events of a job, the first of which begins at 0.
 
     Args:
         timeline: the job.
@@ -32,6 +32,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
     hosts: list[TrackGroup] = []
     for process, recording in enumerate(recordings):
         indices = [i for i, track in enumerate(timeline.tracks) if _same_file(timeline.traces[track.trace], recording)]
+        # All tracks of a process have the same shift. A recording without device track stays on its own clock.
         shift = timeline.tracks[indices[0]].shift_ns if indices else 0
         ranks = tuple(sorted({timeline.tracks[index].rank for index in indices})) or (recording.rank or 0,)
         results = {
@@ -39,6 +40,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
             for index in indices
         }
         devices += _device_groups(recording, process, ranks[0], results, shift)
+        # A track of the host replaces the device in a CPU-only run; gpudiag's tracks are then above the threads.
         added = results[UNKNOWN][1] if UNKNOWN in results else ()
         name = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         threads = (*added, *_tracks(recording, recording.events.device == HOST, shift, TrackKind.THREAD, "thread {}"))
@@ -63,7 +65,11 @@ def _device_groups(
 ) -> list[TrackGroup]:
     """Return a track group for each device of a recording.
 
-    `results` has, by device, the device track and gpudiag's tracks for it. `shift` in ns is added to all times.
+    Args:
+        recording: the trace of one process, whose number in the export is `process`.
+        first_rank: rank of a device that has no device track.
+        results: device → its device track, and gpudiag's tracks for it.
+        shift: ns, added to all times.
     """
     events = recording.events
     groups = []
@@ -90,11 +96,19 @@ def _device_groups(
 
 
 def _tracks(trace: Trace, selected: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[ExportTrack]:
-    """Return a track for each thread or stream of the selected events; `shift` in ns is added to their times."""
+    """Return a track for each thread or stream of the selected events.
+
+    Args:
+        selected: bool[n], the events to include.
+        shift: ns, added to all times.
+        kind: source of the events; only threads have step marks.
+        title: format of the tracks' titles, for the number of the thread or stream.
+    """
     events, numbers = trace.events, _step_numbers(trace)
     rows = np.flatnonzero(selected)
     if not len(rows):
         return []
+    # A stable order keeps the events of a thread sorted by time.
     order = rows[np.argsort(events.thread[rows], kind="stable")]
     threads, first = np.unique(events.thread[order], return_index=True)
     names = tuple(map(printable, events.names))  # viewers may interpret control characters like a terminal
@@ -129,7 +143,10 @@ def _step_numbers(trace: Trace) -> NDArray[np.int64]:
 
 
 def _from_zero(exported: ExportModel) -> ExportModel:
-    """Shift all times so that the first event begins at 0, and drop empty tracks."""
+    """Shift all times so that the first event begins at 0, and drop empty tracks.
+
+    An origin of 1 ns is a reader's mark for one clock of unknown Unix time, so that the result has no origin.
+    """
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks if len(track)]
     first = min(starts, default=0)
     groups = []
@@ -154,6 +171,7 @@ def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) ->
 
 
 def _steps_track(device_track: DeviceTrack) -> ExportTrack:
+    """Return the track of step windows, with one name and one step number per window."""
     numbers = device_track.window_steps
     return ExportTrack(
         kind=TrackKind.GPUDIAG,
@@ -190,7 +208,8 @@ def _buckets_track(attributed: TrackAttribution) -> ExportTrack:
 def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
     """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
 
-    If two waits overlap, the later wait begins when the earlier wait ends.
+    If two waits overlap, the later wait begins when the earlier wait ends. `whole` is bool[m]: all participants of
+    the collective were recorded. In other collectives an unrecorded rank may be the awaited one, so none is named.
     """
     table = device_track.collectives
     waits = (

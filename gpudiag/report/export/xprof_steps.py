@@ -86,7 +86,10 @@ class PacingGroup:
         return int((self._parts.end - self._parts.start)[waits].sum())
 
     def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
-        """Return int64[n]: the step in which each event begins, or -1 for events outside of steps or without launch."""
+        """Return int64[n]: the step in which each event begins, or -1 for events outside of steps.
+
+        Among recorded events, only the work of a stream that a launch caused has a step.
+        """
         window = np.searchsorted(self.steps.start, track.start, side="right") - 1
         inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
         if track.correlation is not None:
@@ -105,7 +108,7 @@ class PacingGroup:
         """Return the parts of the steps in which the recording has no device event; for a host, all parts."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
         named = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
-        # Intervals are split at the boundaries of windows.
+        # Intervals are split at the boundaries of windows, because a step event belongs to one step.
         start, end = self._parts.start[named], self._parts.end[named]
         first = np.searchsorted(self.steps.start, start, side="right") - 1
         last = np.searchsorted(self.steps.start, end, side="left") - 1
@@ -127,7 +130,7 @@ def pacing_group(exported: ExportModel) -> PacingGroup | None:
     candidates = []
     for group in exported.groups:
         tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
-        if STEPS in tracks and PARTS in tracks and (_numbers(tracks[STEPS]) >= 0).all():
+        if STEPS in tracks and PARTS in tracks and (_numbers(tracks[STEPS]) >= 0).all():  # -1: no step
             candidates.append(PacingGroup(group, tracks[STEPS], tracks[PARTS]))
     candidates = [candidate for candidate in candidates if candidate.group.device is not None] or candidates
     if not candidates:

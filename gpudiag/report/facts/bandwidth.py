@@ -16,7 +16,7 @@ from gpudiag.report.console import plain_grid, plain_table, print_trimmed, under
 from gpudiag.report.facts import tables, words
 from gpudiag.report.facts.topology import dim_lines, findings_list
 
-_LONGEST = 400
+_LONGEST = 400  # characters of a ceiling's source
 #: Maximum length of a heading on one line.
 _LONGEST_HEADING = 12
 #: Smallest share of the ceiling for each color. A healthy link reaches 80 to 97 % of its ceiling.
@@ -71,7 +71,10 @@ def _heat(share: float | None) -> str:
 
 
 def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableType:
-    """Return a table of figures with the shares of the ceiling below. A table that is too wide is split."""
+    """Return a table of figures with the shares of the ceiling below. A table wider than `width` is split.
+
+    `corner` is the heading of the rows' labels.
+    """
     label_width = max([len(label) for label, _ in matrix.rows] + [len(corner), len("% of ceiling") * matrix.by_column])
     parts: list[RenderableType] = []
     for first, last in _spans(_column_widths(matrix), width - label_width):
@@ -103,12 +106,13 @@ def _column_widths(matrix: tables.Matrix) -> list[int]:
     widths = []
     for i, heading in enumerate(matrix.columns):
         cells = [len(_figure(row[i]).plain) for _, row in matrix.rows]
+        # Shares below a column have up to 5 characters, as in 80-97.
         widths.append(2 + max([*cells, min(_LONGEST_HEADING, len(heading)), 5 * matrix.by_column]))
     return widths
 
 
 def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
-    """Split columns among tables that fit into `room` characters. Return (first column, end) of each table."""
+    """Return (first column, end) of each table, of at most `room` characters but at least one column."""
     spans, first, used = [], 0, 0
     for i, width in enumerate(widths):
         if used + width > room and i > first:
@@ -146,6 +150,7 @@ def _range(shares: list[float]) -> str:
 
 
 def _latency(facts: Facts) -> RenderableType:
+    """Return a table of median latencies, with their range if it is at least 5 % of the median."""
     table = plain_grid({}, {"justify": "right", "no_wrap": True}, {"style": "dim", "no_wrap": True})
     for what, median, least, most in tables.latency_rows(facts):
         spread = "" if most - least < 0.05 * median else f"{least:.2f} to {most:.2f}"
@@ -191,7 +196,10 @@ def _skipped(facts: Facts) -> RenderableType:
 
 
 def render_gradient_bandwidth(buckets: ModelBuckets, console: Console) -> None:
-    """Print the bus bandwidth of all-reduces of a model's gradient buckets: a row per size, a column per transport."""
+    """Print the bus bandwidth of all-reduces of a model's gradient buckets: a row per size, a column per transport.
+
+    The last row has the time of all buckets of a step. Skipped transports follow with their reasons.
+    """
     transports = list(dict.fromkeys(measured.strategy for measured in buckets.collectives))
     sizes = sorted({measured.bytes for measured in buckets.collectives})
     busbw = {(measured.strategy, measured.bytes): measured.busbw_gb_per_s for measured in buckets.collectives}

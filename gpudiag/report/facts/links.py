@@ -81,7 +81,7 @@ def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> Renderabl
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
-    if (max(widest, 2) + 2) * len(indices) + 7 > width:
+    if (max(widest, 2) + 2) * len(indices) + 7 > width:  # 7: the label, as in `GPU 12`, and a space
         groups: dict[str, list[Link]] = defaultdict(list)
         for link in facts.links:
             groups[cell(link).plain].append(link)
@@ -111,6 +111,7 @@ def islands_tree(facts: Facts) -> RenderableType:
         label = (
             f"{len(island)} GPUs, directly connected over {over}" if len(island) > 1 else "1 GPU without direct link"
         )
+        # The style of an island with several kinds of links is that of the first kind by name.
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
             # A switch has a branch of the tree only if it connects several GPUs, but not all GPUs of the island.
@@ -123,7 +124,7 @@ def islands_tree(facts: Facts) -> RenderableType:
 
 
 def _switch_groups(island: tuple[int, ...], kinds: dict[tuple[int, int], str]) -> list[list[int]]:
-    """Group the GPUs of an island by their PCIe switch."""
+    """Group the GPUs of an island by their PCIe switch. `kinds` has the link kind of each (lower, higher index)."""
     groups: list[list[int]] = []
     for gpu in island:
         for group in groups:
@@ -142,6 +143,7 @@ def nics_section(facts: Facts) -> RenderableType:
     for nic in facts.host.nics:
         near: dict[str, list[int]] = defaultdict(list)
         for index, kind in nic.distance.items():
+            # Keys come from a file: other keys are ignored, and long numbers are cut.
             if index.isascii() and index.isdigit():
                 near[one_line(kind)[:8]].append(int(index[:6]))
         distances = ", ".join(f"{kind} {number_list(ids)}" for kind, ids in near.items()) or UNKNOWN

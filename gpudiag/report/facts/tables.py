@@ -67,7 +67,10 @@ def gpu_number(endpoint: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate."""
+    """Return the cell of a record. A pageable copy is compared with `best`, because the host limits its rate.
+
+    `best` is the largest rate of the same kind in GB/s. Without ceiling and without `best`, the share is None.
+    """
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -129,8 +132,10 @@ def _host_records(facts: Facts) -> dict[_HostColumn, dict[str, Bandwidth]]:
 
 
 def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
+    """Return the cell of an endpoint's record in a column; None without a record."""
     if endpoint not in by_endpoint:
         return None
+    # The sum over all GPUs is not comparable with the rates of single GPUs.
     single = (record.gb_per_s for name, record in by_endpoint.items() if name != "all")
     return _cell(by_endpoint[endpoint], None if endpoint == "all" else max(single))
 
@@ -156,7 +161,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
             record
             for record in facts.bandwidth
             if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
-            and (initiator is None or record.initiator in {initiator, None})
+            and (initiator is None or record.initiator in {initiator, None})  # an unknown one counts as both
         ]
         if records:
             matrices.append(_square(f"{title}, GB/s", records, symmetric=direction == "both_ways"))
@@ -241,6 +246,7 @@ def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, 
 
 
 def _collective_cell(record: Collective, best: float) -> Cell:
+    """Return a cell with its share of `best`, which is the shortest time or the largest bandwidth; see `_is_small`."""
     value = _shown_value(record)
     return Cell(
         value=value,

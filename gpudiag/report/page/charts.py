@@ -34,10 +34,15 @@ def curves(
     y_label: str,
     percent: bool = False,
 ) -> str:
-    """Draw curves over the number of devices, with 95 % intervals, and the ideal as a dashed line."""
+    """Draw curves over the number of devices, with 95 % intervals, and the ideal as a dashed line.
+
+    If `percent`, values are shares (1 = 100 %). `ideal` maps a number of devices to the best value. Higher values than
+    the highest mark + 4 % are drawn there.
+    """
     xs = sorted({x for curve in series for x, *_ in curve.points})
     ideals = [] if ideal is None else [ideal(x) for x in xs]
     highest = _highest(series, ideals)
+    # An efficiency of up to 105 % needs no mark above 100 %.
     marks = ticks(1.0 if percent and highest <= 1.05 else highest)
     drawing = Drawing(_WIDTH, _HEIGHT, title)
     room, rise = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -83,6 +88,7 @@ def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequen
     """Draw losses from the ideal (first row) to the measured result (last row). Rows are (name, percent, tooltip)."""
     label, bar, gap = 112.0, 21.0, 7.0
     width = 460.0  # fits on a phone, because the losses are at the right end
+    # The percents of losses are negative, so that the bar of a loss ends at the sum of the rows up to it.
     levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
     scale = (width - label - 58) / max(100.0, *levels)
     drawing = Drawing(width, len(rows) * (bar + gap), title)

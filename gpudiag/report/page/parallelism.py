@@ -97,7 +97,7 @@ def _microbatch(pass_: PassOfStage, *, several: bool) -> str:
 
 
 def _pass_rows(row: StageRow, length_ms: float, *, several: bool) -> list[tuple[str, ...]]:
-    """Return the cells of `_PASS_COLUMNS` for each pass."""
+    """Return the cells of `_PASS_COLUMNS` for each pass; microbatches have a chunk if there are `several`."""
     return [
         (
             str(row.stage),

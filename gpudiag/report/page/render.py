@@ -53,7 +53,10 @@ def report(
     scaling: Scaling | None = None,
     run_heading: str = "",
 ) -> str:
-    """Return the HTML of a run, a benchmark, or both. `run_heading` is the heading of the run in a benchmark's page.
+    """Return the HTML of a run, a benchmark, or both.
+
+    Without `step` there is no timeline. `facts` are shown if they have GPUs or bandwidths. `run_heading` is the heading
+    of the run in a benchmark's page.
 
     Raises:
         UsageError: neither an analysis nor a scaling result is given.

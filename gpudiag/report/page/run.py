@@ -136,7 +136,7 @@ def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
     """Return a bar per row. Assumed data loading is a separate segment beside the idle time."""
     longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
     assumed = _assumed_input_ms(analysis)
-    if len(assumed) != len(rows):
+    if len(assumed) != len(rows):  # unknown, or the rows are a selection of the devices
         assumed = [0.0] * len(rows)
     bars = []
     for row, loading_ms in zip(rows, assumed, strict=True):

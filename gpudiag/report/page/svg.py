@@ -83,5 +83,6 @@ def ticks(high: float, count: int = 5) -> list[float]:
         return [0.0, 1.0]
     rough = high / count
     unit = 10.0 ** math.floor(math.log10(rough))
+    # The tolerances keep rounding errors from adding a mark.
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     return [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]

@@ -14,7 +14,7 @@ from gpudiag.report.scaling import words
 
 #: Columns that narrow consoles omit, in this order.
 _DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
-_BAR = 30
+_BAR = 30  # characters of a bar of 100 %
 
 
 def render_scaling(result: Scaling, console: Console) -> None:
@@ -37,7 +37,7 @@ def render_scaling(result: Scaling, console: Console) -> None:
         _print_heading("How long it takes", console)
         for duration in result.durations:
             console.print(Text(words.duration_words(duration, by_id[duration.point])))
-    remarks = [remark for remark in result.remarks if remark.code != "failed-point"]
+    remarks = [remark for remark in result.remarks if remark.code != "failed-point"]  # shown below the tables
     if remarks:
         _print_heading("How far to trust this", console)
         for remark in remarks:
@@ -50,6 +50,7 @@ def _print_heading(title: str, console: Console) -> None:
 
 
 def _table(points: list[PointRecord], width: int) -> Table:
+    """Return a row per measured point, without the columns that do not fit into `width` characters."""
     rows = [words.cells(point) for point in points if point.status == "measured"]
     columns = {name: [row[i] for row in rows] for i, name in enumerate(words.HEADINGS)}
     drop_columns(columns, _DISPENSABLE, width)
@@ -63,7 +64,7 @@ def _table(points: list[PointRecord], width: int) -> Table:
 
 
 def _print_relative(points: list[PointRecord], console: Console) -> None:
-    """Print bars of the strategies relative to the fastest strategy."""
+    """Print bars of the strategies relative to the fastest strategy, if there are several."""
     ranked = words.relative_performance(points)
     if len(ranked) < 2:
         return
@@ -91,6 +92,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
     """Print a waterfall: a bar for the ideal, each loss and the measured result, in percent of the ideal."""
     _print_heading(words.waterfall_title(fall), console)
     level = 0.0
+    # The bars exceed 100 % if a loss is negative, or if the result exceeds the ideal.
     scale = _BAR / max(100.0, fall.reached_percent, 100.0 - sum(min(0.0, loss.percent) for loss in fall.losses))
     for name, percent, rate, ms in words.waterfall_rows(fall):
         total = name in {"ideal", "reached"}
@@ -106,6 +108,7 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
 
 
 def _print_forecasts(result: Scaling, console: Console) -> None:
+    """Print a table per forecast strategy, a row per number of devices, and what the forecast assumes."""
     for prospect in result.prospects:
         _print_heading("Forecast for more devices", console)
         console.print(Text(words.prospect_title(prospect)))

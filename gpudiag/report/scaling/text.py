@@ -74,4 +74,4 @@ def _waterfalls(result: Scaling) -> list[str]:
         notes = dict.fromkeys(f"- {escaped(note)}" for fall in falls for note in fall.notes)
         headings = ("workload", "strategy", "devices", *names)
         lines += ["", *markdown_table(headings, rows, left=2), "", *notes]
-    return lines[1:]
+    return lines[1:]  # without the empty line before the first table

@@ -87,12 +87,12 @@ def failure(point: PointRecord) -> str:
 
 
 def cells(point: PointRecord) -> tuple[str, ...]:
-    """Return the cells of a point, for the columns `HEADINGS`."""
+    """Return the cells of a point, for the columns `HEADINGS`; for a point without result, its reason in the last."""
     if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
         reason = one_line(point.error or point.status)
         return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], reason)
     step = point.step_ms
-    half = (point.ci95[1] - point.ci95[0]) / 2
+    half = (point.ci95[1] - point.ci95[0]) / 2  # samples/s
     return (
         str(point.devices),
         one_line(point.strategy),
@@ -105,7 +105,7 @@ def cells(point: PointRecord) -> tuple[str, ...]:
         warmup(point),
         figures.UNKNOWN if point.speedup is None else f"{point.speedup:.2f}",
         share(point.efficiency, point.efficiency_ci95 if point.devices > 1 else None),
-        figures.thousands(60e3 / step, 0 if step < 6e3 else 1),
+        figures.thousands(60e3 / step, 0 if step < 6e3 else 1),  # per minute; a decimal below 10
     )
 
 
@@ -184,7 +184,10 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
 
 
 def duration_words(duration: Duration, point: PointRecord) -> str:
-    """Return the time for a number of iterations, samples or voxels in one line."""
+    """Return the time for a number of iterations, samples or voxels (`duration.of`) in one line.
+
+    For iterations, it adds the time for as many samples as one device processes in these iterations, if known.
+    """
     where = (
         f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"
     )
@@ -225,7 +228,7 @@ def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecor
     """Return the points with the most devices, fastest first, with their rates relative to the fastest.
 
     `independent` is omitted, because it trains a separate model on each device. The result is empty if a point has a
-    baseline but no speedup.
+    baseline but no speedup, because then that baseline is not valid.
     """
     if any(point.baseline is not None and point.speedup is None for point in points):
         return []

@@ -75,6 +75,7 @@ def location(verdict: ReportVerdict, analysis: Analysis) -> list[str]:
         where(finding),
         _collective(finding, analysis),
     ]
+    # Without a source line, say how to get one, unless gpudiag made this recording.
     known = finding.source is not None or ".py:" in finding.place or bool(analysis.lines) or bool(analysis.timed)
     if finding.code in _OF_THE_HOST and finding.place and not known:
         parts.append(_FILE_AND_LINE.get(analysis.framework, ""))
@@ -82,6 +83,7 @@ def location(verdict: ReportVerdict, analysis: Analysis) -> list[str]:
 
 
 def _ranks(finding: Finding, title: str, analysis: Analysis) -> str:
+    """Return the finding's ranks in words; "" if the title has them, or if only one rank was recorded."""
     present = set(analysis.ranks_present)
     if len(present) < 2 or not finding.ranks or re.search(r"\branks?\b", title, re.IGNORECASE):
         return ""
@@ -124,7 +126,7 @@ def bar_note(row: RankRow, waits: Sequence[Wait]) -> str:
 
 
 def _for_rank(row: RankRow, waits: Sequence[Wait]) -> str:
-    """Return ` for rank 2` if the row's rank waited mostly for one other rank."""
+    """Return ` for rank 2` if the row's rank waited mostly for one other rank, else ""."""
     by_rank: dict[int, float] = defaultdict(float)
     for wait in waits:
         if wait.rank == row.rank:

@@ -78,6 +78,7 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool) -> G
 
 
 def _source_table(rows: list[SourceRow]) -> RenderableType:
+    """Return a table of source lines; lines that findings name are bold."""
     table = plain_grid(
         {"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {"no_wrap": True, "justify": "right"}, {}, gap=2
     )

@@ -46,7 +46,7 @@ def parallel_sections(
 def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
     """Return a table of the communication by role. In narrow terminals the calls are in lines below the table."""
     columns, below = parallel_rows.traffic_columns(parallelism), [Text(parallel_rows.TRAFFIC_NOTE, style="dim")]
-    if parallelism.pipeline is None:
+    if parallelism.pipeline is None:  # otherwise the section about stages has these lines
         below += map(Text, parallel_rows.summary_lines(parallelism))
     if width >= _WIDE:
         return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), *below)
@@ -99,7 +99,9 @@ def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:
 def timeline_row(
     passes: Sequence[PassOfStage], length_ms: float, cells: int, filled: Mapping[Pass, Fill], idle: str
 ) -> Text:
-    """Return a row of `cells` characters. If two passes share a cell, the cell shows the later pass.
+    """Return a row of `cells` characters for `length_ms`. If two passes share a cell, the cell shows the later pass.
+
+    `filled` has the fill of each direction, and `idle` is the character of the other cells.
 
     Worked example: in 10 cells of 10 ms each, a forward pass of microbatch 0 from 0 to 30 ms is `0▒▒`. A
     forward pass from 95 to 100 ms is `▒` without its number, because one cell has room for the direction only.

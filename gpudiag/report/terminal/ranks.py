@@ -23,7 +23,7 @@ _SEEN_MS = 0.005
 
 
 def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int, notes: Sequence[str] = ()) -> Table:
-    """Return a bar per row, followed by its note if there are notes. The longest step determines the scale."""
+    """Return a bar per row in `width` characters, with its note if there are notes. The longest step sets the scale."""
     noted = any(notes)
     columns: list[dict[str, Any]] = [{"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}]
     table = plain_grid(*columns, *([{"no_wrap": True}] if noted else []), gap=1)
@@ -114,7 +114,7 @@ def rank_table(rows: Sequence[RankRow], console: Console) -> RenderableType:
     for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
         if _fits(table, console):
             return table
-    for columns in range(len(rows) - 1, 0, -1):
+    for columns in range(max(len(rows) - 1, 1), 0, -1):  # one column per table, even if it does not fit
         pieces = [_column_per_rank(rows[start : start + columns]) for start in range(0, len(rows), columns)]
         if all(_fits(piece, console) for piece in pieces):
             break
@@ -126,6 +126,7 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
+    """Return a line per rank with a column per bucket in ms, and with `shares` also in percent of the step."""
     buckets = buckets_seen(rows)
     overlapped = [OVERLAPPED] if overlaps(rows) else []
     headings = ("ms per step", *(LABELS[bucket] for bucket in buckets), "step", *overlapped)
@@ -137,6 +138,7 @@ def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
 
 
 def _column_per_rank(rows: Sequence[RankRow]) -> Table:
+    """Return a line per bucket with a column per rank, in ms."""
     table = plain_table(("ms", *(row.label.removeprefix("rank ") for row in rows)), left=("ms",), no_wrap=True)
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))

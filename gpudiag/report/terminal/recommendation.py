@@ -100,6 +100,7 @@ def _ranking(result: Recommendation, width: int) -> Table:
 
 
 def _ranked_cells(ranked: Ranked) -> tuple[str, ...]:
+    """Return the cells of `_RANKING` for a strategy."""
     return (
         one_line(ranked.strategy),
         _ms(ranked.predicted_step_ms),
@@ -117,6 +118,7 @@ def _row_style(ranked: Ranked, result: Recommendation) -> str:
 
 
 def _scaling(result: Recommendation, width: int) -> Table:
+    """Return the expected steps by number of devices. Narrow terminals omit samples/s and speedup."""
     table = Table(
         title=Text(f"Expected scaling of {one_line(result.scaling[0].strategy)}, same batch per device"),
         title_justify="left",

@@ -39,6 +39,7 @@ def render_selftest(result: Selftest, console: Console) -> None:
 
 
 def _table(result: Selftest, workload: str) -> Table:
+    """Return the rows of one workload. The long columns `expected` and `found` wrap, after the code of the finding."""
     table = Table(
         title=Text(one_line(workload)), title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0)
     )
@@ -123,7 +124,7 @@ def _expected(row: SelftestRow, separator: str) -> str:
     """Return the expected finding. For a clean job, return `no alarm` and the measured losses of the job."""
     expected = row.expected
     if expected.code is not None:
-        cause = expected.causes if len(expected.causes) == 1 else ()
+        cause = expected.causes if len(expected.causes) == 1 else ()  # of several causes each is right
         return _finding(expected.code, expected.ranks, cause, separator)
     losses = (("communication", row.exchange_ms), ("launching", row.launching_ms))
     known = [f"{name} {_ms(max(0.0, ms), row.true.faulty_ms)} ms" for name, ms in losses if ms is not None]

@@ -103,7 +103,7 @@ def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) ->
     wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
     table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)
-    room = max(width - (22 if wide else 16), 16)
+    room = max(width - (22 if wide else 16), 16)  # without the other columns
     for kernel in largest_kernels(kernels, MOST_LINES):
         table.add_row(
             Text(figures.milliseconds(duration(kernel.ms_per_step))),
@@ -122,7 +122,7 @@ def modules_section(modules: Modules, width: int) -> RenderableType:
     table = plain_table(columns, left=("module",), no_wrap=True)
     rows, rest = module_rows(modules, _MOST_MODULES)
     most = max((row.ms for row in rows), default=0.0)
-    room = max(width - (42 if wide else 16), 16)
+    room = max(width - (42 if wide else 16), 16)  # without the other columns
     for row in rows:
         times = (row.ms, row.forward_ms, row.backward_ms) if wide else (row.ms,)
         cells = [figures.milliseconds(ms, beside=most) for ms in times]

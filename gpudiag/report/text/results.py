@@ -85,6 +85,7 @@ def _headings(group: Comparable) -> tuple[str, ...]:
 
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
     """Return the rows of each group. All groups share one data frame, because making a frame takes milliseconds."""
+    # The frame has the members of all groups in order.
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
     rows_of_each = []
     for group in groups:
@@ -116,6 +117,7 @@ def _cells(row: Any) -> tuple[str, ...]:
             row.mfu_percent,
         )
     )
+    # The third cell is followed by half the width of its 95 % interval.
     if step_ms is None:
         return ("", strategy, "not measured", "", "", "", "", "", machine, source)
     return (

@@ -42,6 +42,7 @@ def step_timeline(step: StepView, width: int = 100) -> str:
 
 
 def _row(rank: RankView, length: int, width: int) -> str:
+    """Return `width` characters for a step of `length` ns; "" if the rank has no track of buckets."""
     track = next((track for track in rank.tracks if track.kind == "buckets"), None)
     if track is None or length <= 0:
         return ""
@@ -58,6 +59,6 @@ def _columns(track: StepTrack, length: int, width: int) -> list[int | None]:
         begin, end = max(0.0, start * scale), min(float(width), (start + span) * scale)
         for column in range(int(begin), min(width, int(end) + 1)):
             covered = min(end, column + 1) - max(begin, column)
-            if covered > 0 and bucket < len(BUCKETS):
+            if covered > 0 and bucket < len(BUCKETS):  # a larger index in a file is no bucket
                 filled[column][bucket] = filled[column].get(bucket, 0.0) + covered
     return [max(cell, key=lambda bucket: (cell[bucket], bucket == _COMPUTE)) if cell else None for cell in filled]

@@ -71,6 +71,7 @@ class _GpuQuery:
         return () if bits is None else reasons_in_words(bits)
 
     def cpu_affinity(self) -> str | None:
+        """Return the CPUs near the GPU as a list such as `0-31`; None if the driver does not know them."""
         words = self.ask("cpu_affinity", "nvmlDeviceGetCpuAffinity", _AFFINITY_WORDS)
         if words is None:
             return None
@@ -86,7 +87,7 @@ class _GpuQuery:
             return node
         words = self.ask("numa_node", "nvmlDeviceGetMemoryAffinity", 1, _NODE_SCOPE)
         nodes = numbers_in_mask(list(words)) if words is not None else ()
-        if len(nodes) == 1:
+        if len(nodes) == 1:  # a driver that does not know the node lists several
             return nodes[0]
         self.reasons["numa_node"] = "neither the firmware nor the driver reports the node of this GPU"
         return None

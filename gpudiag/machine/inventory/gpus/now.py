@@ -42,7 +42,7 @@ def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuN
 
 
 def _read(session: NvmlSession, index: int, handle: Any) -> GpuNow:
-    """Return the current state of one GPU."""
+    """Return the current state of one GPU; None for values that cannot be read, for whatever reason."""
 
     def ask(function: str, *arguments: Any) -> Any | None:
         return session.ask({}, function, function, handle, *arguments)

@@ -47,13 +47,16 @@ def _name(session: NvmlSession, root: Path, pid: int) -> str | None:
 
 
 def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[str, str]) -> tuple[GpuProcess, ...]:
-    """Return every process with a compute, graphics or MPS context on the GPU, by process id."""
+    """Return every process with a compute, graphics or MPS context on the GPU, by process id.
+
+    A process is `own` if it is this process, its ancestor or its descendant.
+    """
     memory: dict[int, int | None] = {}
     for position, functions in enumerate(_LISTS):
         # A reason is needed only for compute contexts; graphics and MPS contexts are optional.
         list_reasons = reasons if position == 0 else {}
         for entry in session.ask(list_reasons, "processes", functions, handle) or ():
-            known = memory.get(entry.pid)
+            known = memory.get(entry.pid)  # a process may be in several lists
             memory[entry.pid] = entry.usedGpuMemory if known is None else max(known, entry.usedGpuMemory or 0)
     this_process = os.getpid()
     lineage = set(ancestors(root, this_process))

@@ -42,8 +42,9 @@ def cpu_quota(root: Path) -> float | None:
     """Return how many CPUs control groups allow: the smallest limit of this process's group and its parents."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        # The fields of a line are hierarchy, controllers and path. Version 2 of control groups names no controllers.
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if ".." in path:
+        if ".." in path:  # the group is outside of this container
             continue
         unified = not controllers
         base = root / ("sys/fs/cgroup" if unified else "sys/fs/cgroup/cpu")

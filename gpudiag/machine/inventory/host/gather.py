@@ -106,7 +106,7 @@ def gather_host(
     )
     reasons = {**(reasons or {}), **{field: reason for field, known, reason in missing if not known and reason}}
     shm, shm_free = _shm(root, reasons)
-    live = os.uname() if str(root) == "/" else None
+    live = os.uname() if str(root) == "/" else None  # a recorded tree is of another machine
     return Host(
         name=read_text(root / "proc/sys/kernel/hostname") or (live.nodename if live else ""),
         os=_os_name(root),

@@ -51,7 +51,7 @@ def acs_control(config: bytes) -> int | None:
         (header,) = struct.unpack_from("<I", config, offset)
         if header & 0xFFFF == _ACS_ID:
             return int(struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0])
-        offset = header >> 20
+        offset = header >> 20  # of the next capability; 0 after the last
     return None
 
 
@@ -60,6 +60,7 @@ def acs_state(root: Path, gpu_pci_ids: Iterable[str]) -> tuple[str | None, str |
 
     The ACS capability is in the extended configuration space of each bridge, which the kernel shows to root only.
     """
+    # Without the host bridge at the beginning of a chain, and the GPU at its end.
     bridges = sorted({bridge for gpu in gpu_pci_ids for bridge in (pci_chain(root, gpu) or ())[1:-1]})
     if not bridges:
         return None, "no PCI bridge is visible above a GPU"

@@ -79,11 +79,11 @@ def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b:
         if left != right:
             break
         common += 1
-    if common == 0:
+    if common == 0:  # different host bridges
         if node_a is None or node_b is None:
             return "unknown"
         return "NODE" if node_a == node_b else "SYS"
-    if common == 1:
+    if common == 1:  # only the host bridge
         return "PHB"
     return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
 

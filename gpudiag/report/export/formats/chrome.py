@@ -34,7 +34,7 @@ _GPUDIAG = "gpudiag"
 
 
 def encode_chrome(exported: ExportModel) -> bytes:
-    """Return the file's bytes."""
+    """Return the file's bytes, with one event per line."""
     document = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": exported.origin_ns,
@@ -74,7 +74,7 @@ def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
 
 
 def _arguments(track: ExportTrack, device: int | None) -> list[dict[str, int]]:
-    """Return device, stream, correlation and size of each event, if they are known."""
+    """Return device, stream, correlation and size of each event, if known; gpudiag's tracks have none of them."""
     if track.correlation is None or track.size_bytes is None:
         return [{} for _ in range(len(track))]
     location = {} if device is None else {"device": device}

@@ -28,6 +28,7 @@ class _Writer:
         self._add = self.trace.packet.add
         self._tracks = 0
         self._names: dict[str, int] = {}
+        # A reader needs the names before the first event, but they are known only after the last one.
         first = self._add(trusted_packet_sequence_id=_SEQUENCE, sequence_flags=_CLEARED)
         for group in exported.groups:
             self._group(group)
@@ -55,7 +56,10 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. If an event ends when another event begins, the end is written first."""
+        """Write begins and ends by time. If an event ends when another event begins, the end is written first.
+
+        `rows` are indices of events that are nested or disjoint, so that the ends of open events are a stack.
+        """
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:

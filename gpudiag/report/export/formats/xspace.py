@@ -23,10 +23,10 @@ from gpudiag.report.export.xprof_steps import PARTS_LINE, STEPS_LINE, PacingGrou
 
 _PS_PER_NS = 1_000
 _GPU_PLANE = re.compile(r"/device:GPU:\d{1,4}$")
-_LEAST_UNIX_NS = 10**17
+_LEAST_UNIX_NS = 10**17  # the year 1973; smaller times count from the start of a profile
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
-_CUSTOM_AFTER_GPU = 500
+_CUSTOM_AFTER_GPU = 500  # custom planes are numbered from 1501, GPUs from 1001
 #: Name of the stat with an event's step. The plugin gives an event without this stat the step of the previous event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
@@ -87,7 +87,10 @@ class _Plane:
         correlation_offset: int = 0,
         pacing: PacingGroup | None = None,
     ) -> None:
-        """Add a track as a line; adding `correlation_offset` makes the process's correlation ids unique in the file."""
+        """Add a track as line number `ident`; adding `correlation_offset` makes correlation ids unique in the file.
+
+        `pacing` is the group whose steps are written into a stream's events; None if the plugin finds the steps.
+        """
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
         add = line.events.add
@@ -121,7 +124,7 @@ class _Plane:
                 added.stats.add(metadata_id=self.stat("correlation_id"), uint64_value=_NO_CALL)
 
     def _for_statistics(self, track: ExportTrack, events: Any, pacing: PacingGroup | None) -> None:
-        """Mark kernels. If `pacing` is given, write the step of each event."""
+        """Mark kernels in `events` of the track's line, so that the plugin counts them; with `pacing`, write steps."""
         if track.event_kind is not None and track.kind is TrackKind.STREAM:
             number = self.stat("kernel_details")
             for row in (track.event_kind == EventKind.KERNEL).nonzero()[0].tolist():
@@ -149,7 +152,7 @@ class _Plane:
                 events[row].stats.add(metadata_id=self.stat(details), str_value=f"{what}:{size}")
 
     def _mark_steps(self, track: ExportTrack, events: Any) -> None:
-        """Mark steps as TensorFlow does, with the stat `step_num`."""
+        """Mark the steps of a thread as TensorFlow does, with `step_num`, and as roots with `_r` if `roots`."""
         if track.step is None or track.kind is not TrackKind.THREAD:
             return
         for row, step in enumerate(track.step.tolist()):
@@ -167,6 +170,7 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
     pacing = pacing_group(exported)
     _device_planes(space, exported, correlation_offsets, pacing)
     _host_plane(space, exported, correlation_offsets, pacing)
+    # A plane of this name holds the start and end of the profile.
     environment = _Plane(space.planes.add(id=len(space.planes), name="Task Environment"))
     last = max((int(t.end.max()) for g in exported.groups for t in g.tracks if len(t)), default=0)
     times = {"profile_start_time": exported.origin_ns, "profile_stop_time": exported.origin_ns + last}
@@ -178,7 +182,10 @@ def xspace_of(exported: ExportModel, host: str = "gpudiag") -> Any:
 def _device_planes(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
-    """Add the plane of each device, and the plane with gpudiag's tracks above it."""
+    """Add the plane of each device, and the plane with gpudiag's tracks above it.
+
+    `correlation_offsets` are by process. Only the device of the pacing group states its steps; see `xprof_steps`.
+    """
     devices = [group for group in exported.groups if group.device is not None]
     for position, group in enumerate(devices):
         gpudiag_id, gpu_id = _plane_ids(position, len(devices))
@@ -199,7 +206,10 @@ def _device_planes(
 def _host_plane(
     space: Any, exported: ExportModel, correlation_offsets: dict[int, int], pacing: PacingGroup | None
 ) -> None:
-    """Add the plane with the threads of all processes, and the planes with gpudiag's tracks of hosts."""
+    """Add the plane with the threads of all processes, and the planes with gpudiag's tracks of hosts.
+
+    The threads' step marks are no roots if there is a pacing group, because its events state their steps.
+    """
     threads = _Plane(space.planes.add(id=len(space.planes), name=_HOST_PLANE), roots=pacing is None)
     ident = 0
     for position, group in enumerate(group for group in exported.groups if group.device is None):
@@ -259,14 +269,17 @@ def _correlation_offsets(exported: ExportModel) -> dict[int, int]:
 
 
 def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
-    """Return the plane ids of gpudiag's tracks for a device (None if there are too many devices), and of the device."""
+    """Return the plane ids of gpudiag's tracks for a device (None if there are too many devices), and of the device.
+
+    The viewer orders the planes of device number p by 1501 + 2p - 500 = 1001 + 2p, and by 1001 + 2p + 1.
+    """
     if devices <= _MOST_DEVICES:
         return 2 * position - _CUSTOM_AFTER_GPU, 2 * position + 1
     return None, position
 
 
 def _gpudiag_plane(space: Any, begins_ns: int, group: TrackGroup, ident: int) -> None:
-    """Add a plane with gpudiag's tracks of the group, if it has any."""
+    """Add a plane with gpudiag's tracks of the group, if it has any; `begins_ns` as in `_Plane`."""
     tracks = [track for track in group.tracks if track.kind is TrackKind.GPUDIAG]
     if tracks:
         title = group.title.partition(" · ")[0]

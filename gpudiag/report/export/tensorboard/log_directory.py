@@ -105,14 +105,17 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 
 
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
-    """Write an event file; TensorBoard reads files with `tfevents` in their names."""
+    """Write an event file; TensorBoard reads files with `tfevents` in their names.
+
+    It has one record with the verdict, and one per step with all values of the step. `wall_time` is Unix time in s.
+    """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
     event = event_type(wall_time=wall_time, step=0)
-    value = event.summary.value.add(tag=VERDICT_TAG)
-    value.metadata.plugin_data.plugin_name = "text"
-    value.tensor.dtype = _STRING
-    value.tensor.string_val.append(verdict.encode())
+    text = event.summary.value.add(tag=VERDICT_TAG)
+    text.metadata.plugin_data.plugin_name = "text"
+    text.tensor.dtype = _STRING
+    text.tensor.string_val.append(verdict.encode())
     records.append(event.SerializeToString())
     by_step: dict[int, list[tuple[str, float]]] = {}
     for curve in series:
@@ -133,6 +136,7 @@ def _tf_record(data: bytes) -> bytes:
 
 
 def _masked_checksum(data: bytes) -> int:
+    """Return the CRC-32C as TFRecords store it: rotated by 15 bits, plus a constant."""
     checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 

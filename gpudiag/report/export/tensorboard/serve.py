@@ -24,7 +24,10 @@ Endpoint = tuple[str, int]
 
 
 def is_admitted(connection: socket.socket) -> bool:
-    """Return whether the other end of the connection belongs to this user or root, or is on another host."""
+    """Return whether the other end of the connection belongs to this user or root, or is on another host.
+
+    A local end that is in no table of the kernel, or belongs to no process any more, is not admitted.
+    """
     peer = _plain(connection.getpeername())
     is_local: bool = ipaddress.ip_address(peer[0]).is_loopback
     owners_are_known: bool = _TABLES[0].exists()  # only Linux shows the owner of a socket
@@ -37,6 +40,8 @@ def is_admitted(connection: socket.socket) -> bool:
         except OSError:
             continue
         for line in lines:
+            # Words 1 and 2 are the local and the remote address of a socket, 7 its user, 9 its inode. The other end's
+            # socket has the addresses of this end in reverse.
             words = line.split()
             if _endpoint(words[1]) == peer and _endpoint(words[2]) == own_end:
                 # A socket without an inode belongs to no process any more.
@@ -62,7 +67,7 @@ def _unmapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def main() -> None:
-    """Run TensorBoard."""
+    """Run TensorBoard, whose server closes each connection that is not admitted."""
     from tensorboard.main import run_main  # noqa: PLC0415 # installed for this interpreter only
 
     def verify_request(self: socketserver.BaseServer, request: Any, client_address: Any) -> bool:  # noqa: ARG001

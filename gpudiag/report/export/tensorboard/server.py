@@ -61,7 +61,7 @@ def check_interpreter(python: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return `port` if it is free, or any free port for 0.
+    """Return `port` if it is free on the address `host`, or any free port for 0.
 
     Raises:
         UsageError: the port is in use, or the host is no address of this machine.
@@ -69,6 +69,7 @@ def free_port(host: str, port: int) -> int:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
+            # A port whose last connections have just ended counts as free, as it does for servers.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             return int(probe.getsockname()[1])
@@ -85,7 +86,9 @@ def free_port(host: str, port: int) -> int:
 
 @contextmanager
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run TensorBoard on `directory` within the block. Error messages begin with `versions`.
+    """Run TensorBoard in the interpreter `python` on the log directory `directory`, within the block.
+
+    Error messages begin with `versions`, the result of `check_interpreter`. Yields the process.
 
     Raises:
         WorkerFailedError: TensorBoard ended before it answered, or did not answer in time.
@@ -94,6 +97,8 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
     private = directory / ".tensorboard"
     private.mkdir()
     log = private / "log"
+    # With -P, the modules beside serve.py cannot be imported instead of others with the same names. TensorBoard's data
+    # server is off, because it is a second process, whose port serve.py does not guard.
     command = [python, "-P", str(_SERVE), "--logdir", str(directory), "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
