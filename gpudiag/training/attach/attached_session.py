@@ -72,7 +72,7 @@ class AttachedSession:
         self._optimizer = optimizer
         self._has_own_profiler = has_own_profiler
         self._late = late
-        self._run_id = "" if position.world_size > 1 else settings.run_id
+        self._run_id = "" if position.world_size > 1 else settings.run_id  # ranks of one job agree on a random id
         self._runtime = _AttachedRuntime(position, self._make_window)
         self._loaders = self._runtime.loader_watch()
         self._measurement = RankMeasurement(
@@ -121,7 +121,7 @@ class AttachedSession:
             self.cancel_recording()
         if not self._measurement.advance():
             if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
-                self._measurement.error = OWN_PROFILER
+                self._measurement.error = OWN_PROFILER  # without the class of the exception
             self._marked.close()
             # After a failure a recording may still run. Ending the recording later, in another thread, would crash.
             self.cancel_recording()
@@ -142,7 +142,10 @@ class AttachedSession:
             self._measurement.phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. Pass `at_exit` when the process is about to end, so that no thread can be started."""
+        """Save the measurements. `error` is the exception that ended the program, or None.
+
+        Pass `at_exit` when the process is about to end: then no thread is started, because none can be.
+        """
         measurement = self._measurement
         self._note_steps()
         self._background = not at_exit
@@ -198,7 +201,10 @@ class AttachedSession:
         )
 
     def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind, shapes: bool) -> ProfiledWindow:
-        """Create a recording; raise RuntimeError if the program has a profiler."""
+        """Create a recording; raise RuntimeError if the program has a profiler.
+
+        Only the full trace is written in the background. The kernel-only trace is complete before the full one begins.
+        """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
         if kind == "light" or not self._background:
@@ -265,7 +271,7 @@ def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, line
     of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
-    fits = remaining >= fewest_steps(lines=lines) + 1
+    fits = remaining >= fewest_steps(lines=lines) + 1  # `--steps` is at least `MIN_ADVISED_STEPS`
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     if at_least and fits:  # the number is unknown
         needed = "more steps are needed until their times have converged"

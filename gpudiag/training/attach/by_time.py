@@ -124,7 +124,10 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 
 
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
-    """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id."""
+    """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
+
+    Return early, with this process's own id, if the process is measured by its optimizer steps meanwhile.
+    """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
     if store is None:
@@ -153,7 +156,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return the names of the operators that the main thread runs in half a second; empty if another profiler runs."""
+    """Return the names of operators that the main thread runs in half a second; empty if no profiler can be started."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []

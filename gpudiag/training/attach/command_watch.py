@@ -64,7 +64,10 @@ class Hooks(NamedTuple):
 
 
 class CommandWatch:
-    """Watch one running command, whose processes write their reports into the directory `reports`."""
+    """Watch one running command, whose processes write their reports into the directory `reports`.
+
+    `listener` receives their messages, `deaths` observes their ends, and `signals` forwards signals to the command.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class CommandWatch:
             return  # the user has stopped the whole job with Ctrl-Z
         stopped = [report for report in self._known if not report.helper and self._newly_stopped(report.pid)]
         ranks = [report.rank for report in stopped]
-        if stopped and any(report.rank not in ranks for report in self._known):
+        if stopped and any(report.rank not in ranks for report in self._known):  # else no rank waits for them
             pids = " ".join(str(report.pid) for report in self._known if report.rank in ranks)
             self._hooks.on_warning(
                 f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger), and the "
@@ -259,7 +262,7 @@ class DeathWatch:
 
     def __init__(self) -> None:
         self._poll = select.poll() if hasattr(os, "pidfd_open") else None
-        self._watched: dict[int, int] = {}
+        self._watched: dict[int, int] = {}  # process number by file descriptor
         self._known: set[int] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpudiag-deaths", daemon=True)

@@ -87,6 +87,7 @@ def enter() -> None:
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Receive a call of `optimizer.step` with its arguments, of which the first is the optimizer itself."""
     entered = _entered
     if entered is None:
         return

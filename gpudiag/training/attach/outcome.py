@@ -236,7 +236,10 @@ def _culprit(outcome: CommandOutcome) -> str | None:
 
 
 def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
-    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process."""
+    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process.
+
+    In a job of several ranks (`several`), an end may be a consequence of another rank's end.
+    """
     if report.stage == "failed":
         return None
     where = _where(outcome, report)

@@ -41,7 +41,7 @@ def changed(job: Job, change: Change) -> Job:
 
 
 def _unfit(job: Job, change: Change) -> str | None:
-    """Return why a change does not fit a built-in workload; None if it fits."""
+    """Return why a change does not fit a built-in workload; None if it fits, or if only training will show that."""
     entry = workload_entry(job.workload)
     precision = computed_in(job.precision, on_gpu=job.device == "cuda")
     reasons: dict[Change, str | None] = {
@@ -71,7 +71,7 @@ def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iter
             raise UsageError(f"{kind.__name__} has no fused implementation", "Leave it out.")
         if optimizer.defaults.get("fused"):
             raise UsageError(f"its {kind.__name__} is fused already", "Leave it out.")
-        chosen = {"fused": True, "foreach": None}
+        chosen = {"fused": True, "foreach": None}  # PyTorch allows only one of the two
         options = {name: value for name, value in optimizer.defaults.items() if name in known} | chosen
         return kind([group | chosen for group in optimizer.param_groups], **options)  # type: ignore[no-any-return]
 

@@ -97,7 +97,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """Run the jobs of a sweep in one process."""
+    """Run the jobs of a sweep, whose number is `entries`, in one process."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started = started

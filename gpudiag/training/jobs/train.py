@@ -126,5 +126,5 @@ def _train(
             with gpudiag.range("optimizer"):
                 arithmetic.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
-        if strategy.exchanged_bytes:
+        if strategy.exchanged_bytes:  # the sizes of messages are known only after steps
             prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)

@@ -137,7 +137,7 @@ class Range:
             marked.__enter__()
         try:
             _open.stack.append((recorded, marked))
-        except AttributeError:
+        except AttributeError:  # this is the thread's first range
             _open.stack = [(recorded, marked)]
         return self
 
@@ -182,7 +182,7 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
         mark = tensorflow.name_scope(label)
         return mark
     numbers: dict[str, int] = {}
-    if number is not None:  # the tools of TensorFlow's profiler group events by `step_num`
+    if number is not None:  # TensorFlow's tools group events by `step_num`; `_r` marks the root event of a step
         numbers = {"step_num": number, "_r": 1} if name == STEP else {"number": number}
     mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # does nothing if no profiler runs
     return mark

@@ -29,18 +29,12 @@ _LONGEST_PATH = 100
 
 @contextmanager
 def open_batches(
-    name: str,
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
+    name: str, workload: Workload, source: DataSource, *, batch_size: int, workers: int, device: torch.device, seed: int
 ) -> Iterator[Iterable[Batch]]:
     """Yield endless batches from any source. For `zmq`, `workers` server processes run within the context.
 
-    `name` is the workload's name in the registry, from which the servers load the workload.
+    `name` is the workload's name in the registry, from which the servers load the workload. See `batches` for the other
+    arguments.
 
     Raises:
         FrameworkMissingError: `zmq` is requested but pyzmq is missing.
@@ -62,7 +56,8 @@ def open_batches(
 class ServedBatches:
     """Receive endless batches from `servers` child processes, over a local socket that only this user can open.
 
-    `name` is the workload's name in the registry.
+    `name` is the workload's name in the registry. With `on_gpu` the workload has its sizes for GPUs. With `pinned` the
+    batches are received into pinned memory. Samples are random, with a different seed for each server and `seed`.
 
     Raises:
         FrameworkMissingError: this interpreter has no pyzmq.
@@ -93,7 +88,7 @@ class ServedBatches:
             raise UsageError(f"{path.parent} is too long a path for a socket", "Set TMPDIR to a shorter one.")
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PULL)
-        self._socket.set_hwm(WAITING)
+        self._socket.set_hwm(WAITING)  # maximum number of waiting batches
         self._socket.bind(f"ipc://{path}")
         try:
             for options in self._options:

@@ -23,18 +23,13 @@ _ENDLESS = 1 << 40
 
 
 def batches(
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
+    workload: Workload, source: DataSource, *, batch_size: int, workers: int, device: torch.device, seed: int
 ) -> Iterable[Batch]:
     """Return endless batches of `batch_size` samples.
 
     Source `device` is one batch that stays on the device. `host` is a few batches in host memory, one of which is
-    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
+    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU. Samples are
+    random; `seed` determines them.
 
     Raises:
         ValueError: the source is `zmq`, which only `batch_client.open_batches` supports.
@@ -70,7 +65,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples, which repeats them endlessly."""
+    """Make a DataLoader over the workload's samples, which repeats them endlessly. `pinned`: into pinned memory."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,

@@ -109,6 +109,9 @@ class PinnedCore(Fault[TrainerT]):
 
 
 def make_fault(kinds: Mapping[str, type[Fault[TrainerT]]], plan: FaultPlan, trainer: TrainerT) -> Fault[TrainerT]:
-    """Make the fault of this process, switched off. The fault's size is `plan.amount` times the clean step time."""
+    """Make the fault of this process, switched off. The fault's size is `plan.amount` times the clean step time.
+
+    `kinds` are the classes of faults by kind. Without `plan.ranks` all ranks are affected.
+    """
     affected = not plan.ranks or trainer.place.rank in plan.ranks
     return kinds[plan.kind](trainer, plan.amount * trainer.clean_ms, affected=affected)

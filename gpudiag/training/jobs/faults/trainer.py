@@ -55,6 +55,7 @@ class Trainer(ABC):
         loader: the source of batches.
         extra: function that is called before each forward, or None.
         clean_ms: step time in ms without a fault, the same on all ranks; 0 before `warm_up`.
+        clock: measures step times including device work.
     """
 
     time_all_first: ClassVar[bool] = False
@@ -158,7 +159,7 @@ class Trainer(ABC):
         trials = []
         for _ in range(_TRIALS):
             function()
-            self.clock.read()
+            self.clock.read()  # wait for the device, and discard earlier marks
             self.clock.restart()
             for _ in range(repeats):
                 function()

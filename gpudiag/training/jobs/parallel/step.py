@@ -28,7 +28,8 @@ class ParallelGpt:
     """This process's part of a GPT.
 
     Attributes:
-        parts: this process's pipeline stages, without wrappers for data parallelism.
+        stages: number of pipeline stages of the whole model. `numbers` are the numbers of this process's stages.
+        parts: this process's pipeline stages, without wrappers for data parallelism. `modules` have the wrappers.
         mesh: the process groups.
         sharded: see the arguments.
         optimizer: optimizer of this process's parameters.
@@ -91,7 +92,7 @@ class ParallelGpt:
 
     def _part(self, number: int) -> GptStage:
         """Make the pipeline stage `number`, with matrices split over the tensor-parallel processes."""
-        torch.manual_seed(number)
+        torch.manual_seed(number)  # all processes with this stage begin with equal parameters
         part = GptStage(
             self.sizes,
             number,
@@ -126,6 +127,7 @@ class ParallelGpt:
         expert_mesh = self.mesh.expert_replicas
         for expert in experts if expert_mesh is not None else ():
             fully_shard(expert, mesh=expert_mesh)
+        # An expert that only one process has is not sharded.
         whole = {parameter for expert in experts for parameter in expert.parameters()} if expert_mesh is None else set()
         for block in part.blocks:
             fully_shard(block, mesh=replicas, ignored_params=whole)

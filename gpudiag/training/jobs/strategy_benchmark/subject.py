@@ -117,6 +117,7 @@ class Subject:
         phases, arrivals = phases[len(phases) // 2 :], arrivals[len(phases) // 2 :]
         forward_ms, backward_ms, update_ms = (statistics.median(times) for times in zip(*phases, strict=True))
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
+        # If two gradients are ready at the same time, the later parameter comes first, as in backward.
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
         # If the host cannot launch a whole step ahead, the phases include waits. Then scale them to the step time.

@@ -84,7 +84,7 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros, which replaces an existing array.
+        """Make an array of zeros with this shape and shape of chunks, which replaces an existing array.
 
         Raises:
             WorkerFailedError: the disk is full.
@@ -143,7 +143,7 @@ class Volume:
         Voxels outside the volume are mirrored at the volume's edge. The edge itself is not repeated.
         """
         under_way: deque[tuple[VolumeBlock, Any]] = deque()
-        shape = self.shape[-3:]
+        shape = self.shape[-3:]  # without channels
         for block in wanted:
             z, y, x = block.seen.slices()
             inside = tuple(

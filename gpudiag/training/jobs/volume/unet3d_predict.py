@@ -73,7 +73,10 @@ class UNet3dPrediction(UNet3dTraining):
 
 
 class Predictor:
-    """Predict batches of blocks. Fetch and write the results of a batch after the next batch has been launched."""
+    """Predict batches of blocks. Fetch and write the results of a batch after the next batch has been launched.
+
+    `workload` converts inputs, and `arithmetic` sets the precision. `memory_format` is that of the model's input.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class Predictor:
             x = self._workload.prepare(inputs).contiguous(memory_format=self._format)
             with self._arithmetic.forward():
                 output = self._model(x)
-            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
+            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)  # 1, and 0.5 because `to` rounds down
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)
@@ -179,6 +182,7 @@ class VolumePrediction:
         """Predict the share of rank `rank` of `world`. Write `INFERENCE_FILE`, record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own_blocks = range(rank, len(self._blocks), world)
+        # A process without blocks of its own repeats blocks of other processes, so that it has steps too.
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
         check_space(

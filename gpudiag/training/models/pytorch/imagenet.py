@@ -227,11 +227,7 @@ def block_35(inputs: int, pool: int) -> nn.Module:
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
-        nn.Sequential(
-            convolution(inputs, 64, 1),
-            convolution(64, 96, 3, padding=1),
-            convolution(96, 96, 3, padding=1),
-        ),
+        nn.Sequential(convolution(inputs, 64, 1), convolution(64, 96, 3, padding=1), convolution(96, 96, 3, padding=1)),
         pooled(inputs, pool),
     )
 
@@ -270,11 +266,7 @@ def to_17(inputs: int) -> nn.Module:
     """Build the reduction from 35x35 to 17x17."""
     return Branches(
         convolution(inputs, 384, 3, stride=2),
-        nn.Sequential(
-            convolution(inputs, 64, 1),
-            convolution(64, 96, 3, padding=1),
-            convolution(96, 96, 3, stride=2),
-        ),
+        nn.Sequential(convolution(inputs, 64, 1), convolution(64, 96, 3, padding=1), convolution(96, 96, 3, stride=2)),
         nn.MaxPool2d(3, stride=2),
     )
 
@@ -284,10 +276,7 @@ def to_8(inputs: int) -> nn.Module:
     return Branches(
         nn.Sequential(convolution(inputs, 192, 1), convolution(192, 320, 3, stride=2)),
         nn.Sequential(
-            convolution(inputs, 192, 1),
-            row(192, 192, 7),
-            column(192, 192, 7),
-            convolution(192, 192, 3, stride=2),
+            convolution(inputs, 192, 1), row(192, 192, 7), column(192, 192, 7), convolution(192, 192, 3, stride=2)
         ),
         nn.MaxPool2d(3, stride=2),
     )

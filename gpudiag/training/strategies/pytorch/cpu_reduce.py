@@ -68,11 +68,7 @@ class CpuReduceHook:
         # DDP reads these attributes of a hook. Functions have these attributes, but instances of a class do not.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
-            group=group,
-            device=torch.device(device),
-            wire=_dtype(wire),
-            mean=True,
-            **tuning,
+            group=group, device=torch.device(device), wire=_dtype(wire), mean=True, **tuning
         )
 
     def __call__(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

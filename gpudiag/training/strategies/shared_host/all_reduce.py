@@ -152,10 +152,7 @@ class SharedHostAllReduce:
         size = flat.element_size() if wire is None else wire.element_size()
         most, least = self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size)
         chunked = ChunkedTensor(
-            tensor=flat,
-            wire=wire,
-            first=self._number,
-            length=chunk_length(flat.numel(), most, least, self._pieces),
+            tensor=flat, wire=wire, first=self._number, length=chunk_length(flat.numel(), most, least, self._pieces)
         )
         chunks = chunked.chunks
         if len(chunks) > at.RING // 2:

@@ -34,6 +34,7 @@ _MOST_EXTRA = 200.0
 class CallFault(Fault[DdpTrainer]):
     """A fault that calls a function at one point of each step."""
 
+    #: The trainer's attribute with the function to call: before forward, before the update, or after the update.
     point: ClassVar[Literal["extra", "before_update", "after"]]
     #: Function to call on unaffected ranks, and in steps without the fault; None to call nothing.
     without_fault: Callable[[], None] | None = None
