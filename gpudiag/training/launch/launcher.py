@@ -84,7 +84,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
                 try:
                     _watch(plan, guard, listener, observer, log)
                 finally:
-                    has_rank_0 = has_rank_0 or 0 in listener.latest
+                    has_rank_0 = has_rank_0 or 0 in listener.latest  # rank 0 has reported to this node
                     _stop(guard)
         status, error = "complete", None
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def environment(
 
     The environment has the variables in `inherited`, defaults for variables that are not set there, and the variables
     that the launch needs. If gpudiag is not installed for the interpreter, a directory that contains only gpudiag is
-    added to PYTHONPATH.
+    added to PYTHONPATH. The directory `private` is removed after the launch; `progress` is the path of the socket.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}

@@ -176,7 +176,7 @@ class Session:
         """
         first = self._measurement.phases is None
         self._driven = self._driven or self.steps(repeat(None))
-        ended = next(self._driven, self) is self
+        ended = next(self._driven, self) is self  # `self` as the default value marks the end
         if first and self._measurement.phases is not None:
             self._measurement.phases.sees_input = False  # until a range named `input` is seen
             self._marked.enter_context(self._runtime().marked_loaders())
@@ -206,7 +206,7 @@ class Session:
             yield from iterator
 
     def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
-        """Yield batches until the phases are over or the loader ends."""
+        """Yield batches until the phases are over or the loader ends, after `length` batches (None: unknown)."""
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:
@@ -229,7 +229,7 @@ class Session:
                         return
                 fetched += 1
                 fetched_ns = time.perf_counter_ns()
-                take_input_ns()
+                take_input_ns()  # discard the range `INPUT` above; the rest of the step may contain further ranges
                 with phases.around:
                     yield batch
                 later_ns = take_input_ns()

@@ -65,7 +65,7 @@ class JobTurns:
             if not self._left:
                 self._times = clock.read()
                 self._wait()
-            if self._left == self._timed:
+            if self._left == self._timed:  # the untimed steps are over
                 clock.restart()
             try:
                 batch = next(iterator)

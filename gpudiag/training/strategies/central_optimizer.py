@@ -47,6 +47,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
+        # If `make` divides parameters into several groups, the groups do not correspond, and settings stay as made.
         if len(self.param_groups) == len(self._inner.param_groups):
             for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
                 inner.update({name: value for name, value in outer.items() if name != "params"})
@@ -62,7 +63,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Return the owner (0 to `count` - 1) of each variable. The largest ones are assigned first, to the least load."""
+    """Return each variable's owner (0 to `count` - 1), given the sizes. Assign the largest first, to the least load."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -122,12 +122,12 @@ class _Central(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of fetching parameters, of sending gradients, and of the update."""
+        """Return the cost of fetching parameters, of sending gradients, and of the update; see the attributes."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
-        backwards = now.model.sizes
-        sizes = backwards[::-1]
+        backwards = now.model.sizes  # in the order in which backward computes the gradients
+        sizes = backwards[::-1]  # in the order in which forward needs the parameters
         if cls.home == "gpus":
             owners = transfers.owners_by_size(sizes, count)
         else:

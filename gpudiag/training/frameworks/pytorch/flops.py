@@ -149,7 +149,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        """Return the precision of an operator (`fp32`, `tf32`, ...), from its name and its first tensor."""
+        """Return the precision of an operator (`fp32`, `tf32`), from its name and first tensor; `unknown` without one."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"
@@ -233,7 +233,7 @@ def _tf32(backend: str, kind: str) -> bool:
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
     """Return the FLOPs of a convolution's backward. Each requested gradient takes as many FLOPs as the forward."""
-    transposed, wanted = rest[4], rest[7]
+    transposed, wanted = rest[4], rest[7]  # `transposed` and `output_mask` of `aten::convolution_backward`
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 

@@ -45,7 +45,7 @@ def stores_on_their_hosts() -> None:
         on_its_host = True
 
         def __init__(self, host_name: str, port: int = 0, *rest: Any, **more: Any) -> None:
-            is_master = rest[1] if len(rest) > 1 else more.get("is_master", False)
+            is_master = rest[1] if len(rest) > 1 else more.get("is_master", False)  # the fourth argument
             if is_master and more.get("master_listen_fd") is None:
                 port, more["master_listen_fd"] = _listening(host_name, port)
             super().__init__(host_name, port, *rest, **more)

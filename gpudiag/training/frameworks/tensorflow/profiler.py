@@ -73,7 +73,7 @@ class TensorflowWindow:
 
     def discard(self) -> None:
         """End a failed recording, and remove its files. The method raises no exceptions."""
-        self._steps = 0
+        self._steps = 0  # so that `stop` saves nothing
         with contextlib.suppress(Exception):
             self.stop()
         with contextlib.suppress(OSError):

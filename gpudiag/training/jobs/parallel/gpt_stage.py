@@ -65,9 +65,7 @@ class SplitAttention(nn.Module):
         else:
             t, part = x.shape[1], self._group.rank()
             key, value = (GatheredSequence.apply(heads, self._group) for heads in (key, value))  # type: ignore[no-untyped-call]
-            positions = torch.arange(
-                key.shape[2], device=x.device
-            )
+            positions = torch.arange(key.shape[2], device=x.device)
             # Of all positions, this part's begin at `part * t`. Each attends to those up to itself.
             mask = positions[part * t : (part + 1) * t, None] >= positions
             attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -154,7 +154,7 @@ class CpuReduce(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back."""
+        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back. Rates are in GB/s."""
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
             # The measurement used the precision of transport, so the sizes are not scaled for precision again.
@@ -169,6 +169,7 @@ class CpuReduce(BucketedStrategy):
         # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
         sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
         rate = min(link_rate, sum_rate)
+        # Two copies, from and to the host (device -1).
         latency_ms = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
         # Two copies of a chunk, to the host and back, do not overlap with other copies.
         points = {

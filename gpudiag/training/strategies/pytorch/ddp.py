@@ -182,6 +182,7 @@ class Gloo(BucketedStrategy):
             if now.on_gpu:
                 to_host, to_device = now.paths.all_rate("device_to_host"), now.paths.all_rate("host_to_device")
                 copy_ms_per_byte = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
+            # Without any measurement, assume a latency of 0.3 ms and the rates of host memory and of links.
             per_byte = copy_ms_per_byte + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
             points = {
                 size: on_host.time_ms(size, now.devices) + copy_ms_per_byte * size if on_host else 0.3 + per_byte * size

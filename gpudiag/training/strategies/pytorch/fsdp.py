@@ -66,7 +66,7 @@ class Fsdp(PytorchStrategy):
             torch.distributed.broadcast(tensor.detach(), src=0)
         shards = [*shards_of(model), model]
         sizes = [sum(p.numel() * p.element_size() for p in shard.parameters()) for shard in shards]
-        sizes[-1] -= sum(sizes[:-1])
+        sizes[-1] -= sum(sizes[:-1])  # the model itself is gathered without the modules that are shards
         for shard in shards:
             fully_shard(shard, mesh=mesh, mp_policy=policy)
         self.exchanged_bytes = sizes[::-1]  # in the order of backward
@@ -105,6 +105,7 @@ class Fsdp(PytorchStrategy):
             half_ms = (count - 1) / count * total / (now.ring_rate() * 1e6)
         forward_ms, backward_ms = now.compute.forward_ms, now.compute.backward_ms
         backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]  # ms per tensor
+        # `sizes` and `ready_ms` are in the order of backward, which forward runs through in reverse.
         gathers = [size / total * half_ms for size in now.model.sizes]
         forwards = [duration * forward_ms / backward_ms if backward_ms else 0.0 for duration in reversed(backwards)]
         stalled_ms = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
@@ -112,6 +113,7 @@ class Fsdp(PytorchStrategy):
         copies_ms = _PASSES * now.on_device_ms(total)
         # Each device updates only its own shard.
         added_ms = stalled_ms + slowdown_ms + copies_ms - now.compute.update_ms * (count - 1) / count
+        # The model itself is one more shard. The host's work counts as far as it takes longer than the step.
         blocks = now.model.blocks or sum(size >= _SHARD_BYTES for size in now.model.sizes)
         host_ms = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
         return Cost(

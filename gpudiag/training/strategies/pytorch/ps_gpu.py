@@ -126,6 +126,7 @@ class PsGpu(PytorchStrategy):
         exchange_ms = now.rooted_ms(total, spread=spread)
         # Backward adds gradients to zeros in the tensor that is sent, and so reads and writes the tensor once more.
         copy_ms = 2 * now.on_device_ms(total)
+        # If variables are spread, each GPU updates only its own.
         saved_ms = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
         return Cost(

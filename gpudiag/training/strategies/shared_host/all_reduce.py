@@ -36,9 +36,8 @@ from gpudiag.training.strategies.shared_host.peers import PeerWatch
 from gpudiag.training.strategies.shared_host.reducers import KINDS, make_reducer, processors_near
 from gpudiag.training.strategies.shared_host.segment import Segment
 
-CHUNK_BYTES = 4 << 20
-SLOTS = 8
-LANES = 2
+# Defaults of the arguments of `SharedHostAllReduce`.
+CHUNK_BYTES, SLOTS, LANES = 4 << 20, 8, 2
 #: Minimum number of chunks of a tensor, so that copies in both directions and sums overlap.
 PIECES = 8
 
@@ -98,8 +97,8 @@ class SharedHostAllReduce:
         self._wire = wire
         self._mean = mean
         self._pieces = pieces
-        self._number = 0
-        self._wires: dict[Hashable, torch.Tensor] = {}
+        self._number = 0  # number of the next chunk; numbers wrap at `at.WRAP`
+        self._wires: dict[Hashable, torch.Tensor] = {}  # buffers in the precision of transport, by `key`
         self._failure: tuple[str, str] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -199,7 +198,7 @@ class SharedHostAllReduce:
         return gather_objects(value, self._group)
 
     def _reserve(self, near: set[int]) -> None:
-        """Allocate this rank's share of the memory on the NUMA node of its device and threads."""
+        """Allocate this rank's share of the memory on the NUMA node of its device and threads (processors `near`)."""
         layout, rank = self._layout, self.rank
         parts = [
             (layout.control(rank), at.PAGE),
@@ -260,6 +259,7 @@ class SharedHostAllReduce:
 
 
 def _finish(reducer: Any, control: Control) -> None:
+    """Stop the threads, and let the streams continue with NaN: READY gets a value beyond all submitted chunks."""
     reducer.stop()
     control.set(at.STATE, at.FAILED)
     control.spoil_results()

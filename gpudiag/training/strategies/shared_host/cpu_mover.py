@@ -71,6 +71,7 @@ class CpuMover:
             if self._problem is not None:
                 return False
             before = fetched + sent
+            # A slot is free when all ranks have summed the chunk that used the slot before.
             if sent < len(chunks) and control.is_ready(chunks[sent][0] + 1 - layout.slots):
                 number, begin, end = chunks[sent]
                 control.slot(control.rank, number, packed.dtype)[: end - begin].copy_(packed[begin:end])

@@ -94,7 +94,11 @@ class CudaMover:
         self._enqueue_from_python(packed.data_ptr(), size, chunked)
 
     def _enqueue_from_python(self, data: int, size: int, chunked: ChunkedTensor) -> None:
-        """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us."""
+        """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us.
+
+        `data` is the address of the tensor on the device, and `size` the number of bytes of an element. Each chunk
+        waits for a free slot, and its result until all ranks have summed it.
+        """
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
         page = self._pinned.on_device + layout.control(control.rank)

@@ -77,7 +77,7 @@ class NativeReducer:
 
         def coordinate() -> None:
             answer = loaded.gpudiag_coordinate(self._engine)
-            if answer:
+            if answer:  # not stopped: the upper bits are the rank whose chunk differs
                 mismatch(answer >> 8)
 
         loops: list[Callable[[], Any]] = [coordinate]
@@ -152,7 +152,7 @@ class TorchReducer:
                 control.set(at.READY, ready)
                 moved = True
             idle = 0 if moved else idle + 1
-            if ready == self._submitted and idle > 100:
+            if ready == self._submitted and idle > 100:  # nothing to do: sleep until `submit`
                 self._wake.clear()
                 if ready == self._submitted and not self._stopped:
                     self._wake.wait(0.1)
@@ -164,6 +164,7 @@ class TorchReducer:
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
+        # Shares begin at multiples of `at.ALIGNMENT`, as in reduce.c. The last rank sums the rest.
         begin, end = (count * share // world & ~31 for share in (control.rank, control.rank + 1))
         end = count if control.rank == world - 1 else end
         if begin >= end:
