@@ -67,11 +67,8 @@ class AttachedSession:
         has_own_profiler: Callable[[], bool],
         late: bool = False,
     ) -> None:
-        self._position = position
-        self._boundaries = boundaries
-        self._optimizer = optimizer
-        self._has_own_profiler = has_own_profiler
-        self._late = late
+        self._position, self._boundaries, self._optimizer = position, boundaries, optimizer
+        self._has_own_profiler, self._late = has_own_profiler, late
         self._run_id = "" if position.world_size > 1 else settings.run_id  # ranks of one job agree on a random id
         self._runtime = _AttachedRuntime(position, self._make_window)
         self._loaders = self._runtime.loader_watch()
@@ -218,8 +215,7 @@ class _AttachedRuntime(PyTorchRuntime):
     """PyTorch runtime whose cluster position is known, and whose windows the session creates."""
 
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
-        self._position = position
-        self._make_window = make_window
+        self._position, self._make_window = position, make_window
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known before the devices are
         return self._position

@@ -133,11 +133,8 @@ class StartBarrier:
         own_profiler: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._store = store
-        self._own_profiler = own_profiler
-        self._clock = clock
+        self._rank, self._world_size, self._store = rank, world_size, store
+        self._own_profiler, self._clock = own_profiler, clock
         self._start: StartStep | None = None
         self.next_step = 0
         #: Current number of steps between two checks, and the posted number, which applies from the next check on.

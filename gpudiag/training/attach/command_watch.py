@@ -79,12 +79,8 @@ class CommandWatch:
         signals: SignalForwarder,
         reports: Path,
     ) -> None:
-        self._process = process
-        self._listener = listener
-        self._deaths = deaths
-        self._signals = signals
-        self._reports = reports
-        self._hooks = hooks
+        self._process, self._listener, self._deaths = process, listener, deaths
+        self._signals, self._reports, self._hooks = signals, reports, hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
         #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.

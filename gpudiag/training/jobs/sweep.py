@@ -100,8 +100,7 @@ class _Sweep:
     """Run the jobs of a sweep, whose number is `entries`, in one process."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
-        self.started = started
-        self.messages = messages
+        self.started, self.messages = started, messages
         self.progress = ProgressSender(messages.rank)
         self._entries = entries
         self._began_s = time.monotonic()

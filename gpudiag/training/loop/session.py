@@ -105,10 +105,8 @@ class Session:
         #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
-        self._device = device
-        self._framework = framework
-        self._model = model
-        self._timeout_s = timeout_s
+        self._device, self._framework = device, framework
+        self._model, self._timeout_s = model, timeout_s
         description = RunDescription(command=tuple(sys.argv), batch_size=batch_size)
         settings = PhaseSettings(steps=steps, warmup=warmup, active=active, lines=True)
         if run is not None:

@@ -27,8 +27,7 @@ class JobTurns:
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
-        self._train = train
-        self._save = save
+        self._train, self._save = train, save
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._left = self._timed = 0  # steps left in this turn, and number of timed steps at its end

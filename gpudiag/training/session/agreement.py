@@ -61,9 +61,7 @@ class Agreement:
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
         self.run_id = run_id if position.rank == 0 else ""
-        self._position = position
-        self._store = store
-        self._timeout_s = timeout_s
+        self._position, self._store, self._timeout_s = position, store, timeout_s
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:

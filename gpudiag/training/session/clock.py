@@ -163,11 +163,8 @@ class StepClock:
         anchor: Callable[[], Anchor] | None = None,
         happened: Callable[[Any], bool] = lambda _mark: True,
     ) -> None:
-        self._instant = instant
-        self._between_ms = between_ms
-        self._synchronize = synchronize
-        self._anchor = anchor
-        self._happened = happened
+        self._instant, self._between_ms, self._synchronize = instant, between_ms, synchronize
+        self._anchor, self._happened = anchor, happened
         self._latest: HostStep | None = None
         self._reset()
 

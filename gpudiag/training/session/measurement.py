@@ -75,8 +75,7 @@ class RankMeasurement:
     agreement: Agreement
 
     def __init__(self, run_dir: Path, run: RunDescription, settings: PhaseSettings) -> None:
-        self.run_dir = run_dir
-        self.run = run
+        self.run_dir, self.run = run_dir, run
         self.position = current_position()
         self.progress = ProgressSender(self.position.rank)
         self.phases: Phases | None = None
@@ -100,8 +99,7 @@ class RankMeasurement:
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
-        self._runtime = runtime
-        self.position = position
+        self._runtime, self.position = runtime, position
         self.progress = ProgressSender(position.rank)
         record.clear_rank(self.run_dir, position.rank)
         if clear_run:

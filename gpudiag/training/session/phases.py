@@ -87,15 +87,11 @@ class Phases:
         # A fixed warm-up must leave a timed step besides the first step and the counted step.
         self.counter = counter if settings.warmup is None or settings.warmup > _COUNTED_STEP + 1 else None
         self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        self._settings = settings
-        self._clock = clock
-        self._agreement = agreement
-        self._progress = progress
-        self._changed = changed
+        self._settings, self._clock, self._agreement = settings, clock, agreement
+        self._progress, self._changed = progress, changed
         self._make_window = window
         self._run_in = _RUN_IN_STEPS if on_gpu else 0
-        self._loaders = loaders
-        self._lines = lines
+        self._loaders, self._lines = loaders, lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
         #: Duration of a block of warm-up steps in ms, reduced if there is little time for unprofiled steps.

@@ -109,8 +109,7 @@ class Range:
     __slots__ = ("_name", "_number")
 
     def __init__(self, name: str, *, number: int | None = None) -> None:
-        self._name = name
-        self._number = number
+        self._name, self._number = name, number
 
     def __enter__(self) -> Range:
         domain = _domain or _load_domain()

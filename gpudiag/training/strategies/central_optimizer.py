@@ -36,9 +36,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     ) -> None:
         # An optimizer needs a parameter. Use an empty parameter if this process owns none.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
-        self._before = before
-        self._after = after
-        self._kept = kept
+        self._before, self._after, self._kept = before, after, kept
         super().__init__(parameters, dict(self._inner.defaults))
 
     @torch.no_grad()

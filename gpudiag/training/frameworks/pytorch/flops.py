@@ -149,7 +149,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        """Return the precision of an operator (`fp32`, `tf32`), from its name and first tensor; `unknown` without one."""
+        """Return the precision of an operator (`fp32`, ...) by its name and its first tensor; `unknown` without one."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"

@@ -129,8 +129,7 @@ class _ModuleRanges:
     """Name the ranges of modules, and keep track of the open ranges. `fast` makes a range; see `_containers`."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
-        self._fast = fast
-        self._containers = containers
+        self._fast, self._containers = fast, containers
         #: (label, module) by the module's id. Storing the module keeps its id from being used for another module.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}  # number of roots by class name; names of further roots end in `#2`, `#3`, …

@@ -31,9 +31,7 @@ class TensorflowWindow:
         self.saved = False
         self.device_activity: bool | None = None
         self.unmarked = ""
-        self._kernel_only = kernel_only
-        self._active = active
-        self._on_gpu = on_gpu
+        self._kernel_only, self._active, self._on_gpu = kernel_only, active, on_gpu
         self._steps = 0
         self._records = False
         self._directory: tempfile.TemporaryDirectory[str] | None = None

@@ -72,8 +72,7 @@ class ServedBatches:
             raise FrameworkMissingError(
                 f"--data zmq needs pyzmq, which {sys.executable} does not have", "Install it: pip install pyzmq"
             ) from error
-        self._zmq = zmq
-        self._pinned = pinned
+        self._zmq, self._pinned = zmq, pinned
         self._options = [
             ServerOptions(endpoint="", workload=name, on_gpu=on_gpu, batch_size=batch_size, seed=seed * 1009 + index)
             for index in range(servers)

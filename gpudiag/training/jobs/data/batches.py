@@ -53,8 +53,7 @@ class Pool(Dataset["Batch"]):
     """A data set of samples in memory. Each access copies the sample's inputs, as decoding makes new inputs."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._inputs = inputs
-        self._targets = targets
+        self._inputs, self._targets = inputs, targets
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -81,8 +80,7 @@ class MicroBatches(Generic[T]):
     """Group batches into lists of `count`, one list per step. An incomplete last list is dropped."""
 
     def __init__(self, batches: Iterable[T], count: int) -> None:
-        self._batches = batches
-        self._count = count
+        self._batches, self._count = batches, count
 
     def __len__(self) -> int:
         """Return the number of steps; raise TypeError if the number of batches is unknown."""
@@ -102,8 +100,7 @@ class DevicePrefetch:
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
+        self._batches, self._device = batches, device
 
     def __iter__(self) -> Iterator[Batch]:
         if self._device.type != "cuda":

@@ -30,9 +30,7 @@ class Fault(ABC, Generic[TrainerT]):
     """
 
     def __init__(self, trainer: TrainerT, amount_ms: float, *, affected: bool) -> None:
-        self.trainer = trainer
-        self.amount_ms = amount_ms
-        self.affected = affected
+        self.trainer, self.amount_ms, self.affected = trainer, amount_ms, affected
         self.prepare()
 
     def prepare(self) -> None:

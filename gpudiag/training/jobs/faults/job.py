@@ -102,13 +102,10 @@ class FaultTrials(Generic[TrainerT]):
         runtime: Runtime,
         run_dir: Path,
     ) -> None:
-        self.plan = plan
-        self.trainer = trainer
-        self.run_dir = run_dir
+        self.plan, self.trainer, self.run_dir = plan, trainer, run_dir
         self.place = trainer.place
         self.progress = ProgressSender(self.place.rank)
-        self._kinds = kinds
-        self._runtime = runtime
+        self._kinds, self._runtime = kinds, runtime
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
         self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}

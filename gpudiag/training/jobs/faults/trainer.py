@@ -71,10 +71,8 @@ class Trainer(ABC):
         batches: Iterable[Any],
         clock: StepClock,
     ) -> None:
-        self.device = device
-        self.place = place
-        self.strategy = strategy
-        self.model = model
+        self.device, self.place = device, place
+        self.strategy, self.model = strategy, model
         self.parallel: ParallelLayout | None = None
         self.loader = Loader(batches)
         self.clock = clock

@@ -56,11 +56,8 @@ class ParallelGpt:
         marked: bool = True,
     ) -> None:
         self._range: Callable[[str], AbstractContextManager[object]] = gpudiag.range if marked else nullcontext
-        self._bf16 = bf16
-        self.sharded = sharded
-        self.layout = layout
-        self.sizes = sizes
-        self.device = device
+        self._bf16, self.sharded, self.layout = bf16, sharded, layout
+        self.sizes, self.device = sizes, device
         self.mesh = ParallelMesh(device.type, layout)
         several = INTERLEAVED_STAGES if layout.schedule == "interleaved" and layout.pp > 1 else 1
         self.stages = layout.pp * several

@@ -118,12 +118,8 @@ class _Benchmark:
         start_s: float,
     ) -> None:
         self._began = time.perf_counter()
-        self._until = until
-        self.world = world
-        self.plan = plan
-        self.entry = entry
-        self.facts = facts
-        self.progress = progress
+        self._until, self.world, self.plan = until, world, plan
+        self.entry, self.facts, self.progress = entry, facts, progress
         self.seconds: dict[str, float] = defaultdict(float, start=start_s)
         self.trainers: dict[str, StrategyTrainer] = {}
         self.setup_s: dict[str, float] = {}

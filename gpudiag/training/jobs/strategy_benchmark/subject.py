@@ -145,9 +145,7 @@ class StrategyTrainer:
     """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
-        self.candidate = candidate
-        self._world = world
-        self._subject = subject
+        self.candidate, self._world, self._subject = candidate, world, subject
         entry = strategy_entry(candidate.strategy)
         self._trains = not entry.one_process or world.rank == 0
         devices = world.size if entry.one_process else 1

@@ -92,8 +92,7 @@ class Blocks(Sequence[VolumeBlock]):
                 f"a volume of {_text(volume)} voxels is smaller than a block, which writes {_text(cut.written)}",
                 "Give a larger --volume Z,Y,X.",
             )
-        self._volume = volume
-        self._cut = cut
+        self._volume, self._cut = volume, cut
         self._counts = [math.ceil(extent / inner) for extent, inner in zip(volume, cut.written, strict=True)]
 
     def __len__(self) -> int:

@@ -79,8 +79,7 @@ class Volume:
     """A uint8 array on disk with axes (z, y, x) or (channel, z, y, x). `store` is the open tensorstore at `path`."""
 
     def __init__(self, store: Any, path: Path) -> None:
-        self._store = store
-        self.path = path
+        self._store, self.path = store, path
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:

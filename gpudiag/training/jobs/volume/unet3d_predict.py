@@ -86,10 +86,8 @@ class Predictor:
         device: torch.device,
         memory_format: torch.memory_format,
     ) -> None:
-        self._model = model
-        self._workload = workload
-        self._arithmetic = arithmetic
-        self._device = device
+        self._model, self._workload = model, workload
+        self._arithmetic, self._device = arithmetic, device
         self._format = memory_format
         self._on_gpu = device.type == "cuda"
         self._under_way: deque[tuple[list[VolumeBlock], list[Tensor], Any]] = deque()
@@ -169,9 +167,7 @@ class VolumePrediction:
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"
-        self._job = job
-        self._device = device
-        self._run_dir = run_dir
+        self._job, self._device, self._run_dir = job, device, run_dir
         self._cut = GPU_CUT if on_gpu else CPU_CUT
         self._shape = job.volume or (GPU_VOLUME if on_gpu else CPU_VOLUME)
         self._blocks = Blocks(self._shape, self._cut)

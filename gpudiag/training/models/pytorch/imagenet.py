@@ -233,7 +233,7 @@ def block_35(inputs: int, pool: int) -> nn.Module:
 
 
 def block_17(width: int) -> nn.Module:
-    """Build a block for 17x17 maps of 768 channels (figure 6), with rows and columns of `width` channels for 7x7."""
+    """Build a block for 17x17 maps of 768 channels (figure 6). Rows and columns of `width` channels replace 7x7."""
     return Branches(
         convolution(768, 192, 1),
         nn.Sequential(convolution(768, width, 1), row(width, width, 7), column(width, 192, 7)),

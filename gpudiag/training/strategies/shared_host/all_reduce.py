@@ -92,11 +92,8 @@ class SharedHostAllReduce:
         if wire is not None and wire not in KINDS:
             raise UsageError(f"gradients cannot travel as {wire}", "Choose float32, bfloat16 or float16.")
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.device = device
-        self._group = group
-        self._wire = wire
-        self._mean = mean
-        self._pieces = pieces
+        self.device, self._group, self._wire = device, group, wire
+        self._mean, self._pieces = mean, pieces
         self._number = 0  # number of the next chunk; numbers wrap at `at.WRAP`
         self._wires: dict[Hashable, torch.Tensor] = {}  # buffers in the precision of transport, by `key`
         self._failure: tuple[str, str] | None = None

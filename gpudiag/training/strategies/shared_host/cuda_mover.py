@@ -37,9 +37,7 @@ class CudaMover:
     def __init__(self, control: Control, device: torch.device, *, native: bool = True) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
-        self._control = control
-        self._device = device
+        self._driver, self._control, self._device = driver, control, device
         self._library = library() if native else None
         self._pinned = Pinned(control.address, control.layout.total_bytes, device)
         with torch.cuda.device(device):

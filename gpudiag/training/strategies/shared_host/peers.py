@@ -29,9 +29,7 @@ class PeerWatch:
     def __init__(
         self, control: Control, pids: Sequence[int], timeout_s: float, give_up: Callable[[str, str], None]
     ) -> None:
-        self._control = control
-        self._timeout_s = timeout_s
-        self._give_up = give_up
+        self._control, self._timeout_s, self._give_up = control, timeout_s, give_up
         self._others = {rank: pid for rank, pid in enumerate(pids) if rank != control.rank}
         self._handles: dict[int, int] = {}
         self._wake, self._bell = os.pipe()

@@ -103,8 +103,7 @@ class TorchReducer:
     name = "torch"
 
     def __init__(self, control: Control, *, cpus: Collection[int], mismatch: Callable[[int], None]) -> None:
-        self._control = control
-        self._mismatch = mismatch
+        self._control, self._mismatch = control, mismatch
         self._submitted = 0
         self._stopped = False
         self._sum, self._term = torch.empty(0), torch.empty(0)

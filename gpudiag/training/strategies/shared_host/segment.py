@@ -38,8 +38,7 @@ class Segment:
     """
 
     def __init__(self, size: int, rank: int, gather: Callable[[Any], list[Any]]) -> None:
-        self.size = size
-        self._gather = gather
+        self.size, self._gather = size, gather
         self._file = -1
         self._problem: str | None = None
         node = _boot_id()
