@@ -201,6 +201,7 @@ class AttachedSession:
         """Create a recording; raise RuntimeError if the program has a profiler.
 
         Only the full trace is written in the background. The kernel-only trace is complete before the full one begins.
+        The arguments are those of `Runtime.window`; with `cuda` device activity is recorded too.
         """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)

@@ -46,7 +46,8 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps.
+    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps. In
+    this module, `entered` is the state of this process, which the hooks of `entered.py` share.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:

@@ -108,7 +108,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Failures are ignored, because reports only improve messages."""
+    """Write this process's report into `folder` ("": nowhere). Ignore failures: reports only improve messages."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None

@@ -109,8 +109,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether at least 4 steps have a significant trend that exceeds `TOLERANCE` from the first to the last.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). One slow step
-    changes neither much.
+    continuity correction). The Theil-Sen slope gives its size (P. K. Sen, JASA 63, 1968). One slow step changes little.
     """
     n = len(step_ms)
     if n < 4:

@@ -12,8 +12,7 @@ from torch import nn
 class CentralOptimizer(torch.optim.Optimizer):
     """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    An inner optimizer makes the update. Before each step it gets the settings (`param_groups`), which learning-rate
-    schedulers may have changed.
+    An inner optimizer makes the update. Before each step it gets the settings, which schedulers may have changed.
 
     Args:
         parameters: the model's parameters.

@@ -36,6 +36,8 @@ _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
 class _Tensorflow1(Strategy):
+    """Base class. In `cost`, `now` has the model, the number of devices and the machine's rates in GB/s."""
+
     framework = FRAMEWORK
     needs_gpu = True
     least_devices = 2

@@ -57,11 +57,7 @@ class ProfiledWindow:
         )
 
     def start(self) -> None:
-        """Begin the discarded steps.
-
-        Raises:
-            RuntimeError: another profiler is recording.
-        """
+        """Begin the discarded steps; raise RuntimeError if another profiler is recording."""
         if profiler_runs():
             raise RuntimeError("another torch.profiler is recording; only one can at a time")
         self._profiler.start()

@@ -75,11 +75,7 @@ def signed(key: str, text: str) -> str:
 
 
 def opened(key: str, value: bytes) -> bytes:
-    """Return the text of a signed value, without the signature.
-
-    Raises:
-        RuntimeError: the signature is missing or wrong, so the writer did not know the secret.
-    """
+    """Return the text of a signed value of `key`; raise RuntimeError if the signature is missing or wrong."""
     text, _, signature = value.decode("ascii", "replace").partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise RuntimeError(f"the state of the rendezvous was written by somebody who does not know {_SECRET}")

@@ -37,11 +37,7 @@ class TensorflowWindow:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin the discarded steps.
-
-        Raises:
-            RuntimeError: another profiler is recording.
-        """
+        """Begin the discarded steps; raise RuntimeError if another profiler is recording."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._directory = tempfile.TemporaryDirectory(prefix=f".{self.path.name}.", dir=self.path.parent)
         if self._on_gpu:
@@ -83,8 +79,7 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101 # set by start
         try:
-            # The default level 2 records marks and all ops. Level 1 records marks, and only ops that are expensive on
-            # the host: CPU ops and few GPU ops.
+            # The default level 2 records marks and all ops. Level 1 records marks, all CPU ops, and few GPU ops.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:

@@ -33,8 +33,7 @@ def open_batches(
 ) -> Iterator[Iterable[Batch]]:
     """Yield endless batches from any source. For `zmq`, `workers` server processes run within the context.
 
-    `name` is the workload's name in the registry, from which the servers load the workload. See `batches` for the other
-    arguments.
+    The servers load the workload by its `name` in the registry. See `batches` for the other arguments.
 
     Raises:
         FrameworkMissingError: `zmq` is requested but pyzmq is missing.

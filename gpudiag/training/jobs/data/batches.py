@@ -28,8 +28,8 @@ def batches(
     """Return endless batches of `batch_size` samples.
 
     Source `device` is one batch that stays on the device. `host` is a few batches in host memory, one of which is
-    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU. Samples are
-    random; `seed` determines them.
+    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU. `seed` is
+    the seed of the random samples.
 
     Raises:
         ValueError: the source is `zmq`, which only `batch_client.open_batches` supports.

@@ -89,11 +89,7 @@ class Trainer(ABC):
         """Return the values of all ranks, in the order of ranks. This communication must not appear in traces."""
 
     def hold(self, milliseconds: float) -> None:
-        """Keep the device busy for `milliseconds`, without blocking the host.
-
-        Raises:
-            NotImplementedError: the device cannot be kept busy.
-        """
+        """Keep the device, but not the host, busy for `milliseconds`; raise NotImplementedError unless `holds`."""
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps

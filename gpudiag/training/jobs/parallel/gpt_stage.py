@@ -44,8 +44,7 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: sizes of the whole model.
-        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if sequences
-            are not divided.
+        sequence_group: processes with parts of the same sequences, which gather keys and values; None for whole ones.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:

@@ -3,8 +3,7 @@
 A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
 communication, the phases of this step, the time at which each gradient is ready, and all-reduces of the workload's
 buckets over each transport. From these times and the machine's facts each candidate's step time is predicted. Then the
-best candidates are timed in turns, so that drift of the machine affects all equally. Each candidate trains a separate
-copy of the model.
+best candidates are timed in turns, so that drift of the machine affects all equally. Each trains a copy of the model.
 """
 
 from __future__ import annotations
@@ -344,6 +343,7 @@ class _Benchmark:
         return tuple(self._turns(candidate, rounds[candidate.label], steps) for candidate in order)
 
     def _turns(self, candidate: Candidate, round_ms: list[float], steps: dict[str, int]) -> Turns:
+        """Return a candidate's result: its step time in each round, and its steps per turn (slow: 1, failed: 0)."""
         label = candidate.label
         return Turns(
             candidate=candidate,

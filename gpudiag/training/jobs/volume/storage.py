@@ -41,11 +41,7 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def library() -> Any:
-    """Import `tensorstore`.
-
-    Raises:
-        FrameworkMissingError: this interpreter does not have `tensorstore`.
-    """
+    """Import `tensorstore`; raise FrameworkMissingError if this interpreter does not have it."""
     try:
         import tensorstore
     except ImportError as error:
@@ -83,10 +79,9 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros with this shape and shape of chunks, which replaces an existing array.
+        """Make an array of zeros of this shape, in chunks of shape `chunk`, in place of an existing one.
 
-        Raises:
-            WorkerFailedError: the disk is full.
+        Raise WorkerFailedError if the disk is full.
         """
         spec = {
             "driver": "zarr3",
@@ -105,11 +100,7 @@ class Volume:
 
     @classmethod
     def open(cls, path: Path) -> Volume:
-        """Open an array that another process has made.
-
-        Raises:
-            WorkerFailedError: there is no array, for example because nodes do not share the directory.
-        """
+        """Open an array that another process has made; raise WorkerFailedError if there is none."""
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
         try:
             return cls(library().open(spec).result(), path)

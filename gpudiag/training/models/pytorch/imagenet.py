@@ -187,7 +187,7 @@ class ResNet50(ImageWorkload):
 def convolution(
     inputs: int, outputs: int, kernel: int | tuple[int, int], *, stride: int = 1, padding: int | tuple[int, int] = 0
 ) -> nn.Module:
-    """Build a convolution without bias, a normalisation and a ReLU."""
+    """Build a convolution of `inputs` to `outputs` channels without bias, a normalisation and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False),
         nn.BatchNorm2d(outputs, eps=0.001),

@@ -154,7 +154,10 @@ class CpuReduce(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back. Rates are in GB/s."""
+        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
             # The measurement used the precision of transport, so the sizes are not scaled for precision again.

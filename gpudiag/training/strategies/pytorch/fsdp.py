@@ -93,7 +93,10 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of two all-gathers and a reduce-scatter, which move 1.5 times the bytes of an all-reduce."""
+        """Return the cost of two all-gathers and a reduce-scatter, which move 1.5 times the bytes of an all-reduce.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE

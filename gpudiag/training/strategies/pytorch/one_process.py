@@ -56,7 +56,10 @@ class DataParallel(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying the model to every device and summing gradients on the first device."""
+        """Return the cost of copying the model to every device and summing gradients on the first device.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE

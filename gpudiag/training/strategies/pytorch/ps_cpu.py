@@ -194,7 +194,10 @@ class PsCpu(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back."""
+        """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
         deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))

@@ -117,7 +117,10 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters."""
+        """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters.
+
+        `now` has the model, the number of devices and the rates of the machine. `candidate` may name the one home.
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE

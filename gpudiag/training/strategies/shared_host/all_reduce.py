@@ -58,15 +58,13 @@ class SharedHostAllReduce:
     Args:
         group: the process group, by default the default group; used only to create the object.
         device: the device of the tensors.
-        wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
-            float64 for float64 tensors.
+        wire: precision of transport, by default that of the tensors. Sums are in float32, of float64 in float64.
         mean: True to divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
         pieces: minimum number of chunks of a tensor, unless the chunks would be smaller than 256 KiB.
         threads: number of summing CPU threads per rank. By default it is half of the rank's share of the processors of
             its NUMA node, at most 4, or 8 for half precision.
-        engine: `native` for compiled loops; `torch` for PyTorch's operators; `auto` for `native` if there is a C
-            compiler, else `torch`.
+        engine: `native` (compiled loops), `torch` (PyTorch's operators), or `auto`: `native` with a C compiler.
         timeout_s: maximum seconds to wait for a rank that makes no progress.
 
     Raises:
@@ -120,8 +118,7 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place. Return a future whose value is the tensor.
 
-        As with NCCL, only work that is enqueued after the future's `wait()` may use the tensor. On a GPU, `wait()` does
-        not block the host.
+        As with NCCL, only work that is enqueued after `wait()` may use the tensor. On a GPU it does not block the host.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.

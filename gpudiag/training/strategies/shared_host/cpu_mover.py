@@ -51,6 +51,7 @@ class CpuMover:
         self._problem = problem
 
     def _loop(self) -> None:
+        """Move the queued tensors in order, until `drain` queues None."""
         while (item := self._queue.get()) is not None:
             chunked, future = item
             if self._move(chunked):

@@ -95,7 +95,7 @@ class NativeReducer:
 
 
 class TorchReducer:
-    """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
+    """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads. See `make_reducer`.
 
     This reducer reacts later than `NativeReducer`, because it polls in Python and waits for the interpreter lock.
     """

@@ -126,7 +126,7 @@ def _boot_id() -> str:
 
 
 class Pinned:
-    """Pin memory (register it with the driver) for all GPUs of the process. If `device` is a CPU, do nothing.
+    """Pin `size` bytes at `address` (register them with the driver) for all GPUs; do nothing if `device` is a CPU.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory.

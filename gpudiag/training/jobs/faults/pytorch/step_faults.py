@@ -179,8 +179,7 @@ class LayerSyncs(Fault[DdpTrainer]):
     """Call `.item()` before and after the forward of each innermost module, as loops that log statistics do.
 
     The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
-    almost nothing, because the host soon runs ahead again. Because of the `.item()` at each layer, the device waits for
-    the launches of each layer.
+    almost nothing, because the host soon runs ahead again. Here the device waits for the launches of each layer.
     """
 
     def prepare(self) -> None:
