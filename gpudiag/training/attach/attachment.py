@@ -36,7 +36,7 @@ class Attachment:
         self._boundaries = Boundaries()
         #: Class names of optimizers, by id.
         self._optimizers: dict[int, str] = {}
-        self._steps = 0
+        self._steps = 0  # number of steps that have ended
         #: Number of calls of the optimizer that ends a step.
         self._ending_calls = 0
         #: True while the optimizer that ends a step has been called exactly once in each step.
@@ -109,7 +109,7 @@ class Attachment:
         if not self._boundaries.ends_step(OptimizerCall(optimizer, after_forward)):
             return
         self._steps += 1
-        self._entered.ours.making = True
+        self._entered.ours.making = True  # profilers that are created now are gpudiag's own
         try:
             if self._session is None:
                 self._begin()
@@ -154,8 +154,7 @@ class Attachment:
             if steps < last:
                 steps += 1
                 return
-            self._steps = steps
-            self._ending_calls = steps
+            self._steps = self._ending_calls = steps
             self._boundaries.missed_calls()
             self._entered.handler = self.stepped
             self.stepped(optimizer)

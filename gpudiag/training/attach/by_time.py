@@ -60,7 +60,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
     if entered.own_profiler:
         send_note(position.rank, OWN_PROFILER)
     if entered.own_profiler or not claim(run_dir, position.rank):
-        entered.handler = None
+        entered.handler = None  # this ends the watch thread
         return
     run_id = _await_others(position, entered)
     if not _has_stepped(entered) and entered.handler is not None:
@@ -77,7 +77,7 @@ def _has_stepped(entered: EnteredProcess) -> bool:
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
     """Record for `_RECORD_S` seconds. Write the rank's record, and on rank 0 also the run's record."""
-    (device,) = RUNTIME.devices(None, None)
+    (device,) = RUNTIME.devices(None, None)  # without a request, a process has one device
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
     record.clear_rank(run_dir, position.rank)

@@ -198,7 +198,7 @@ class SignalForwarder:
             if self._blocked:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
         """Forward signals to this process from now on.

@@ -43,8 +43,7 @@ class EnteredProcess:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.handler: Callable[[Any], None] | None = self._first_step
-        self.measuring = False
-        self.own_profiler = False
+        self.measuring = self.own_profiler = False
         self.on_own_profiler: Callable[[], None] | None = None
         self.stop_looking: Callable[[], None] | None = None
         self.stepped = False

@@ -123,6 +123,7 @@ def needed_steps(settings: Settings) -> int:
     warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
     unprofiled = settings.steps or MIN_UNPROFILED_STEPS
     lines = line_steps(0.0, unprofiled)  # the maximum, because the step time is unknown
+    # After the observed calls, one more call begins the first step.
     return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + lines + recording_steps(ACTIVE_STEPS)
 
 

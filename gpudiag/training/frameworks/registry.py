@@ -21,8 +21,7 @@ def framework_named(name: str) -> Framework:
 def framework_option(value: str) -> Framework:
     """Return the framework for a value of `--framework`, which is the name of its package.
 
-    Raises:
-        UsageError: no framework has this package; the hint lists all packages.
+    Raise UsageError if no framework has this package; the hint lists all packages.
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:

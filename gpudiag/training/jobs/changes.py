@@ -27,8 +27,7 @@ _OPTIONS: dict[Change, dict[str, Any]] = {
 def changed(job: Job, change: Change) -> Job:
     """Return the job with this change. A user-defined workload must implement the change itself.
 
-    Raises:
-        UsageError: the change does not fit the workload or the device. The message gives the reason.
+    Raise UsageError if the change does not fit the workload or the device. The message gives the reason.
     """
     reason = "CPUs have no tf32" if change == "tf32" and job.device == "cpu" else None
     options: dict[str, Any] = {}

@@ -108,8 +108,7 @@ class _Sweep:
     def take(self, number: int, entry: SweepEntry) -> None:
         """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
-        Raises:
-            WorkerFailedError: a process failed, and the processes cannot train another job.
+        Raise WorkerFailedError if a process failed, and the processes cannot train another job.
         """
         if not self._is_time(number, entry):
             return

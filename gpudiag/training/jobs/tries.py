@@ -84,8 +84,7 @@ class _ChangeTrials:
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
         """Train changed job `number` of `jobs` in turns with the unchanged job. Return step times or why none exist.
 
-        Raises:
-            WorkerFailedError: the unchanged job failed, or the changed job failed on some ranks only.
+        Raise WorkerFailedError if the unchanged job failed, or the changed job failed on some ranks only.
         """
         if job.change is None:
             raise ValueError("a job without a change")

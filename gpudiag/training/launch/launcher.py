@@ -136,7 +136,10 @@ def _write_request(plan: Plan, private: Path) -> Path:
 def _watch(
     plan: Plan, guard: subprocess.Popen[bytes], listener: Listener, observer: Callable[[Progress], None], log: Path
 ) -> None:
-    """Pass messages to the observer until the guard ends. If the run fails or makes no progress, raise the cause."""
+    """Pass messages to the observer until the guard ends. If the run fails or makes no progress, raise the cause.
+
+    `log` contains the output of the guard's command, which names ranks that ended without a message.
+    """
     failed_s: float | None = None
     while True:
         ended = guard.poll() is not None

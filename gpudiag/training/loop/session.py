@@ -141,7 +141,7 @@ class Session:
         self.pause()
         self._marked.close()
         self._measurement.close(error)
-        if self._run is None and self._measurement.position.rank == 0:
+        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints what is next
             print_next_command(self.run_dir)
 
     @property
@@ -272,7 +272,7 @@ def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
         limits=WarmupLimits() if run.warmup_s is None else WarmupLimits(seconds=run.warmup_s),
         target=run.target,
         recorded=run.recorded,
-        lines=":" in run.job.workload,
+        lines=":" in run.job.workload,  # only `module:function` has lines of the user
     )
 
 

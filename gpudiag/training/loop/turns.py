@@ -61,7 +61,7 @@ class JobTurns:
         iterator = iter(loader)
         clock.restart()  # the time between two loops belongs to no step
         while True:
-            if not self._left:
+            if not self._left:  # the turn is over
                 self._times = clock.read()
                 self._wait()
             if self._left == self._timed:  # the untimed steps are over

@@ -202,8 +202,7 @@ def workload_entry(name: str) -> WorkloadEntry:
 def training_entry(name: str, command: str) -> WorkloadEntry:
     """Return the workload of this name, for a command about gradient communication (named `command` in the hint).
 
-    Raises:
-        UsageError: no workload has this name, or the workload only predicts.
+    Raise UsageError if no workload has this name, or the workload only predicts.
     """
     entry = workload_entry(name)
     if not entry.trains:

@@ -233,7 +233,7 @@ class StepClock:
         steps = [i for i in range(1, len(marks)) if i not in gaps]
         host = [self._host[i] for i in steps]
         self._reset()
-        ends_ns = None
+        ends_ns = None  # without host times, the host's lead is unknown, and no second anchor is needed
         if self._anchor is not None and begin is not None and None not in host:
             ends_ns = on_host_clock([marks[i] for i in steps], begin, self._anchor(), self._between_ms)
         step_ms = [self._between_ms(marks[i - 1], marks[i]) for i in steps]

@@ -42,8 +42,7 @@ class _InputTime(threading.local):
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
-        self._depth = 0
-        self._begun_ns = 0
+        self._depth = self._begun_ns = 0
 
     def begin(self) -> None:
         if self._depth == 0:
@@ -80,14 +79,9 @@ def _load_domain() -> Any:
 
 
 class _NoDomain:
-    def get_event_attributes(self, **_: object) -> None:
-        return None
-
-    def push_range(self, _attributes: object) -> None:
-        return None
-
-    def pop_range(self) -> None:
-        return None
+    def get_event_attributes(self, **_: object) -> None: ...
+    def push_range(self, _attributes: object) -> None: ...
+    def pop_range(self) -> None: ...
 
 
 class Range:

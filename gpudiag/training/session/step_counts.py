@@ -123,6 +123,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
             slopes.append(difference / (j - i))
     z = (abs(score) - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     typical = statistics.median(step_ms)
+    # `student_t(math.inf)` is the two-sided 95 % quantile of the normal distribution.
     return typical > 0 and z > student_t(math.inf) and abs(statistics.median(slopes)) * (n - 1) > TOLERANCE * typical
 
 

@@ -98,8 +98,7 @@ class PytorchStrategy(Strategy):
     def exchange(self, model: nn.Module) -> None:
         """Communicate gradients after backward, unless the wrapped model has done so.
 
-        Raises:
-            UsageError: a trained parameter got no gradient in the first step.
+        Raise UsageError if a trained parameter got no gradient in the first step.
         """
 
     def release(self) -> None:

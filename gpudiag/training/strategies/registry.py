@@ -33,8 +33,7 @@ ENTRY_POINTS = "gpudiag.strategies"
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
     """Return the strategies of a framework by name, in display order; empty for an unknown framework.
 
-    Raises:
-        UsageError: two strategies have the same name, or an entry point cannot be loaded.
+    Raise UsageError if two strategies have the same name, or an entry point cannot be loaded.
     """
     by_name: dict[str, type[Strategy]] = {}
     for strategy in sorted(_all_strategies(), key=lambda strategy: (strategy.list_order, strategy.name)):

@@ -102,13 +102,13 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.replays = False
+        self.replays = False  # True if a CUDA graph was replayed
         self._forward: Counter[str] = Counter()
         #: FLOPs within backward passes with gradients disabled, by number of the pass and precision.
         self._backward: dict[int, Counter[str]] = {}
         #: FLOPs within backward passes with gradients enabled, by (number of the pass, within a custom function).
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
-        self._unknown: set[str] = set()
+        self._unknown: set[str] = set()  # names of operators that may multiply matrices, but have no formula
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

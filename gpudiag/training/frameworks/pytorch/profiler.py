@@ -39,8 +39,7 @@ class ProfiledWindow:
     ) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        self.path = path
-        self.saved = False
+        self.path, self.saved = path, False
         self.device_activity: bool | None = None
         self.unmarked = ""
         self._cuda = cuda

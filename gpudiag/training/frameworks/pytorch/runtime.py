@@ -126,8 +126,7 @@ def new_job() -> None:
 def job_store(position: ClusterPosition) -> Any:
     """Return the key-value store that the job's processes share, with a prefix for this session; None for one process.
 
-    Raises:
-        RuntimeError: several processes have neither gpudiag's store, a default process group, nor torchrun's store.
+    Raise RuntimeError if several processes have neither gpudiag's store, a default process group, nor torchrun's store.
     """
     session = next(_sessions)
     if position.world_size == 1:
@@ -211,7 +210,7 @@ class PyTorchRuntime:
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Describe the parameters of a `torch.nn.Module`. Without `gradient_sizes` (bytes), use the tensors' sizes."""
         parameters = list(model.parameters())
-        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
+        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]  # backward reverses the order
         return ModelRecord(
             parameters=sum(p.numel() for p in parameters),
             gradient_bytes=sum(trained),

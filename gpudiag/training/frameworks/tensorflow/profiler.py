@@ -27,13 +27,11 @@ class TensorflowWindow:
     """
 
     def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:
-        self.path = path
-        self.saved = False
+        self.path, self.saved = path, False
         self.device_activity: bool | None = None
         self.unmarked = ""
         self._kernel_only, self._active, self._on_gpu = kernel_only, active, on_gpu
-        self._steps = 0
-        self._records = False
+        self._steps, self._records = 0, False
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:

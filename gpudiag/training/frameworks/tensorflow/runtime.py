@@ -115,7 +115,7 @@ def short_name(name: str) -> str:
 
 
 def hardware_name(device: str, cpu: str) -> str:
-    """Return the model name of a GPU by its short name; `cpu` for a CPU device."""
+    """Return the model name of a GPU by its short name, "" if unknown; `cpu`, the CPU's name, if it is no GPU."""
     import tensorflow as tf
 
     kind, _, ordinal = device.partition(":")

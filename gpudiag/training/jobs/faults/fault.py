@@ -78,7 +78,7 @@ class PinnedCore(Fault[TrainerT]):
         self._all_cores = os.sched_getaffinity(0)
         self._busy: list[subprocess.Popen[bytes]] = []
         if self.affected:
-            self._core = max(self._all_cores)
+            self._core = max(self._all_cores)  # any core
             count = max(1, round(self.amount_ms / self.trainer.clean_ms))
             command = [sys.executable, "-I", "-c", _BUSY, str(self._core)]
             self._busy = [subprocess.Popen(command) for _ in range(count)]

@@ -156,7 +156,8 @@ class CpuReduce(BucketedStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of copies to shared host memory, sums by the CPUs, and copies back.
 
-        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms). Communication
+        occupies no share of a device's compute (`holds`), because the devices only copy.
         """
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
@@ -167,7 +168,7 @@ class CpuReduce(BucketedStrategy):
             link_rate = now.paths.all_rate_both()
             reason = f"{_no_peers(now)}{link_rate:.3g} GB/s per GPU each way through the host, at once"
         else:
-            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)
+            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)  # a copy reads and writes; processes share
             reason = f"{link_rate:.3g} GB/s of host memory per process"
         # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
         sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)

@@ -79,7 +79,7 @@ class PsCpu(PytorchStrategy):
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.copy_(parameter.detach())
         self._barrier()
-        self._segment.close()
+        self._segment.close()  # the mapping remains
         make_stream: Any = torch.cuda.Stream
         self._stream = make_stream(self.device) if self.device.type == "cuda" else None
         self._sending = True

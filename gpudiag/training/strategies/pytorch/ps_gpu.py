@@ -59,7 +59,7 @@ class PsGpu(PytorchStrategy):
         #: (rank of the home, tensor of its parameters, tensor of their gradients) for each home and type.
         self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._owned: list[nn.Parameter] = []
-        for rank in range(self._world):
+        for rank in range(self._world):  # all ranks broadcast in the same order
             here = [parameter for parameter, owner in zip(parameters, home, strict=True) if owner == rank]
             self._owned += here if rank == self._rank else []
             for values, gradients in _flattened_by_type(here):

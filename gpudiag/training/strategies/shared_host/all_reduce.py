@@ -148,7 +148,7 @@ class SharedHostAllReduce:
             tensor=flat, wire=wire, first=self._number, length=chunk_length(flat.numel(), most, least, self._pieces)
         )
         chunks = chunked.chunks
-        if len(chunks) > at.RING // 2:
+        if len(chunks) > at.RING // 2:  # so that the next tensor's chunks can be submitted meanwhile
             raise UsageError(f"{len(chunks)} chunks are too many for one tensor", "Use a larger chunk_bytes.")
         kind, divisor = KINDS[chunked.packed.dtype], self.world if self._mean else 1
         self._await_room(len(chunks))
@@ -182,7 +182,7 @@ class SharedHostAllReduce:
         if self._failure is None:
             self._control.set(at.STATE, at.LEFT)
         self._peers.close()
-        self._at_exit.detach()
+        self._at_exit.detach()  # `_finish` would make results invalid
         self._reducer.stop()
         self._mover.close()
         # Deleting the last reference frees the memory.
@@ -243,7 +243,10 @@ class SharedHostAllReduce:
         )
 
     def _give_up(self, what: str, hint: str) -> None:
-        """Set results to NaN, let the device's streams continue, and make the next call raise WorkerFailedError."""
+        """Set results to NaN, let the device's streams continue, and make the next call raise WorkerFailedError.
+
+        `what` and `hint` are the error's message and hint. Threads of the reducer and of the watch may call this.
+        """
         with self._lock:
             if self._failure is not None or self._closed:
                 return

@@ -54,7 +54,7 @@ class PeerWatch:
         poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
             poll.register(handle, select.POLLIN)
-        progress, since = (-1, False), time.monotonic()
+        progress, since = (-1, False), time.monotonic()  # last known (READY, pending), and since when
         try:
             while True:
                 ended = [handle for handle, _ in poll.poll(_POLL_S * 1000)]
@@ -90,7 +90,7 @@ class PeerWatch:
             except ProcessLookupError:
                 gone.append(rank)
             except OSError:
-                pass
+                pass  # the process exists, but belongs to another user
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:

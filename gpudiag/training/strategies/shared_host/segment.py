@@ -88,8 +88,7 @@ class Segment:
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
         """Allocate regions, given as (offset, bytes), on this thread's NUMA node. All ranks must call this together.
 
-        Raises:
-            HardwareMissingError: there is not enough memory. Every rank raises this error.
+        Raise HardwareMissingError if there is not enough memory. Every rank raises this error.
         """
         problem = None
         try:

@@ -65,7 +65,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
-        elif loader.source is not self._batches:
+        elif loader.source is not self._batches:  # not already on
             for _ in range(self._ready):
                 next(self._batches)
             loader.source = self._batches

@@ -44,8 +44,7 @@ class StoreGather:
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in the order of ranks. Values must be representable as JSON.
 
-        Raises:
-            WorkerFailedError: a process has not called this method in time.
+        Raise WorkerFailedError if a process has not called this method in time.
         """
         if self._store is None:
             return [value]
