@@ -200,8 +200,8 @@ class AttachedSession:
     def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind, shapes: bool) -> ProfiledWindow:
         """Create a recording; raise RuntimeError if the program has a profiler.
 
-        Only the full trace is written in the background. The kernel-only trace is complete before the full one begins.
-        The arguments are those of `Runtime.window`; with `cuda` device activity is recorded too.
+        Only the full trace, which takes seconds to write, is written in the background. The kernel-only trace must be
+        complete before the full one begins. See `Runtime.window` for the arguments; `cuda` records device activity too.
         """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)

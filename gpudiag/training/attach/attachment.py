@@ -101,7 +101,7 @@ class Attachment:
         return self._count_nodes is None or self._count_nodes() > self._nodes.get(thread, 0)
 
     def _call(self, optimizer: int, name: str) -> None:
-        """Receive an optimizer step on the training thread."""
+        """Receive a step of an optimizer, given its `id` and the name of its class, on the training thread."""
         thread = threading.get_ident()
         after_forward = self._after_forward(thread)
         self._nodes[thread] = self._count_nodes() if self._count_nodes is not None else 0

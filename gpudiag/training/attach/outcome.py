@@ -246,6 +246,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     where = _where(outcome, report)
     if report.error is not None:
         consequence = bool(_CONSEQUENCE.search(report.error))
+        # An end without a time counts as the first.
         return _RankEnd(consequence, report.ended_s or 0.0, report.rank, f"rank {report.rank}: {report.error}{where}")
     death = outcome.deaths.get(report.pid)
     if death is None:

@@ -99,7 +99,7 @@ def run_command(
 
 
 def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: `inherited`, the settings, and the folder `entry` first on PYTHONPATH."""
+    """Return the command's environment: `inherited`, settings, `socket` for progress, and `entry` on PYTHONPATH."""
     values = dict(inherited)
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()

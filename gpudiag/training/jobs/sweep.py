@@ -144,7 +144,7 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job. Rank 0 decides for all ranks."""
+        """Return whether there is time to begin the job. Rank 0 decides for all ranks; without an answer, False."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:

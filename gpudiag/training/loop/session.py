@@ -212,6 +212,7 @@ class Session:
         fetched = 0
         while True:
             if not self._prepared:
+                # If gpudiag started this program only to measure it, a failure to measure ends the program.
                 if not self._measurement.advance(raises=self._run is not None):
                     return
                 self._prepared = True

@@ -153,7 +153,7 @@ class MonitoredEvents:
     def __init__(self, tool: int) -> None:
         self._tool = tool
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident()  # the training thread
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: dict[int, CodeType] = {}

@@ -209,6 +209,7 @@ class _Compilations:
             (file, line, function),
             {"file": file, "line": line, "function": function, "times": 0, "ms": 0.0, "reason": ""},
         )
+        # Keep the reason's first line, without the comment that names the guard's source.
         reason = str(getattr(entry, "recompile_reason", None) or "").partition("\n")[0].partition("  #")[0].strip()
         row["times"] += 1
         row["ms"] += 1e3 * float(getattr(entry, "entire_frame_compile_time_s", None) or 0.0)

@@ -112,6 +112,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator `func`, and count it; leave operators of tensor subclasses (`types`) to these classes."""
         plain = all(kind in _PLAIN for kind in types)
         if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
             return NotImplemented

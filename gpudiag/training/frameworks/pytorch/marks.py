@@ -230,7 +230,10 @@ def _wrapped(module: Any) -> Any:
 
 
 def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
-    """Yield (path, module) for `module` and each module within, once each. The path of a wrapper is None."""
+    """Yield (path, module) for `module` and each module within, once each. The path of a wrapper is None.
+
+    `path` is the path of `module`, and `seen` has the ids of the modules that were yielded already.
+    """
     if id(module) in seen:
         return
     seen.add(id(module))

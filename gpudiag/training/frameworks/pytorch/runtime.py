@@ -151,7 +151,7 @@ def job_store(position: ClusterPosition) -> Any:
             f"a job of {position.world_size} processes needs torch.distributed.init_process_group before "
             "gpudiag.profile"
         )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # after a restart the store still has the old keys
     return dist.PrefixStore(f"gpudiag/{attempt}/{session}", store)
 
 

@@ -102,7 +102,7 @@ class Copies(PytorchStrategy):
         import torch
 
         self.check_model(model)
-        kind = self.device.type
+        kind = self.device.type  # PyTorch has only one CPU device
         others = [torch.device(kind, number) if kind != "cpu" else self.device for number in range(1, self.devices)]
         return _replicated(model, (self.device, *others))
 

@@ -76,7 +76,7 @@ class CudaMover:
         return future
 
     def _enqueue(self, packed: torch.Tensor, chunked: ChunkedTensor) -> None:
-        """Enqueue the copies of all chunks, with compiled code if available."""
+        """Enqueue the copies of all chunks of `packed`, the transported tensor, with compiled code if available."""
         size = packed.element_size()
         if self._queues is not None and self._library is not None:
             problem = self._library.gpudiag_queue(
