@@ -89,7 +89,7 @@ def run_command(
         )
     for warning in warnings(outcome):
         on_warning(warning)
-    for claimed in (run_dir / record.RANKS_DIR).glob(".rank*"):
+    for claimed in (run_dir / record.RANKS_DIR).glob(".rank*"):  # files of `attachment.claim`
         claimed.unlink(missing_ok=True)
     run = _combine(settings, created, error=failure_reason(outcome))
     unsaved = _save(run_dir, run)

@@ -225,6 +225,7 @@ class Phases:
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
+        # Only recent steps count, because steps become shorter during warm-up.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the step time
         block = step_counts.block_length(step_ms, self._block_ms)
@@ -261,7 +262,7 @@ class Phases:
             self._scheduling.begin()
             self._clock.restart()
             before, begun_s = len(self._series.step_ms), time.perf_counter()
-            if self._loaders is not None and not before:
+            if self._loaders is not None and not before:  # further blocks continue the first one
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield

@@ -61,13 +61,13 @@ class ParallelGpt:
         self.mesh = ParallelMesh(device.type, layout)
         several = INTERLEAVED_STAGES if layout.schedule == "interleaved" and layout.pp > 1 else 1
         self.stages = layout.pp * several
-        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))
+        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))  # stages in turn
         self.parts = [self._part(number) for number in self.numbers]
         wrap = self._sharded if sharded else self._replicated
         self.modules = [wrap(part) for part in self.parts]
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
         self.optimizer = make_optimizer(_by_mesh(parameters))
-        self._schedules: dict[tuple[int, int], Any] = {}
+        self._schedules: dict[tuple[int, int], Any] = {}  # by (sequences, tokens per sequence) of a batch
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
         """Train a step on int64[n, t] tokens and targets on the device. Each process takes its part of sequences."""
@@ -100,7 +100,7 @@ class ParallelGpt:
         ).to(self.device)
         mesh = self.mesh.dimension("tp")
         if mesh is not None:
-            feed = "feed" if self.layout.ep == 1 else "feed.expert"
+            feed = "feed" if self.layout.ep == 1 else "feed.expert"  # an `ExpertLayer` contains a feed-forward layer
             columns = ["attention.query", "attention.key", "attention.value", f"{feed}.up"]
             rows = ["attention.projection", f"{feed}.down"]
             for block in part.blocks:
