@@ -84,10 +84,10 @@ class AttachedSession:
                 save_after_s=_SAVE_AFTER_S,
             ),
         )
-        self._marked = ExitStack()
+        self._marked = ExitStack()  # while it is open, fetches from DataLoaders are marked
         self._windows: list[BackgroundWindow] = []
-        self._range: Range | None = None
-        self._begun_ns = self._number = 0
+        self._range: Range | None = None  # range of the current step
+        self._begun_ns = self._number = 0  # begin of the current step in ns of `perf_counter_ns`, and its number
         #: Identifier of the training thread.
         self._thread = 0
         #: True if another thread has requested the end of the recording.
@@ -105,7 +105,7 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step and begin the next one. Return False when everything is measured."""
+        """End a step (not in the first call), and begin the next one. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases

@@ -93,13 +93,13 @@ class Phases:
         self._run_in = _RUN_IN_STEPS if on_gpu else 0
         self._loaders, self._lines = loaders, lines
         self._save_after_s = settings.save_after_s
-        self._kind: TraceKind = TRACE_KINDS[0]
+        self._kind: TraceKind = TRACE_KINDS[0]  # kind of the current or next trace
         #: Duration of a block of warm-up steps in ms, reduced if there is little time for unprofiled steps.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
-        self._began_s = self._first_check_s = 0.0
-        self._ran = self._warmup_ran = 0
+        self._began_s = self._first_check_s = 0.0  # begin of warm-up and of its limit, in s of `perf_counter`
+        self._ran = self._warmup_ran = 0  # numbers of completed steps and of completed warm-up steps
         #: Number of unprofiled steps on which the ranks have agreed so far.
         self._agreed_steps: int | None = None
         self._line_steps = 0

@@ -164,6 +164,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
     if not lines:
         warmup = max(1, steps // 3)
         return warmup, steps - warmup
+    # A quarter warms up. A quarter of the rest, but at least `_FEWEST_LINE_STEPS`, is left for lines.
     warmup = max(1, steps // 4)
     left = steps - warmup
     return warmup, min(left - _FEWEST_LINE_STEPS, 3 * left // 4)

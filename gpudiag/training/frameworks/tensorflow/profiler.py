@@ -93,7 +93,7 @@ class TensorflowWindow:
         # Let TensorFlow save in any case. With save=False, version 2.21 frees buffers to which threads still write.
         tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
-        written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))
+        written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))  # by time
         if not save:
             for path in written:
                 path.unlink()

@@ -153,7 +153,7 @@ class TorchReducer:
             idle = 0 if moved else idle + 1
             if ready == self._submitted and idle > 100:  # nothing to do: sleep until `submit`
                 self._wake.clear()
-                if ready == self._submitted and not self._stopped:
+                if ready == self._submitted and not self._stopped:  # still, after `clear`
                     self._wake.wait(0.1)
             elif idle:
                 time.sleep(0 if idle < 20 else 2e-5)
