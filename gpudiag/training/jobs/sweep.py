@@ -139,7 +139,7 @@ class _Sweep:
             write_json(directory / OUTCOME_FILE, outcome)
             messages.send(f"{number}/noted", "1")
         elif messages.size > 1:
-            messages.receive(f"{number}/noted")
+            messages.receive(f"{number}/noted")  # a process that fails earlier could end the leader before it writes
         if None in reports or not worst.usable:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
@@ -206,7 +206,7 @@ class _Sweep:
             "GROUP_WORLD_SIZE": "1",
             STORE_VARIABLE: str(messages.directory / f"job-{number}"),
         }
-        new_job()
+        new_job()  # number the sessions from 0, as the job's other ranks do
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         try:

@@ -208,6 +208,7 @@ def _saved_settings() -> Callable[[], None]:
             owner = attrgetter(folder)(backends)
             before.append((partial(setattr, owner, name), getattr(owner, name)))
     with suppress(RuntimeError):
+        # This oldest setting changes the others, so it is restored first.
         before.insert(0, (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
 
     def restore() -> None:

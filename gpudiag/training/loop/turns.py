@@ -39,7 +39,7 @@ class JobTurns:
         """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
-        if self._thread.ident is None:
+        if self._thread.ident is None:  # this is the first turn
             self._thread.start()
         self._go.release()
         self._done.acquire()

@@ -111,8 +111,8 @@ class FaultTrials(Generic[TrainerT]):
         self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
         #: Times of unprofiled steps with the fault, by the fault's name.
         self._faulty: dict[str, UnprofiledSeries] = {}
-        self._faults: dict[str, Fault[TrainerT]] = {}
-        self._failed: set[str] = set()
+        self._faults: dict[str, Fault[TrainerT]] = {}  # faults that are not closed yet, by name
+        self._failed: set[str] = set()  # names of faults that failed on any rank
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
         """Call `trial` (`ablate` or `profile`) for a fault. If it fails on any rank, skip later trials of the fault."""

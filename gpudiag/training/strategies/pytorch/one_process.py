@@ -66,7 +66,7 @@ class DataParallel(PytorchStrategy):
         total, tensors = now.model.total_bytes, len(now.model.sizes)
         # DataParallel uses NCCL to broadcast from the first GPU and to reduce to it, one buffer after the other.
         copies_ms = now.rooted_ms(total, spread=False)
-        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)  # to one device after the other
         # Parameters and gradients are each copied into buffers and out of them.
         bucket_copy_ms = 4 * now.on_device_ms(total)
         host_ms = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3

@@ -44,6 +44,7 @@ class CudaMover:
             lanes = range(control.layout.lanes)
             # The streams have high priority, so that conversions of precision do not wait for the kernels of backward.
             make: Any = torch.cuda.Stream
+            # `_pack` and `_unpack` convert precision, `_out` copies to the host, and `_in` copies to the device.
             self._pack, self._unpack = (make(device, priority=-1) for _ in range(2))
             self._out, self._in = ([make(device, priority=-1) for _ in lanes] for _ in range(2))
             self._try_waiting()
@@ -118,7 +119,7 @@ class CudaMover:
                 checked(driver, answer, "queue a copy", self._device)
 
     def _native_queues(self) -> Queues | None:
-        """Return the streams and addresses for `gpudiag_queue`; None if there is no compiled library."""
+        """Return the streams and addresses for `gpudiag_queue`; None if the library or the driver lacks them."""
         queues = None if self._library is None else new_queues()
         if queues is None:
             return None

@@ -32,7 +32,7 @@ class PeerWatch:
         self._control, self._timeout_s, self._give_up = control, timeout_s, give_up
         self._others = {rank: pid for rank, pid in enumerate(pids) if rank != control.rank}
         self._handles: dict[int, int] = {}
-        self._wake, self._bell = os.pipe()
+        self._wake, self._bell = os.pipe()  # closing `_bell` wakes the thread
         for rank, pid in self._others.items():
             # Kernels before 5.3 and some sandboxes have no pidfds. Then process ids are polled.
             with contextlib.suppress(OSError, AttributeError):

@@ -176,7 +176,7 @@ class TorchReducer:
                 result.add_(term)
             result.mul_(1.0 / divisor)
             return
-        if self._sum.numel() < end - begin:
+        if self._sum.numel() < end - begin:  # half precision is summed in float32
             self._sum, self._term = torch.empty(end - begin), torch.empty(end - begin)
         total, wide = self._sum[: end - begin], self._term[: end - begin]
         total.copy_(terms[0])
