@@ -165,8 +165,7 @@ class MonitoredEvents:
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
-        self._limit = 0
-        self._active = False
+        self._limit, self._active = 0, False
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -310,8 +309,7 @@ class TracedEvents:
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
         self._calls = 0
         self._entries: list[Entry] = []
-        self._limit = 0
-        self._active = False
+        self._limit, self._active = 0, False
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
