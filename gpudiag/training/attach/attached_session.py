@@ -67,12 +67,9 @@ class AttachedSession:
         has_own_profiler: Callable[[], bool],
         late: bool = False,
     ) -> None:
-        self._position = position
-        self._boundaries = boundaries
-        self._optimizer = optimizer
-        self._has_own_profiler = has_own_profiler
-        self._late = late
-        self._run_id = "" if position.world_size > 1 else settings.run_id
+        self._position, self._boundaries, self._optimizer = position, boundaries, optimizer
+        self._has_own_profiler, self._late = has_own_profiler, late
+        self._run_id = "" if position.world_size > 1 else settings.run_id  # ranks of one job agree on a random id
         self._runtime = _AttachedRuntime(position, self._make_window)
         self._loaders = self._runtime.loader_watch()
         self._measurement = RankMeasurement(
@@ -87,10 +84,10 @@ class AttachedSession:
                 save_after_s=_SAVE_AFTER_S,
             ),
         )
-        self._marked = ExitStack()
+        self._marked = ExitStack()  # while it is open, fetches from DataLoaders are marked
         self._windows: list[BackgroundWindow] = []
-        self._range: Range | None = None
-        self._begun_ns = self._number = 0
+        self._range: Range | None = None  # range of the current step
+        self._begun_ns = self._number = 0  # begin of the current step in ns of `perf_counter_ns`, and its number
         #: Identifier of the training thread.
         self._thread = 0
         #: True if another thread has requested the end of the recording.
@@ -108,7 +105,7 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step and begin the next one. Return False when everything is measured."""
+        """End a step (not in the first call), and begin the next one. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
@@ -121,7 +118,7 @@ class AttachedSession:
             self.cancel_recording()
         if not self._measurement.advance():
             if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
-                self._measurement.error = OWN_PROFILER
+                self._measurement.error = OWN_PROFILER  # without the class of the exception
             self._marked.close()
             # After a failure a recording may still run. Ending the recording later, in another thread, would crash.
             self.cancel_recording()
@@ -142,7 +139,10 @@ class AttachedSession:
             self._measurement.phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. Pass `at_exit` when the process is about to end, so that no thread can be started."""
+        """Save the measurements. `error` is the exception that ended the program, or None.
+
+        Pass `at_exit` when the process is about to end: then no thread is started, because none can be.
+        """
         measurement = self._measurement
         self._note_steps()
         self._background = not at_exit
@@ -198,7 +198,11 @@ class AttachedSession:
         )
 
     def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind, shapes: bool) -> ProfiledWindow:
-        """Create a recording; raise RuntimeError if the program has a profiler."""
+        """Create a recording; raise RuntimeError if the program has a profiler.
+
+        Only the full trace, which takes seconds to write, is written in the background. The kernel-only trace must be
+        complete before the full one begins. See `Runtime.window` for the arguments; `cuda` records device activity too.
+        """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
         if kind == "light" or not self._background:
@@ -212,8 +216,7 @@ class _AttachedRuntime(PyTorchRuntime):
     """PyTorch runtime whose cluster position is known, and whose windows the session creates."""
 
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
-        self._position = position
-        self._make_window = make_window
+        self._position, self._make_window = position, make_window
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known before the devices are
         return self._position
@@ -265,7 +268,7 @@ def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, line
     of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
-    fits = remaining >= fewest_steps(lines=lines) + 1
+    fits = remaining >= fewest_steps(lines=lines) + 1  # `--steps` is at least `MIN_ADVISED_STEPS`
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     if at_least and fits:  # the number is unknown
         needed = "more steps are needed until their times have converged"

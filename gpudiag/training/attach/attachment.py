@@ -36,7 +36,7 @@ class Attachment:
         self._boundaries = Boundaries()
         #: Class names of optimizers, by id.
         self._optimizers: dict[int, str] = {}
-        self._steps = 0
+        self._steps = 0  # number of steps that have ended
         #: Number of calls of the optimizer that ends a step.
         self._ending_calls = 0
         #: True while the optimizer that ends a step has been called exactly once in each step.
@@ -60,7 +60,7 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # the capture of a CUDA graph computes nothing, so the call is not a training step
+            return  # a forked process is not measured; the capture of a CUDA graph computes nothing, so it is no step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
@@ -90,7 +90,7 @@ class Attachment:
         self._count_quietly(direct=False)
 
     def _trains_here(self) -> bool:
-        """Return whether this thread is the main thread, or has run a forward pass since its last optimizer step."""
+        """Return whether this thread is the main thread, or is known to have run a forward pass since its last step."""
         thread = threading.get_ident()
         if thread == threading.main_thread().ident:
             return True
@@ -101,7 +101,7 @@ class Attachment:
         return self._count_nodes is None or self._count_nodes() > self._nodes.get(thread, 0)
 
     def _call(self, optimizer: int, name: str) -> None:
-        """Receive an optimizer step on the training thread."""
+        """Receive a step of an optimizer, given its `id` and the name of its class, on the training thread."""
         thread = threading.get_ident()
         after_forward = self._after_forward(thread)
         self._nodes[thread] = self._count_nodes() if self._count_nodes is not None else 0
@@ -109,7 +109,7 @@ class Attachment:
         if not self._boundaries.ends_step(OptimizerCall(optimizer, after_forward)):
             return
         self._steps += 1
-        self._entered.ours.making = True
+        self._entered.ours.making = True  # profilers that are created now are gpudiag's own
         try:
             if self._session is None:
                 self._begin()
@@ -132,6 +132,7 @@ class Attachment:
         Args:
             direct: True if the optimizer stepped on the training thread.
         """
+        # `last`: the step before the next check, up to which nothing but counting is to be done; 0 in all other cases.
         steps, count_nodes = self._steps, self._count_nodes or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
@@ -153,8 +154,7 @@ class Attachment:
             if steps < last:
                 steps += 1
                 return
-            self._steps = steps
-            self._ending_calls = steps
+            self._steps = self._ending_calls = steps
             self._boundaries.missed_calls()
             self._entered.handler = self.stepped
             self.stepped(optimizer)

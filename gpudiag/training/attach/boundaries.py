@@ -104,8 +104,9 @@ class Boundaries:
             return
         regular = {optimizer: count for optimizer, count in self._seen.items() if count >= _MIN_CALLS}
         if len(regular) < len(self._seen) and max(self._seen.values()) < _MAX_CALLS:
-            return
+            return  # an optimizer with few calls may step regularly, but rarely
         fewest = min(regular.values())
+        # Of optimizers that are called equally often, the first one has one call more in the middle of a step.
         self.optimizer = next(optimizer for optimizer, count in regular.items() if count <= fewest + 1)
 
 
@@ -119,7 +120,8 @@ class StartStep(NamedTuple):
 class StartBarrier:
     """Agree with the other ranks on the first measured step, through the key-value store `store`.
 
-    The store is None for a job of one process. `check` need not be called before the step `next_step`.
+    The store is None for a job of one process. `own_profiler` is True if this rank's program has created a profiler.
+    `clock` returns seconds. `check` need not be called before the step `next_step`.
     """
 
     def __init__(
@@ -131,11 +133,8 @@ class StartBarrier:
         own_profiler: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._store = store
-        self._own_profiler = own_profiler
-        self._clock = clock
+        self._rank, self._world_size, self._store = rank, world_size, store
+        self._own_profiler, self._clock = own_profiler, clock
         self._start: StartStep | None = None
         self.next_step = 0
         #: Current number of steps between two checks, and the posted number, which applies from the next check on.

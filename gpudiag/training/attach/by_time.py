@@ -46,7 +46,8 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps.
+    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps. In
+    this module, `entered` is the state of this process, which the hooks of `entered.py` share.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
@@ -59,7 +60,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
     if entered.own_profiler:
         send_note(position.rank, OWN_PROFILER)
     if entered.own_profiler or not claim(run_dir, position.rank):
-        entered.handler = None
+        entered.handler = None  # this ends the watch thread
         return
     run_id = _await_others(position, entered)
     if not _has_stepped(entered) and entered.handler is not None:
@@ -76,7 +77,7 @@ def _has_stepped(entered: EnteredProcess) -> bool:
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
     """Record for `_RECORD_S` seconds. Write the rank's record, and on rank 0 also the run's record."""
-    (device,) = RUNTIME.devices(None, None)
+    (device,) = RUNTIME.devices(None, None)  # without a request, a process has one device
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
     record.clear_rank(run_dir, position.rank)
@@ -124,7 +125,10 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 
 
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
-    """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id."""
+    """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
+
+    Return early, with this process's own id, if the process is measured by its optimizer steps meanwhile.
+    """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
     if store is None:
@@ -153,7 +157,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return the names of the operators that the main thread runs in half a second; empty if another profiler runs."""
+    """Return the names of operators that the main thread runs in half a second; empty if no profiler can be started."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []

@@ -108,7 +108,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Failures are ignored, because reports only improve messages."""
+    """Write this process's report into `folder` ("": nowhere). Ignore failures: reports only improve messages."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -130,6 +130,7 @@ class ProcessReporter:
         """Write a report with `calls` optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
+        # The time before the first call includes the start of the program, so it does not show the rate of calls.
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
         self._written_s, self._written_calls = now_s, calls
         if self.stage == "imported":
@@ -137,8 +138,8 @@ class ProcessReporter:
         self.write(calls)
 
     def write(self, calls: int, *, ended: bool = False) -> None:
-        """Write the current report."""
-        if self._folder is None or os.getpid() != self._pid:
+        """Write the report after `calls` optimizer steps; with `ended`, add its end's time and uncaught exception."""
+        if self._folder is None or os.getpid() != self._pid:  # a forked process has a reporter of its own
             return
         error = self.error
         if ended and error is None:

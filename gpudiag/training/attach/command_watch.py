@@ -64,7 +64,10 @@ class Hooks(NamedTuple):
 
 
 class CommandWatch:
-    """Watch one running command, whose processes write their reports into the directory `reports`."""
+    """Watch one running command, whose processes write their reports into the directory `reports`.
+
+    `listener` receives their messages, `deaths` observes their ends, and `signals` forwards signals to the command.
+    """
 
     def __init__(
         self,
@@ -76,12 +79,8 @@ class CommandWatch:
         signals: SignalForwarder,
         reports: Path,
     ) -> None:
-        self._process = process
-        self._listener = listener
-        self._deaths = deaths
-        self._signals = signals
-        self._reports = reports
-        self._hooks = hooks
+        self._process, self._listener, self._deaths = process, listener, deaths
+        self._signals, self._reports, self._hooks = signals, reports, hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
         #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.
@@ -140,7 +139,7 @@ class CommandWatch:
             return  # the user has stopped the whole job with Ctrl-Z
         stopped = [report for report in self._known if not report.helper and self._newly_stopped(report.pid)]
         ranks = [report.rank for report in stopped]
-        if stopped and any(report.rank not in ranks for report in self._known):
+        if stopped and any(report.rank not in ranks for report in self._known):  # else no rank waits for them
             pids = " ".join(str(report.pid) for report in self._known if report.rank in ranks)
             self._hooks.on_warning(
                 f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger), and the "
@@ -199,7 +198,7 @@ class SignalForwarder:
             if self._blocked:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
         """Forward signals to this process from now on.
@@ -259,7 +258,7 @@ class DeathWatch:
 
     def __init__(self) -> None:
         self._poll = select.poll() if hasattr(os, "pidfd_open") else None
-        self._watched: dict[int, int] = {}
+        self._watched: dict[int, int] = {}  # process number by file descriptor
         self._known: set[int] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpudiag-deaths", daemon=True)

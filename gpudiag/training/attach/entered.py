@@ -43,8 +43,7 @@ class EnteredProcess:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.handler: Callable[[Any], None] | None = self._first_step
-        self.measuring = False
-        self.own_profiler = False
+        self.measuring = self.own_profiler = False
         self.on_own_profiler: Callable[[], None] | None = None
         self.stop_looking: Callable[[], None] | None = None
         self.stepped = False
@@ -87,6 +86,7 @@ def enter() -> None:
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Receive a call of `optimizer.step` with its arguments, of which the first is the optimizer itself."""
     entered = _entered
     if entered is None:
         return

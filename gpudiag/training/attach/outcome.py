@@ -123,6 +123,7 @@ def needed_steps(settings: Settings) -> int:
     warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
     unprofiled = settings.steps or MIN_UNPROFILED_STEPS
     lines = line_steps(0.0, unprofiled)  # the maximum, because the step time is unknown
+    # After the observed calls, one more call begins the first step.
     return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + lines + recording_steps(ACTIVE_STEPS)
 
 
@@ -236,12 +237,16 @@ def _culprit(outcome: CommandOutcome) -> str | None:
 
 
 def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) -> _RankEnd | None:
-    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process."""
+    """Describe the end of a rank; None if the rank ended normally, or if gpudiag failed in its process.
+
+    In a job of several ranks (`several`), an end may be a consequence of another rank's end.
+    """
     if report.stage == "failed":
         return None
     where = _where(outcome, report)
     if report.error is not None:
         consequence = bool(_CONSEQUENCE.search(report.error))
+        # An end without a time counts as the first.
         return _RankEnd(consequence, report.ended_s or 0.0, report.rank, f"rank {report.rank}: {report.error}{where}")
     death = outcome.deaths.get(report.pid)
     if death is None:

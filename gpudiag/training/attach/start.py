@@ -41,8 +41,8 @@ def run_command(
         settings: the command and its measurement settings.
         observer: called with each progress message of each process.
         on_warning: called with each warning for the user, one sentence.
-        on_measured: called once with the run's record when all ranks are measured, while the command still runs. It
-            must return quickly.
+        on_measured: called once with the run's record when all ranks are measured, while the command still runs, if
+            there is a trace and the record could be saved. It must return quickly.
 
     Returns:
         The command's exit code, or 128 plus the number of the signal that ended the command; and the run's record.
@@ -52,7 +52,7 @@ def run_command(
         OSError: gpudiag's files cannot be written; the command was not started.
     """
     run_dir = Path(settings.run_dir)
-    record.clear_run(run_dir, 0)
+    record.clear_run(run_dir, 0)  # also the files of all ranks
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     signals = SignalForwarder()
     with private_directory() as private, DeathWatch() as deaths:
@@ -89,7 +89,7 @@ def run_command(
         )
     for warning in warnings(outcome):
         on_warning(warning)
-    for claimed in (run_dir / record.RANKS_DIR).glob(".rank*"):
+    for claimed in (run_dir / record.RANKS_DIR).glob(".rank*"):  # files of `attachment.claim`
         claimed.unlink(missing_ok=True)
     run = _combine(settings, created, error=failure_reason(outcome))
     unsaved = _save(run_dir, run)
@@ -99,7 +99,7 @@ def run_command(
 
 
 def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: `inherited`, the settings, and the folder `entry` first on PYTHONPATH."""
+    """Return the command's environment: `inherited`, settings, `socket` for progress, and `entry` on PYTHONPATH."""
     values = dict(inherited)
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()
@@ -110,7 +110,7 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return rank 0's record of the run (or a default record), with the current records of all ranks and the error."""
+    """Return rank 0's record of the run (without it, one that began at `created`), with all ranks and the error."""
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1

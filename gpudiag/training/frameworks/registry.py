@@ -12,11 +12,7 @@ FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework that has this name in records.
-
-    Raises:
-        UsageError: no framework has this name; the hint lists all names.
-    """
+    """Return the framework that has this name in records; raise UsageError, with all names as hint, without one."""
     if name not in FRAMEWORKS:
         raise UsageError(f"there is no framework '{name}'", there_are(name, FRAMEWORKS))
     return FRAMEWORKS[name]
@@ -25,8 +21,7 @@ def framework_named(name: str) -> Framework:
 def framework_option(value: str) -> Framework:
     """Return the framework for a value of `--framework`, which is the name of its package.
 
-    Raises:
-        UsageError: no framework has this package; the hint lists all packages.
+    Raise UsageError if no framework has this package; the hint lists all packages.
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:

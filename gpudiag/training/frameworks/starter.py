@@ -101,7 +101,7 @@ def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         values["CUDA_VISIBLE_DEVICES"] = str(rank)
-    elif visible:
+    elif visible:  # an empty value hides all GPUs
         values["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank]
     return values
 

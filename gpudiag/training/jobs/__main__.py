@@ -41,7 +41,7 @@ _ENDED = 143
 
 
 def main(arguments: list[str]) -> int:
-    """Run the requested program in this process, and return the exit code."""
+    """Run the requested program in this process, given RUN_DIR and REQUEST, and return the exit code."""
     run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
     job = request.job
     die_with_parent()  # torchrun starts each worker in its own session
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
             hint=vars(error).get("hint"),  # without the default hint of the error's class, which does not apply here
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
-        return 1 if expected or isinstance(error, Exception) else 2
+        return 1 if expected or isinstance(error, Exception) else 2  # 2: an exit or Ctrl-C within the program
     return 0
 
 
@@ -172,7 +172,7 @@ def _note_failure(run_dir: Path, text: str) -> None:
     rank_record = _read_rank(run_dir, place.rank) or RankRecord(
         rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
     )
-    if rank_record.error is None:
+    if rank_record.error is None:  # the session may have written a more precise reason
         record.write_rank(run_dir, msgspec.structs.replace(rank_record, error=text))
 
 

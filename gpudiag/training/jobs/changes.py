@@ -27,8 +27,7 @@ _OPTIONS: dict[Change, dict[str, Any]] = {
 def changed(job: Job, change: Change) -> Job:
     """Return the job with this change. A user-defined workload must implement the change itself.
 
-    Raises:
-        UsageError: the change does not fit the workload or the device. The message gives the reason.
+    Raise UsageError if the change does not fit the workload or the device. The message gives the reason.
     """
     reason = "CPUs have no tf32" if change == "tf32" and job.device == "cpu" else None
     options: dict[str, Any] = {}
@@ -41,7 +40,7 @@ def changed(job: Job, change: Change) -> Job:
 
 
 def _unfit(job: Job, change: Change) -> str | None:
-    """Return why a change does not fit a built-in workload; None if it fits."""
+    """Return why a change does not fit a built-in workload; None if it fits, or if only training will show that."""
     entry = workload_entry(job.workload)
     precision = computed_in(job.precision, on_gpu=job.device == "cuda")
     reasons: dict[Change, str | None] = {
@@ -71,7 +70,7 @@ def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iter
             raise UsageError(f"{kind.__name__} has no fused implementation", "Leave it out.")
         if optimizer.defaults.get("fused"):
             raise UsageError(f"its {kind.__name__} is fused already", "Leave it out.")
-        chosen = {"fused": True, "foreach": None}
+        chosen = {"fused": True, "foreach": None}  # PyTorch allows only one of the two
         options = {name: value for name, value in optimizer.defaults.items() if name in known} | chosen
         return kind([group | chosen for group in optimizer.param_groups], **options)  # type: ignore[no-any-return]
 

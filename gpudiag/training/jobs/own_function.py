@@ -15,8 +15,7 @@ from gpudiag.model.job import Job
 def find_function(name: str) -> Callable[[], object]:
     """Import and return `module:function`. The current directory is put first on `sys.path`, as by `python -m`.
 
-    Raises:
-        UsageError: the module does not exist, or does not have this function.
+    Raise UsageError if the module does not exist, or does not have this function.
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
@@ -25,6 +24,7 @@ def find_function(name: str) -> Callable[[], object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # Another name is that of a module which the user's module imports.
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise UsageError(
                 f"there is no module '{module_name}'", "Give module:function as Python would import it from here."
@@ -39,8 +39,7 @@ def find_function(name: str) -> Callable[[], object]:
 def call_changed(job: Job) -> None:
     """Call the job's function. If the job has a change, pass True for the argument that is named after the change.
 
-    Raises:
-        UsageError: the function has no such argument.
+    Raise UsageError if the function has no such argument.
     """
     function = find_function(job.workload)
     arguments = {} if job.change is None else {job.change.replace("-", "_"): True}

@@ -97,11 +97,10 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """Run the jobs of a sweep in one process."""
+    """Run the jobs of a sweep, whose number is `entries`, in one process."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
-        self.started = started
-        self.messages = messages
+        self.started, self.messages = started, messages
         self.progress = ProgressSender(messages.rank)
         self._entries = entries
         self._began_s = time.monotonic()
@@ -109,8 +108,7 @@ class _Sweep:
     def take(self, number: int, entry: SweepEntry) -> None:
         """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
-        Raises:
-            WorkerFailedError: a process failed, and the processes cannot train another job.
+        Raise WorkerFailedError if a process failed, and the processes cannot train another job.
         """
         if not self._is_time(number, entry):
             return
@@ -141,12 +139,12 @@ class _Sweep:
             write_json(directory / OUTCOME_FILE, outcome)
             messages.send(f"{number}/noted", "1")
         elif messages.size > 1:
-            messages.receive(f"{number}/noted")
+            messages.receive(f"{number}/noted")  # a process that fails earlier could end the leader before it writes
         if None in reports or not worst.usable:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job. Rank 0 decides for all ranks."""
+        """Return whether there is time to begin the job. Rank 0 decides for all ranks; without an answer, False."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -208,7 +206,7 @@ class _Sweep:
             "GROUP_WORLD_SIZE": "1",
             STORE_VARIABLE: str(messages.directory / f"job-{number}"),
         }
-        new_job()
+        new_job()  # number the sessions from 0, as the job's other ranks do
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         try:

@@ -87,7 +87,10 @@ def _train(
     batch_size: int,
     options: dict[str, str],
 ) -> None:
-    """Train the workload under a strategy. For each step `loader` yields a list of batches of `batch_size` samples."""
+    """Train the workload under a strategy. For each step `loader` yields a list of batches of `batch_size` samples.
+
+    `device` is the first device of this process. `options` are values for the run's record.
+    """
     precision = computed_in(job.precision, on_gpu=device.type == "cuda")
     channels_last = job.memory_format == "nhwc"
     layout = workload.channels_last if channels_last else torch.contiguous_format
@@ -126,5 +129,5 @@ def _train(
             with gpudiag.range("optimizer"):
                 arithmetic.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
-        if strategy.exchanged_bytes:
+        if strategy.exchanged_bytes:  # the sizes of messages are known only after steps
             prof.describe(bare, gradient_sizes=strategy.exchanged_bytes)

@@ -84,8 +84,7 @@ class _ChangeTrials:
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
         """Train changed job `number` of `jobs` in turns with the unchanged job. Return step times or why none exist.
 
-        Raises:
-            WorkerFailedError: the unchanged job failed, or the changed job failed on some ranks only.
+        Raise WorkerFailedError if the unchanged job failed, or the changed job failed on some ranks only.
         """
         if job.change is None:
             raise ValueError("a job without a change")
@@ -209,6 +208,7 @@ def _saved_settings() -> Callable[[], None]:
             owner = attrgetter(folder)(backends)
             before.append((partial(setattr, owner, name), getattr(owner, name)))
     with suppress(RuntimeError):
+        # This oldest setting changes the others, so it is restored first.
         before.insert(0, (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
 
     def restore() -> None:

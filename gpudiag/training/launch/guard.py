@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         _end_all(ask=status is None)
     finally:
         shutil.rmtree(private, ignore_errors=True)
-    return 1 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
+    return 1 if status is None else os.waitstatus_to_exitcode(status) & 0xFF  # the code is negative after a signal
 
 
 def _wait(pid: int) -> int | None:

@@ -57,7 +57,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP was received; all processes have ended.
     """
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
-        below(plan.run_dir, name)
+        below(plan.run_dir, name)  # raises UnreadableInputError if a link would redirect the output
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
     if plan.has_rank_0:  # nodes may share the run directory, so only the node of rank 0 clears it
         record.clear_run(plan.run_dir, 0)
@@ -84,7 +84,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
                 try:
                     _watch(plan, guard, listener, observer, log)
                 finally:
-                    has_rank_0 = has_rank_0 or 0 in listener.latest
+                    has_rank_0 = has_rank_0 or 0 in listener.latest  # rank 0 has reported to this node
                     _stop(guard)
         status, error = "complete", None
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def environment(
 
     The environment has the variables in `inherited`, defaults for variables that are not set there, and the variables
     that the launch needs. If gpudiag is not installed for the interpreter, a directory that contains only gpudiag is
-    added to PYTHONPATH.
+    added to PYTHONPATH. The directory `private` is removed after the launch; `progress` is the path of the socket.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}
@@ -136,7 +136,10 @@ def _write_request(plan: Plan, private: Path) -> Path:
 def _watch(
     plan: Plan, guard: subprocess.Popen[bytes], listener: Listener, observer: Callable[[Progress], None], log: Path
 ) -> None:
-    """Pass messages to the observer until the guard ends. If the run fails or makes no progress, raise the cause."""
+    """Pass messages to the observer until the guard ends. If the run fails or makes no progress, raise the cause.
+
+    `log` contains the output of the guard's command, which names ranks that ended without a message.
+    """
     failed_s: float | None = None
     while True:
         ended = guard.poll() is not None

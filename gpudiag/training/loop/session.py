@@ -105,10 +105,8 @@ class Session:
         #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
-        self._device = device
-        self._framework = framework
-        self._model = model
-        self._timeout_s = timeout_s
+        self._device, self._framework = device, framework
+        self._model, self._timeout_s = model, timeout_s
         description = RunDescription(command=tuple(sys.argv), batch_size=batch_size)
         settings = PhaseSettings(steps=steps, warmup=warmup, active=active, lines=True)
         if run is not None:
@@ -143,7 +141,7 @@ class Session:
         self.pause()
         self._marked.close()
         self._measurement.close(error)
-        if self._run is None and self._measurement.position.rank == 0:
+        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints what is next
             print_next_command(self.run_dir)
 
     @property
@@ -176,7 +174,7 @@ class Session:
         """
         first = self._measurement.phases is None
         self._driven = self._driven or self.steps(repeat(None))
-        ended = next(self._driven, self) is self
+        ended = next(self._driven, self) is self  # `self` as the default value marks the end
         if first and self._measurement.phases is not None:
             self._measurement.phases.sees_input = False  # until a range named `input` is seen
             self._marked.enter_context(self._runtime().marked_loaders())
@@ -206,7 +204,7 @@ class Session:
             yield from iterator
 
     def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
-        """Yield batches until the phases are over or the loader ends."""
+        """Yield batches until the phases are over or the loader ends, after `length` batches (None: unknown)."""
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:
@@ -214,6 +212,7 @@ class Session:
         fetched = 0
         while True:
             if not self._prepared:
+                # If gpudiag started this program only to measure it, a failure to measure ends the program.
                 if not self._measurement.advance(raises=self._run is not None):
                     return
                 self._prepared = True
@@ -229,7 +228,7 @@ class Session:
                         return
                 fetched += 1
                 fetched_ns = time.perf_counter_ns()
-                take_input_ns()
+                take_input_ns()  # discard the range `INPUT` above; the rest of the step may contain further ranges
                 with phases.around:
                     yield batch
                 later_ns = take_input_ns()
@@ -274,7 +273,7 @@ def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
         limits=WarmupLimits() if run.warmup_s is None else WarmupLimits(seconds=run.warmup_s),
         target=run.target,
         recorded=run.recorded,
-        lines=":" in run.job.workload,
+        lines=":" in run.job.workload,  # only `module:function` has lines of the user
     )
 
 

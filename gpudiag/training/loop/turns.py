@@ -27,8 +27,7 @@ class JobTurns:
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
-        self._train = train
-        self._save = save
+        self._train, self._save = train, save
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._left = self._timed = 0  # steps left in this turn, and number of timed steps at its end
@@ -40,7 +39,7 @@ class JobTurns:
         """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
         restore = self._save()
-        if self._thread.ident is None:
+        if self._thread.ident is None:  # this is the first turn
             self._thread.start()
         self._go.release()
         self._done.acquire()
@@ -62,10 +61,10 @@ class JobTurns:
         iterator = iter(loader)
         clock.restart()  # the time between two loops belongs to no step
         while True:
-            if not self._left:
+            if not self._left:  # the turn is over
                 self._times = clock.read()
                 self._wait()
-            if self._left == self._timed:
+            if self._left == self._timed:  # the untimed steps are over
                 clock.restart()
             try:
                 batch = next(iterator)

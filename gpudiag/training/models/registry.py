@@ -191,11 +191,7 @@ def is_own(name: str) -> bool:
 
 
 def workload_entry(name: str) -> WorkloadEntry:
-    """Return the workload of this name.
-
-    Raises:
-        UsageError: no workload has this name; the hint lists all names.
-    """
+    """Return the workload of this name; raise UsageError, with all names as hint, if there is none."""
     if name not in WORKLOADS:
         raise UsageError(
             f"there is no workload '{name}'", f"{there_are(name, WORKLOADS)[:-1]}; or module:function of your own."
@@ -206,8 +202,7 @@ def workload_entry(name: str) -> WorkloadEntry:
 def training_entry(name: str, command: str) -> WorkloadEntry:
     """Return the workload of this name, for a command about gradient communication (named `command` in the hint).
 
-    Raises:
-        UsageError: no workload has this name, or the workload only predicts.
+    Raise UsageError if no workload has this name, or the workload only predicts.
     """
     entry = workload_entry(name)
     if not entry.trains:

@@ -56,22 +56,22 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 class Agreement:
     """Agree on the decisions of one session through the job's key-value store, which is None for a single process.
 
-    Only rank 0 uses the argument `run_id`. The other ranks receive the run id with the first decision.
+    A rank waits `timeout_s` seconds for a decision. Only rank 0 uses `run_id`; the other ranks receive it from rank 0.
     """
 
     def __init__(self, position: ClusterPosition, store: Any, *, timeout_s: float, run_id: str = "") -> None:
         self.run_id = run_id if position.rank == 0 else ""
-        self._position = position
-        self._store = store
-        self._timeout_s = timeout_s
+        self._position, self._store, self._timeout_s = position, store, timeout_s
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
         """Post this rank's step times, and return the decision that rank 0 makes when all ranks have posted.
 
+        If the loop of any rank has ended, `judge` is not called, and the decision has `ended` set.
+
         Args:
             step_ms: this rank's step times in milliseconds.
-            judge: makes the decision on rank 0.
+            judge: makes the decision on rank 0, or of a single process without a store.
 
         Raises:
             TimeoutError: a rank did not post its step times in time.
@@ -157,10 +157,10 @@ class SplittableAgreement(Agreement):
     """
 
     split = False
-    _until_s = 0.0
+    _until_s = 0.0  # end of the wait for the current decision, in seconds of `time.monotonic`
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return rank 0's decision; after a split, return this rank's own decision. Raise no TimeoutError."""
+        """Return rank 0's decision; after a split, which a late or ended rank causes, return this rank's decision."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
@@ -183,6 +183,7 @@ class SplittableAgreement(Agreement):
                 self._store.set(_SPLIT_KEY, "1")
 
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
+        """Wait as the base class does, by default until `_until_s`. Raise TimeoutError also if the ranks have split."""
         left_s = max(0.0, self._until_s - time.monotonic())
         key = super()._wait(*keys, _SPLIT_KEY, timeout_s=left_s if timeout_s is None else timeout_s)
         if key == _SPLIT_KEY:
@@ -193,10 +194,7 @@ class SplittableAgreement(Agreement):
 class DirectoryStore:
     """A key-value store for the processes of one node, with the methods of torch's `Store` that `Agreement` calls.
 
-    Each key is a file that is written atomically.
-
-    Args:
-        directory: a directory that only the user can access, and that is empty or does not exist.
+    Each key is a file that is written atomically. Only the user can access `directory`, which is empty or missing.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -130,7 +130,7 @@ class UnprofiledSeries:
     ) -> UnprofiledSteps | None:
         """Return the series for the rank's record; None if the series is empty or its host times are unknown.
 
-        If `sees_input` is False, the times to fetch batches are omitted.
+        If `sees_input` is False, the times to fetch batches are omitted. `loader` and `scheduling` are added unchanged.
         """
         if not self.step_ms or self.host_ms is None:
             return None
@@ -163,11 +163,8 @@ class StepClock:
         anchor: Callable[[], Anchor] | None = None,
         happened: Callable[[Any], bool] = lambda _mark: True,
     ) -> None:
-        self._instant = instant
-        self._between_ms = between_ms
-        self._synchronize = synchronize
-        self._anchor = anchor
-        self._happened = happened
+        self._instant, self._between_ms, self._synchronize = instant, between_ms, synchronize
+        self._anchor, self._happened = anchor, happened
         self._latest: HostStep | None = None
         self._reset()
 
@@ -218,7 +215,7 @@ class StepClock:
 
     def so_far(self) -> list[float]:
         """Return the times of the completed steps in ms, without waiting for the device and without clearing them."""
-        ended = len(self._marks)
+        ended = len(self._marks)  # number of marks that the device has reached, which it reaches in order
         while ended and not self._happened(self._marks[ended - 1]):
             ended -= 1
         marks = self._marks[:ended]
@@ -232,10 +229,11 @@ class StepClock:
         """Wait for the device. Return the step times and host times since the last call, and clear them."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
+        # Step `i` lasts from mark `i - 1` to mark `i`.
         steps = [i for i in range(1, len(marks)) if i not in gaps]
         host = [self._host[i] for i in steps]
         self._reset()
-        ends_ns = None
+        ends_ns = None  # without host times, the host's lead is unknown, and no second anchor is needed
         if self._anchor is not None and begin is not None and None not in host:
             ends_ns = on_host_clock([marks[i] for i in steps], begin, self._anchor(), self._between_ms)
         step_ms = [self._between_ms(marks[i - 1], marks[i]) for i in steps]
@@ -250,7 +248,10 @@ def host_clock() -> StepClock:
 def on_host_clock(
     marks: Sequence[Any], begin: Anchor, end: Anchor, between_ms: Callable[[Any, Any], float]
 ) -> list[float]:
-    """Return the times of marks in ns of the host's clock, by linear interpolation between two anchors."""
+    """Return the times of marks in ns of the host's clock, by linear interpolation between two anchors.
+
+    If both anchors have the same time on the device's clock, return the first anchor's time for all marks.
+    """
     apart_ms = between_ms(begin.mark, end.mark)
     if apart_ms <= 0:
         return [float(begin.host_ns)] * len(marks)
@@ -307,7 +308,7 @@ class SchedulingWatch:
 
     def end(self) -> None:
         """Read the counters after a series of steps. Add the increases to those of earlier series."""
-        if not self._before:
+        if not self._before:  # `begin` was not called, or the kernel has no counters
             return
         wall_ns = time.perf_counter_ns() - self._begun_ns
         after = _read_counters(self._threads)
@@ -319,7 +320,10 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters."""
+        """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters.
+
+        An increase can be negative if the kernel reuses the id of a thread that has ended. It then counts as 0.
+        """
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
         steps = step_ms * _NS_PER_MS / self._wall_ns

@@ -93,6 +93,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
         return TracedEvents(), ""
     if any(monitoring.get_tool(tool) is not None for tool in (monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID)):
         return None, "a debugger or a coverage tool is attached to the program"
+    # Python has no predefined use for tools 3 and 4, so they conflict with other programs least.
     free = [tool for tool in (4, 3, monitoring.PROFILER_ID) if monitoring.get_tool(tool) is None]
     return (MonitoredEvents(free[0]), "") if free else (None, "other tools use the interpreter's monitoring")
 
@@ -102,7 +103,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
 
     Events with the least time per event are disabled first. Events of functions in `loop` are disabled last. Line 0
     stands for the calls and returns of a function: disabling line 0 disables all lines of the function. The calls and
-    returns of functions in `loop` are never disabled.
+    returns of functions in `loop` are never disabled. The result is empty if all events are within the bound.
 
     Args:
         entries: the entries of one step.
@@ -115,7 +116,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed_ns = max(_MAX_SHARE * step_ns, min(_MAX_NS, _MAX_SHARE_OF_SHORT * step_ns))
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
-    recorded = [entry for entry in entries if entry[2] > CALLS]
+    recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
     # Return early if possible, because counting hashes code objects, and a hash takes microseconds.
     if sum(code is not None for _, code, _ in recorded[:-1]) <= allowed:
         return set()
@@ -123,10 +124,10 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     spent: Counter[tuple[CodeType, int]] = Counter()
     for (at_ns, code, value), following in itertools.pairwise(recorded):
         if code is not None:
-            key = (code, max(value, 0) if by_line else 0)
+            key = (code, max(value, 0) if by_line else 0)  # the values of calls and returns are negative
             counts[key] += 1
             spent[key] += following[0] - at_ns
-            if key[1]:
+            if key[1]:  # the time of a line is also time of its function
                 spent[code, 0] += following[0] - at_ns
     total = counts.total()
     disabled: set[tuple[CodeType, int]] = set()
@@ -143,7 +144,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
 
 
 class MonitoredEvents:
-    """Receive events of `sys.monitoring` for selected code objects, on all threads.
+    """Receive events of `sys.monitoring` for selected code objects, on all threads. `tool` is a free tool id.
 
     `_loop` contains the functions that contain the training loop. `_own` contains the user's functions that the loop
     calls. The keys of both dictionaries are the `id`s of the code objects.
@@ -152,19 +153,19 @@ class MonitoredEvents:
     def __init__(self, tool: int) -> None:
         self._tool = tool
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident()  # the training thread
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: dict[int, CodeType] = {}
         self._own: dict[int, CodeType] = {}
         self._disabled: set[tuple[int, int]] = set()
+        #: True if `_line` has disabled lines because `_entries` was longer than `_limit`, the bound for this step.
         self._exceeded = False
         #: Number of entries of a step in which nothing had to be disabled. A step with fewer entries is not checked.
         self._few = 0
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
-        self._limit = 0
-        self._active = False
+        self._limit, self._active = 0, False
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -207,7 +208,7 @@ class MonitoredEvents:
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering or (not self._exceeded and len(entries) <= self._few):
             return
-        self._api.set_events(self._tool, self._api.events.PY_UNWIND)
+        self._api.set_events(self._tool, self._api.events.PY_UNWIND)  # calls of new functions are reported no longer
         disabled = events_to_disable(entries, set(self._loop.values()))
         self._few = 0 if disabled else len(entries)
         self._disabled |= {(id(code), line) for code, line in disabled}
@@ -239,7 +240,10 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        """Record that a line begins, or disable the events of this line."""
+        """Record that a line begins, or disable this line's events: it is in `_disabled`, or the step has too many.
+
+        Lines of functions in `_loop` may exceed the limit of a step twofold.
+        """
         if (id(code), number) in self._disabled:
             return self._api.DISABLE
         beyond = len(self._entries) - self._limit
@@ -249,7 +253,10 @@ class MonitoredEvents:
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        """Record a call of a user's function or of a function in `_works`. Record a user's function from then on."""
+        """Record a call of a user's function or of a function in `_works`; disable calls of other functions.
+
+        When a user's function is called for the first time, begin to record its lines.
+        """
         key = id(code)
         if key in self._own or key in self._loop:
             self._note(code, CALL)
@@ -302,8 +309,7 @@ class TracedEvents:
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
         self._calls = 0
         self._entries: list[Entry] = []
-        self._limit = 0
-        self._active = False
+        self._limit, self._active = 0, False
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -320,7 +326,7 @@ class TracedEvents:
 
     def calibrate(self) -> None:
         """Measure `call_ns`. The measurement takes half a millisecond."""
-        entries: list[Entry] = [(0, None, STEP)]
+        entries: list[Entry] = [(0, None, STEP)]  # `_note_calls` needs a previous entry
         plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
         self.start([], entries, {}, discover=False)
         self.call_ns = max(0.0, min(_call_ns() for _ in range(_CALIBRATIONS)) - plain_ns)
@@ -349,14 +355,15 @@ class TracedEvents:
             self._foreign.update(self._closed)
 
     def _note_calls(self) -> None:
+        """Append the number of calls since the last event, with that event's time, so that times stay in order."""
         if self._calls:
             self._entries.append((self._entries[-1][0], None, CALLS - self._calls))
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        """Record a call and return the tracer of its lines, or count the call and return None."""
+        """Record or count a call. Return the tracer of its lines for a user's function, None for other functions."""
         code = frame.f_code
-        if id(code) in self._foreign:
+        if id(code) in self._foreign:  # checked first, because most calls are of such functions
             self._calls += 1
             return None
         if not self._active:
@@ -378,7 +385,7 @@ class TracedEvents:
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
-        """Record a line or a return within a recorded function."""
+        """Record a line or a return within a recorded function. Return None to end the tracing of its frame."""
         if not self._active:
             return None
         self._note_calls()

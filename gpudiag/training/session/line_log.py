@@ -20,14 +20,7 @@ from types import CodeType
 from typing import Any, Literal
 
 from gpudiag.model.run_directory import SOURCE_TEXT_VARIABLE
-from gpudiag.training.session.line_events import (
-    PAUSE,
-    STEP,
-    Entry,
-    MonitoredEvents,
-    TracedEvents,
-    make_source,
-)
+from gpudiag.training.session.line_events import PAUSE, STEP, Entry, MonitoredEvents, TracedEvents, make_source
 from gpudiag.training.session.user_code import is_own, loop_frames, shown_name
 
 LINES_SCHEMA = "gpudiag/lines/1"
@@ -58,11 +51,12 @@ class LineLog:
     def __init__(self) -> None:
         self.unavailable = ""
         self.sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]] = []
+        #: Function and line number of each frame of the training loop in the first section, the outermost first.
         self._stack: list[tuple[CodeType, int]] = []
         self._source: MonitoredEvents | TracedEvents | None = None
-        self._total = 0
-        self._step_begin = 0
-        self._steps = 0
+        self._total = 0  # number of events of the training thread in all completed steps
+        self._step_begin = 0  # index of the current step's first event in its section
+        self._steps = 0  # number of steps that the section has begun
         self._recording = False
         self._compilations = _Compilations()
 
@@ -98,7 +92,10 @@ class LineLog:
         self.step()
 
     def step(self) -> None:
-        """Note that a step ends and the next step begins. End the section if the log has too many events."""
+        """Note that a step ends and the next step begins. End the section if the log has too many events.
+
+        Frequent events are disabled in sections `alone`. They stay disabled in the recorded sections that follow.
+        """
         if self._source is None or self.unavailable or not self.sections:
             return
         entries = self.sections[-1][1]
@@ -139,7 +136,7 @@ class LineLog:
 
     def encode(self) -> dict[str, Any]:
         """Return the content of the log file. `gpudiag.model.source_lines.log` describes the format."""
-        numbers: dict[CodeType | None, int] = {None: -1}
+        numbers: dict[CodeType | None, int] = {None: -1}  # functions in order of appearance; -1: none
         for code, _ in self._stack:
             numbers.setdefault(code, len(numbers) - 1)
         sections = [
@@ -198,6 +195,7 @@ class _Compilations:
         with contextlib.suppress(Exception):  # the interface is private and may change
             for entry in read() if read is not None else ():
                 key = str(getattr(entry, "compile_id", "")), int(getattr(entry, "start_time_us", 0) or 0)
+                # The compilation of a function's backward has an entry of its own, which is not counted.
                 if key not in self._seen and getattr(entry, "is_forward", True):
                     self._seen.add(key)
                     if count:
@@ -211,6 +209,7 @@ class _Compilations:
             (file, line, function),
             {"file": file, "line": line, "function": function, "times": 0, "ms": 0.0, "reason": ""},
         )
+        # Keep the reason's first line, without the comment that names the guard's source.
         reason = str(getattr(entry, "recompile_reason", None) or "").partition("\n")[0].partition("  #")[0].strip()
         row["times"] += 1
         row["ms"] += 1e3 * float(getattr(entry, "entire_frame_compile_time_s", None) or 0.0)

@@ -75,8 +75,7 @@ class RankMeasurement:
     agreement: Agreement
 
     def __init__(self, run_dir: Path, run: RunDescription, settings: PhaseSettings) -> None:
-        self.run_dir = run_dir
-        self.run = run
+        self.run_dir, self.run = run_dir, run
         self.position = current_position()
         self.progress = ProgressSender(self.position.rank)
         self.phases: Phases | None = None
@@ -90,17 +89,17 @@ class RankMeasurement:
         self._software: dict[str, str] = {}
         #: The coroutine of `Phases.run`.
         self._steps: Iterator[None] | None = None
+        # `Phases` times lines only directly before it records traces.
         self._lines = LineLog() if settings.lines and settings.recorded else None
 
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes files that belong to no rank. The default `run_id` is random.
+        With `clear_run`, rank 0 also removes files that belong to no rank. Without `run_id`, choose a random run id.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
-        self._runtime = runtime
-        self.position = position
+        self._runtime, self.position = runtime, position
         self.progress = ProgressSender(position.rank)
         record.clear_rank(self.run_dir, position.rank)
         if clear_run:
@@ -229,14 +228,20 @@ class RankMeasurement:
             self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write the records of this process's ranks, and on rank 0 of the run, so that a killed run keeps them."""
+        """Write the records of this process's ranks, and on rank 0 of the run, so that a killed run keeps them.
+
+        Until the outcome is known, `status` is `failed` and the run's error says that the run did not finish.
+        """
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:
             self._write_run(status, self.error if status != "failed" or self.error else _UNFINISHED)
 
     def _rank_record(self, number: int, label: str, name: str) -> RankRecord:
-        """Return the record of device `number` of this process. All its devices have the same steps and trace."""
+        """Return the record of device `number` of this process. All its devices have the same steps and trace.
+
+        `label` is the framework's name of the device, `name` its model name. Before `begin` nothing is measured yet.
+        """
         position, phases = self.position, self.phases
         rank = RankRecord(
             rank=position.first_rank + number,
@@ -306,7 +311,8 @@ def runs_ahead(timed: UnprofiledSteps | None) -> bool:
 
     Recording shapes takes host time: on an H100 at most 2 % of a recorded step if the device was the limit, and
     41 % of a step of ResNet-50 if the host was the limit. Suppose that the device still works for half the host's time
-    after the host has finished a step. Then 50 % more host time does not make the step longer.
+    after the host has finished a step. Then 50 % more host time does not make the step longer. Return False if the
+    device's times are unknown. Prefer host times that include no wait for a full launch queue (`idle_host_ms`).
     """
     if timed is None or not timed.lead_ms or not timed.host_ms:
         return False

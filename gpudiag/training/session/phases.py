@@ -18,13 +18,7 @@ from gpudiag.training.session import step_counts
 from gpudiag.training.session.agreement import Agreement, PhaseDecision
 from gpudiag.training.session.clock import SchedulingWatch, StepClock, UnprofiledSeries, summarize
 from gpudiag.training.session.progress import ProgressSender
-from gpudiag.training.session.step_counts import (
-    PROFILER_WARMUP_STEPS,
-    TRACE_KINDS,
-    PhaseSettings,
-    TraceKind,
-    recording_steps,
-)
+from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KINDS, PhaseSettings, TraceKind
 
 if TYPE_CHECKING:
     from gpudiag.training.session.line_log import LineLog
@@ -52,9 +46,13 @@ _NO_DEVICE_ACTIVITY = (
 class Phases:
     """Measure one rank. The attributes always contain the current results, even if the loop ends early.
 
-    `changed` is called for each new result. `counter` counts the operations of one warm-up step, which is not timed.
+    `changed` is called for each new result. `window` creates the recording of a trace. On a GPU (`on_gpu`), the host
+    runs ahead before steps are timed. `loaders` times loader workers, and `lines` times the user's source lines.
+    `counter` counts the operations of one warm-up step, which is not timed.
 
     Attributes:
+        unprofiled, timed: step times of the unprofiled steps, and the host's times in the same steps.
+        unmarked: reason why no modules are marked in the last saved trace; "" if they are marked.
         recorded: step times of recorded steps, by kind of trace.
         saved: kinds of the traces that were saved.
         notes: warnings about incomplete recordings, by short code.
@@ -86,25 +84,22 @@ class Phases:
         self.notes: dict[str, str] = {}
         self.sees_input = True
         self.problem: str | None = None
+        # A fixed warm-up must leave a timed step besides the first step and the counted step.
         self.counter = counter if settings.warmup is None or settings.warmup > _COUNTED_STEP + 1 else None
         self.around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        self._settings = settings
-        self._clock = clock
-        self._agreement = agreement
-        self._progress = progress
-        self._changed = changed
+        self._settings, self._clock, self._agreement = settings, clock, agreement
+        self._progress, self._changed = progress, changed
         self._make_window = window
         self._run_in = _RUN_IN_STEPS if on_gpu else 0
-        self._loaders = loaders
-        self._lines = lines
+        self._loaders, self._lines = loaders, lines
         self._save_after_s = settings.save_after_s
-        self._kind: TraceKind = TRACE_KINDS[0]
+        self._kind: TraceKind = TRACE_KINDS[0]  # kind of the current or next trace
         #: Duration of a block of warm-up steps in ms, reduced if there is little time for unprofiled steps.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
-        self._began_s = self._first_check_s = 0.0
-        self._ran = self._warmup_ran = 0
+        self._began_s = self._first_check_s = 0.0  # begin of warm-up and of its limit, in s of `perf_counter`
+        self._ran = self._warmup_ran = 0  # numbers of completed steps and of completed warm-up steps
         #: Number of unprofiled steps on which the ranks have agreed so far.
         self._agreed_steps: int | None = None
         self._line_steps = 0
@@ -181,7 +176,7 @@ class Phases:
         if warming:
             warmup_steps = step_counts.MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
         unprofiled = self._agreed_steps or settings.steps or step_counts.MIN_UNPROFILED_STEPS
-        recorded = recording_steps(settings.active) if settings.recorded else 0
+        recorded = step_counts.recording_steps(settings.active) if settings.recorded else 0
         at_least = warming and (settings.warmup is None or settings.steps is None)
         if self._lines is not None:
             recorded += self._line_steps or step_counts.line_steps(math.inf if at_least else 0.0, unprofiled)
@@ -230,6 +225,7 @@ class Phases:
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
+        # Only recent steps count, because steps become shorter during warm-up.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])  # the slowest rank determines the step time
         block = step_counts.block_length(step_ms, self._block_ms)
@@ -266,7 +262,7 @@ class Phases:
             self._scheduling.begin()
             self._clock.restart()
             before, begun_s = len(self._series.step_ms), time.perf_counter()
-            if self._loaders is not None and not before:
+            if self._loaders is not None and not before:  # further blocks continue the first one
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield
@@ -281,8 +277,8 @@ class Phases:
                 break
             steps = self._agreement.decide(self._series.step_ms, self._judge_unprofiled).unprofiled_steps
         self._note_unprofiled()
-        shape = step_counts.downsampled(self._series.step_ms)
-        if self.warmup is not None and step_counts.has_trend(shape) and shape[-1] < shape[0]:
+        sampled = step_counts.downsampled(self._series.step_ms)
+        if self.warmup is not None and step_counts.has_trend(sampled) and sampled[-1] < sampled[0]:
             self._note_warmup(converged=False)
         self._changed()
 

@@ -68,7 +68,10 @@ class ProgressSender:
         *,
         fetching_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Report progress, at most five times a second in a phase. Call `fetching_ms` only if a message is sent."""
+        """Report `steps` of `of` (None: unknown) steps of a phase as completed, at most five times a second in a phase.
+
+        `fetching_ms` returns the mean time to fetch a batch in ms. It is called only if a message is sent.
+        """
         if not self._address:
             return
         now = time.monotonic()

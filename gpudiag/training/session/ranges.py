@@ -42,8 +42,7 @@ class _InputTime(threading.local):
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
-        self._depth = 0
-        self._begun_ns = 0
+        self._depth = self._begun_ns = 0
 
     def begin(self) -> None:
         if self._depth == 0:
@@ -80,14 +79,9 @@ def _load_domain() -> Any:
 
 
 class _NoDomain:
-    def get_event_attributes(self, **_: object) -> None:
-        return None
-
-    def push_range(self, _attributes: object) -> None:
-        return None
-
-    def pop_range(self) -> None:
-        return None
+    def get_event_attributes(self, **_: object) -> None: ...
+    def push_range(self, _attributes: object) -> None: ...
+    def pop_range(self) -> None: ...
 
 
 class Range:
@@ -109,8 +103,7 @@ class Range:
     __slots__ = ("_name", "_number")
 
     def __init__(self, name: str, *, number: int | None = None) -> None:
-        self._name = name
-        self._number = number
+        self._name, self._number = name, number
 
     def __enter__(self) -> Range:
         domain = _domain or _load_domain()
@@ -137,7 +130,7 @@ class Range:
             marked.__enter__()
         try:
             _open.stack.append((recorded, marked))
-        except AttributeError:
+        except AttributeError:  # this is the thread's first range
             _open.stack = [(recorded, marked)]
         return self
 
@@ -182,7 +175,7 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
         mark = tensorflow.name_scope(label)
         return mark
     numbers: dict[str, int] = {}
-    if number is not None:  # the tools of TensorFlow's profiler group events by `step_num`
+    if number is not None:  # TensorFlow's tools group events by `step_num`; `_r` marks the root event of a step
         numbers = {"step_num": number, "_r": 1} if name == STEP else {"number": number}
     mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # does nothing if no profiler runs
     return mark

@@ -177,7 +177,7 @@ def export_compressed(
     Args:
         export: function that writes the trace to a path.
         target: path `*.json.gz`. Missing directories are made.
-        examine: called with the temporary file before it is removed.
+        examine: called with the uncompressed temporary file, which is faster to read; None to examine nothing.
 
     Raises:
         OSError: a file cannot be written. All files of the trace are removed.

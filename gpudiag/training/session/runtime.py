@@ -100,7 +100,7 @@ class Runtime(Protocol):
     def loader_watch(self, lines_dir: str = "") -> LoaderWatch | None:
         """Begin to time loader workers that start after this call; return None if the framework has no such workers.
 
-        If `lines_dir` is given, the workers can also time source lines, and write their logs into this directory.
+        With a directory `lines_dir`, the workers can also time source lines, and write their logs there; "" for none.
         """
 
     def window(

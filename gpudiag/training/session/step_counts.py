@@ -95,7 +95,7 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
     recent = step_ms[-2 * block :]
     older, newer = recent[:block], recent[block:]
     typical = statistics.median(newer)
-    if typical <= 0:
+    if typical <= 0:  # steps too short for the clock have no relative difference
         return True
     shift = abs(statistics.median(older) - typical) / typical
     # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). The difference of two medians has a
@@ -106,11 +106,10 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
 
 
 def has_trend(step_ms: Sequence[float]) -> bool:
-    """Return whether the series has a significant trend that exceeds `TOLERANCE` from its first to its last step.
+    """Return whether at least 4 steps have a significant trend that exceeds `TOLERANCE` from the first to the last.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the trend's size (P. K. Sen, JASA 63, 1968). One slow step
-    changes neither much.
+    continuity correction). The Theil-Sen slope gives its size (P. K. Sen, JASA 63, 1968). One slow step changes little.
     """
     n = len(step_ms)
     if n < 4:
@@ -124,6 +123,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
             slopes.append(difference / (j - i))
     z = (abs(score) - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     typical = statistics.median(step_ms)
+    # `student_t(math.inf)` is the two-sided 95 % quantile of the normal distribution.
     return typical > 0 and z > student_t(math.inf) and abs(statistics.median(slopes)) * (n - 1) > TOLERANCE * typical
 
 
@@ -164,6 +164,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
     if not lines:
         warmup = max(1, steps // 3)
         return warmup, steps - warmup
+    # A quarter warms up. A quarter of the rest, but at least `_FEWEST_LINE_STEPS`, is left for lines.
     warmup = max(1, steps // 4)
     left = steps - warmup
     return warmup, min(left - _FEWEST_LINE_STEPS, 3 * left // 4)
@@ -182,14 +183,14 @@ def first_block(step_ms: float, target: TimingTarget) -> int:
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return the number of additional unprofiled steps; 0 if the target is met or the time is over.
+    """Return the number of additional unprofiled steps; 0 if the target is met, or time or steps are too few.
 
     Args:
         ranks: the step times of each rank in ms.
         target: the required precision.
     """
     slowest = max(ranks, key=lambda times: statistics.fmean(times) if times else 0.0)
-    if len(slowest) < 2:
+    if len(slowest) < 2:  # one step has no confidence interval
         return 0
     step_ms = statistics.fmean(slowest)
     left_ms = 1e3 * target.seconds - math.fsum(slowest)

@@ -41,6 +41,7 @@ def shown_name(file: str) -> str:
     with contextlib.suppress(Exception):  # IPython's compiler may differ between versions
         label, number = sys.modules["IPython"].get_ipython().compile.format_code_name(file)
         return f"{label} {number}"
+    # Without IPython only names `<ipython-input-3-…>` contain the cell's number.
     number = file.removeprefix(_CELLS[0]).partition("-")[0]
     return f"Cell In[{number}]" if file.startswith(_CELLS[0]) and number.isdecimal() else file
 

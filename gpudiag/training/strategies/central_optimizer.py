@@ -12,8 +12,7 @@ from torch import nn
 class CentralOptimizer(torch.optim.Optimizer):
     """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    An inner optimizer makes the update. Before each step it gets the settings (`param_groups`), which learning-rate
-    schedulers may have changed.
+    An inner optimizer makes the update. Before each step it gets the settings, which schedulers may have changed.
 
     Args:
         parameters: the model's parameters.
@@ -36,9 +35,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     ) -> None:
         # An optimizer needs a parameter. Use an empty parameter if this process owns none.
         self._inner = make(owned or [nn.Parameter(torch.empty(0))])
-        self._before = before
-        self._after = after
-        self._kept = kept
+        self._before, self._after, self._kept = before, after, kept
         super().__init__(parameters, dict(self._inner.defaults))
 
     @torch.no_grad()
@@ -47,6 +44,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
+        # If `make` divides parameters into several groups, the groups do not correspond, and settings stay as made.
         if len(self.param_groups) == len(self._inner.param_groups):
             for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
                 inner.update({name: value for name, value in outer.items() if name != "params"})
@@ -62,7 +60,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Return the owner (0 to `count` - 1) of each variable. The largest ones are assigned first, to the least load."""
+    """Return each variable's owner (0 to `count` - 1), given the sizes. Assign the largest first, to the least load."""
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

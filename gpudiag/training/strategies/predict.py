@@ -55,7 +55,7 @@ def predict(
 def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
     """Predict the cost of one candidate. `cannot` is the reason why the candidate cannot run, or None."""
     strategy = strategies(candidate.framework).get(candidate.strategy)
-    now.paths.assumed.clear()
+    now.paths.assumed.clear()  # `cost` notes here which properties of the machine it had to assume
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
     if cost is None or strategy is None:
         why = cannot or "gpudiag has no model of its cost"
@@ -94,7 +94,7 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
     ]
     if not possible:
         return []
-    limit = (possible[0].step_ms or 0.0) * (1 + MAY_ERR)
+    limit = (possible[0].step_ms or 0.0) * (1 + MAY_ERR)  # if step times are unknown, all candidates are near
     near = [prediction.candidate for prediction in possible if (prediction.step_ms or 0.0) <= limit]
     every = [prediction.candidate for prediction in possible]
     chosen = (near if len(near) > least else every[:least])[:MOST_FINALISTS]

@@ -56,8 +56,7 @@ class PytorchStrategy(Strategy):
     backend: ClassVar[str | None] = "gloo"
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:
-        self.device = device
-        self.devices = devices
+        self.device, self.devices = device, devices
         self.options = options or CommunicationOptions()
         #: Bytes of each message of gradients in the last step, in order of communication; empty if unknown.
         self.exchanged_bytes: list[int] = []
@@ -99,8 +98,7 @@ class PytorchStrategy(Strategy):
     def exchange(self, model: nn.Module) -> None:
         """Communicate gradients after backward, unless the wrapped model has done so.
 
-        Raises:
-            UsageError: a trained parameter got no gradient in the first step.
+        Raise UsageError if a trained parameter got no gradient in the first step.
         """
 
     def release(self) -> None:

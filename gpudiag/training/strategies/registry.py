@@ -33,8 +33,7 @@ ENTRY_POINTS = "gpudiag.strategies"
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
     """Return the strategies of a framework by name, in display order; empty for an unknown framework.
 
-    Raises:
-        UsageError: two strategies have the same name, or an entry point cannot be loaded.
+    Raise UsageError if two strategies have the same name, or an entry point cannot be loaded.
     """
     by_name: dict[str, type[Strategy]] = {}
     for strategy in sorted(_all_strategies(), key=lambda strategy: (strategy.list_order, strategy.name)):
@@ -73,11 +72,7 @@ def _strategies_in(module: ModuleType) -> Iterator[type[Strategy]]:
 
 
 def strategy_entry(name: str, framework: str = DEFAULT_FRAMEWORK) -> type[Strategy]:
-    """Return the strategy of this name.
-
-    Raises:
-        UsageError: no strategy has this name; the hint lists all names.
-    """
+    """Return the framework's strategy of this name; raise UsageError, with all names as hint, if there is none."""
     known = strategies(framework)
     if name not in known:
         with_framework = "" if framework == DEFAULT_FRAMEWORK else f" with --framework {framework}"
@@ -94,7 +89,7 @@ def default_strategy(framework: str, *, on_gpu: bool) -> str:
 def check_communication(
     strategy: type[Strategy], options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None
 ) -> None:
-    """Raise UsageError if an option does not apply to the strategy, or if `Strategy.check` refuses the options."""
+    """Raise UsageError if an option does not apply to the strategy, or if `Strategy.check` refuses the arguments."""
     for name in options.given():
         if name not in strategy.takes:
             others = ", ".join(other.name for other in strategies(strategy.framework).values() if name in other.takes)
@@ -122,7 +117,7 @@ def tensorflow_strategy(name: str) -> type[TensorflowStrategy]:
 
 
 def transports_of(candidates: Iterable[Candidate], *, on_gpu: bool, p2p: bool) -> dict[str, Candidate]:
-    """Return the first candidate that uses each transport, by the transport's name."""
+    """Return the first candidate that uses each transport, by the name that `Strategy.transport` returns."""
     first_users: dict[str, Candidate] = {}
     for candidate in candidates:
         transport = strategy_entry(candidate.strategy).transport(candidate, on_gpu=on_gpu, p2p=p2p)

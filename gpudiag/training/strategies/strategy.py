@@ -129,7 +129,10 @@ class Strategy:
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost | None:
-        """Return the cost of this strategy's communication on this machine with this model; None if unknown."""
+        """Return the cost of this strategy's communication; None if unknown.
+
+        `now` has the model, the number of devices, and the rates of the machine's paths in GB/s (1e6 bytes per ms).
+        """
         return None
 
     @classmethod

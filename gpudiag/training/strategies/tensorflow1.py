@@ -36,6 +36,8 @@ _FUSED_MB, _CYCLE_MS = 64.0, 5.0
 
 
 class _Tensorflow1(Strategy):
+    """Base class. In `cost`, `now` has the model, the number of devices and the machine's rates in GB/s."""
+
     framework = FRAMEWORK
     needs_gpu = True
     least_devices = 2
@@ -122,12 +124,12 @@ class _Central(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of fetching parameters, of sending gradients, and of the update."""
+        """Return the cost of fetching parameters, of sending gradients, and of the update; see the attributes."""
         count = now.devices
         if count < 2:
             return ONE_DEVICE
-        backwards = now.model.sizes
-        sizes = backwards[::-1]
+        backwards = now.model.sizes  # in the order in which backward computes the gradients
+        sizes = backwards[::-1]  # in the order in which forward needs the parameters
         if cls.home == "gpus":
             owners = transfers.owners_by_size(sizes, count)
         else:

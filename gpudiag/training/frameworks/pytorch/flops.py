@@ -102,16 +102,17 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.replays = False
+        self.replays = False  # True if a CUDA graph was replayed
         self._forward: Counter[str] = Counter()
         #: FLOPs within backward passes with gradients disabled, by number of the pass and precision.
         self._backward: dict[int, Counter[str]] = {}
         #: FLOPs within backward passes with gradients enabled, by (number of the pass, within a custom function).
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
-        self._unknown: set[str] = set()
+        self._unknown: set[str] = set()  # names of operators that may multiply matrices, but have no formula
         self._tf32 = {"conv": _tf32("cudnn", "conv"), "matmul": _tf32("cuda", "matmul")}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator `func`, and count it; leave operators of tensor subclasses (`types`) to these classes."""
         plain = all(kind in _PLAIN for kind in types)
         if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
             return NotImplemented
@@ -149,7 +150,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        """Return the precision of an operator (`fp32`, `tf32`, ...), from its name and its first tensor."""
+        """Return the precision of an operator (`fp32`, ...) by its name and its first tensor; `unknown` without one."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"
@@ -233,7 +234,7 @@ def _tf32(backend: str, kind: str) -> bool:
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
     """Return the FLOPs of a convolution's backward. Each requested gradient takes as many FLOPs as the forward."""
-    transposed, wanted = rest[4], rest[7]
+    transposed, wanted = rest[4], rest[7]  # `transposed` and `output_mask` of `aten::convolution_backward`
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 

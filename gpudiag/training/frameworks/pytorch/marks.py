@@ -126,14 +126,13 @@ class MarkedModules:
 
 
 class _ModuleRanges:
-    """Name the ranges of modules, and keep track of the open ranges."""
+    """Name the ranges of modules, and keep track of the open ranges. `fast` makes a range; see `_containers`."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
-        self._fast = fast
-        self._containers = containers
+        self._fast, self._containers = fast, containers
         #: (label, module) by the module's id. Storing the module keeps its id from being used for another module.
         self._labels: dict[int, tuple[str, Any]] = {}
-        self._roots: dict[str, int] = {}
+        self._roots: dict[str, int] = {}  # number of roots by class name; names of further roots end in `#2`, `#3`, …
         self._open: set[Any] = set()
         self._over = False
 
@@ -231,7 +230,10 @@ def _wrapped(module: Any) -> Any:
 
 
 def _tree(module: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any]]:
-    """Yield (path, module) for `module` and each module within, once each. The path of a wrapper is None."""
+    """Yield (path, module) for `module` and each module within, once each. The path of a wrapper is None.
+
+    `path` is the path of `module`, and `seen` has the ids of the modules that were yielded already.
+    """
     if id(module) in seen:
         return
     seen.add(id(module))

@@ -39,8 +39,7 @@ class ProfiledWindow:
     ) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        self.path = path
-        self.saved = False
+        self.path, self.saved = path, False
         self.device_activity: bool | None = None
         self.unmarked = ""
         self._cuda = cuda
@@ -57,11 +56,7 @@ class ProfiledWindow:
         )
 
     def start(self) -> None:
-        """Begin the discarded steps.
-
-        Raises:
-            RuntimeError: another profiler is recording.
-        """
+        """Begin the discarded steps; raise RuntimeError if another profiler is recording."""
         if profiler_runs():
             raise RuntimeError("another torch.profiler is recording; only one can at a time")
         self._profiler.start()

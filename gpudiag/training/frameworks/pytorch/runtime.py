@@ -84,8 +84,7 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records an event per step on the current stream, and synchronizes once to read all events.
 
-    Work on another stream counts in the step in which the current stream waits for that work. DDP and FSDP make the
-    current stream wait in every step.
+    Work on another stream counts in the step in which the current stream waits for it, as in each step of DDP and FSDP.
     """
     import torch
 
@@ -127,8 +126,7 @@ def new_job() -> None:
 def job_store(position: ClusterPosition) -> Any:
     """Return the key-value store that the job's processes share, with a prefix for this session; None for one process.
 
-    Raises:
-        RuntimeError: several processes have neither gpudiag's store, a default process group, nor torchrun's store.
+    Raise RuntimeError if several processes have neither gpudiag's store, a default process group, nor torchrun's store.
     """
     session = next(_sessions)
     if position.world_size == 1:
@@ -153,7 +151,7 @@ def job_store(position: ClusterPosition) -> Any:
             f"a job of {position.world_size} processes needs torch.distributed.init_process_group before "
             "gpudiag.profile"
         )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # after a restart the store still has the old keys
     return dist.PrefixStore(f"gpudiag/{attempt}/{session}", store)
 
 
@@ -212,7 +210,7 @@ class PyTorchRuntime:
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Describe the parameters of a `torch.nn.Module`. Without `gradient_sizes` (bytes), use the tensors' sizes."""
         parameters = list(model.parameters())
-        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]
+        trained = [p.numel() * p.element_size() for p in parameters if p.requires_grad]  # backward reverses the order
         return ModelRecord(
             parameters=sum(p.numel() for p in parameters),
             gradient_bytes=sum(trained),

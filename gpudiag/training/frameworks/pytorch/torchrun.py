@@ -45,7 +45,7 @@ def stores_on_their_hosts() -> None:
         on_its_host = True
 
         def __init__(self, host_name: str, port: int = 0, *rest: Any, **more: Any) -> None:
-            is_master = rest[1] if len(rest) > 1 else more.get("is_master", False)
+            is_master = rest[1] if len(rest) > 1 else more.get("is_master", False)  # the fourth argument
             if is_master and more.get("master_listen_fd") is None:
                 port, more["master_listen_fd"] = _listening(host_name, port)
             super().__init__(host_name, port, *rest, **more)
@@ -75,11 +75,7 @@ def signed(key: str, text: str) -> str:
 
 
 def opened(key: str, value: bytes) -> bytes:
-    """Return the text of a signed value, without the signature.
-
-    Raises:
-        RuntimeError: the signature is missing or wrong, so the writer did not know the secret.
-    """
+    """Return the text of a signed value of `key`; raise RuntimeError if the signature is missing or wrong."""
     text, _, signature = value.decode("ascii", "replace").partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise RuntimeError(f"the state of the rendezvous was written by somebody who does not know {_SECRET}")

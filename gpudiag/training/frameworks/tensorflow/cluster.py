@@ -25,7 +25,7 @@ def position_in_cluster(devices: int) -> ClusterPosition:
     hosts = [address.rpartition(":")[0] for address in addresses]
     return ClusterPosition(
         rank=rank,
-        local_rank=hosts[:rank].count(hosts[rank]),
+        local_rank=hosts[:rank].count(hosts[rank]),  # number of earlier ranks on the same host
         world_size=len(addresses),
         nodes=len(set(hosts)),
         host=socket.gethostname(),

@@ -27,23 +27,15 @@ class TensorflowWindow:
     """
 
     def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:
-        self.path = path
-        self.saved = False
+        self.path, self.saved = path, False
         self.device_activity: bool | None = None
         self.unmarked = ""
-        self._kernel_only = kernel_only
-        self._active = active
-        self._on_gpu = on_gpu
-        self._steps = 0
-        self._records = False
+        self._kernel_only, self._active, self._on_gpu = kernel_only, active, on_gpu
+        self._steps, self._records = 0, False
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin the discarded steps.
-
-        Raises:
-            RuntimeError: another profiler is recording.
-        """
+        """Begin the discarded steps; raise RuntimeError if another profiler is recording."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._directory = tempfile.TemporaryDirectory(prefix=f".{self.path.name}.", dir=self.path.parent)
         if self._on_gpu:
@@ -73,7 +65,7 @@ class TensorflowWindow:
 
     def discard(self) -> None:
         """End a failed recording, and remove its files. The method raises no exceptions."""
-        self._steps = 0
+        self._steps = 0  # so that `stop` saves nothing
         with contextlib.suppress(Exception):
             self.stop()
         with contextlib.suppress(OSError):
@@ -85,8 +77,7 @@ class TensorflowWindow:
 
         assert self._directory is not None  # noqa: S101 # set by start
         try:
-            # The default level 2 records marks and all ops. Level 1 records marks, and only ops that are expensive on
-            # the host: CPU ops and few GPU ops.
+            # The default level 2 records marks and all ops. Level 1 records marks, all CPU ops, and few GPU ops.
             options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=1) if self._kernel_only else None
             tf.profiler.experimental.start(self._directory.name, options=options)
         except tf.errors.AlreadyExistsError as error:
@@ -102,7 +93,7 @@ class TensorflowWindow:
         # Let TensorFlow save in any case. With save=False, version 2.21 frees buffers to which threads still write.
         tf.profiler.experimental.stop()
         # TensorFlow writes plugins/profile/<time>/<host>.xplane.pb.
-        written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))
+        written = sorted(Path(self._directory.name).rglob("*.xplane.pb"))  # by time
         if not save:
             for path in written:
                 path.unlink()

@@ -32,8 +32,7 @@ class SynchronizedClock(StepClock):
 
     TensorFlow cannot record events on a device. The function that runs a step returns when the step's kernels are
     launched, so a mark measures host time only. Every series begins and ends with a synchronization, so its total time
-    and the mean step time include all device work. A single step time does not: if the host runs ahead, the first steps
-    seem short and the last step long.
+    and the mean step time include all device work. If the host runs ahead, the first steps seem short, the last long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -116,7 +115,7 @@ def short_name(name: str) -> str:
 
 
 def hardware_name(device: str, cpu: str) -> str:
-    """Return the model name of a GPU by its short name; `cpu` for a CPU device."""
+    """Return the model name of a GPU by its short name, "" if unknown; `cpu`, the CPU's name, if it is no GPU."""
     import tensorflow as tf
 
     kind, _, ordinal = device.partition(":")

@@ -29,18 +29,11 @@ _LONGEST_PATH = 100
 
 @contextmanager
 def open_batches(
-    name: str,
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
+    name: str, workload: Workload, source: DataSource, *, batch_size: int, workers: int, device: torch.device, seed: int
 ) -> Iterator[Iterable[Batch]]:
     """Yield endless batches from any source. For `zmq`, `workers` server processes run within the context.
 
-    `name` is the workload's name in the registry, from which the servers load the workload.
+    The servers load the workload by its `name` in the registry. See `batches` for the other arguments.
 
     Raises:
         FrameworkMissingError: `zmq` is requested but pyzmq is missing.
@@ -62,7 +55,8 @@ def open_batches(
 class ServedBatches:
     """Receive endless batches from `servers` child processes, over a local socket that only this user can open.
 
-    `name` is the workload's name in the registry.
+    `name` is the workload's name in the registry. With `on_gpu` the workload has its sizes for GPUs. With `pinned` the
+    batches are received into pinned memory. Samples are random, with a different seed for each server and `seed`.
 
     Raises:
         FrameworkMissingError: this interpreter has no pyzmq.
@@ -77,8 +71,7 @@ class ServedBatches:
             raise FrameworkMissingError(
                 f"--data zmq needs pyzmq, which {sys.executable} does not have", "Install it: pip install pyzmq"
             ) from error
-        self._zmq = zmq
-        self._pinned = pinned
+        self._zmq, self._pinned = zmq, pinned
         self._options = [
             ServerOptions(endpoint="", workload=name, on_gpu=on_gpu, batch_size=batch_size, seed=seed * 1009 + index)
             for index in range(servers)
@@ -93,7 +86,7 @@ class ServedBatches:
             raise UsageError(f"{path.parent} is too long a path for a socket", "Set TMPDIR to a shorter one.")
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PULL)
-        self._socket.set_hwm(WAITING)
+        self._socket.set_hwm(WAITING)  # maximum number of waiting batches
         self._socket.bind(f"ipc://{path}")
         try:
             for options in self._options:

@@ -23,18 +23,13 @@ _ENDLESS = 1 << 40
 
 
 def batches(
-    workload: Workload,
-    source: DataSource,
-    *,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    seed: int,
+    workload: Workload, source: DataSource, *, batch_size: int, workers: int, device: torch.device, seed: int
 ) -> Iterable[Batch]:
     """Return endless batches of `batch_size` samples.
 
     Source `device` is one batch that stays on the device. `host` is a few batches in host memory, one of which is
-    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU.
+    copied in each step. `loader` is a DataLoader with `workers` processes. Host memory is pinned for a GPU. `seed` is
+    the seed of the random samples.
 
     Raises:
         ValueError: the source is `zmq`, which only `batch_client.open_batches` supports.
@@ -58,8 +53,7 @@ class Pool(Dataset["Batch"]):
     """A data set of samples in memory. Each access copies the sample's inputs, as decoding makes new inputs."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._inputs = inputs
-        self._targets = targets
+        self._inputs, self._targets = inputs, targets
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -70,7 +64,7 @@ class Pool(Dataset["Batch"]):
 
 
 def loader(workload: Workload, *, batch_size: int, workers: int, pinned: bool, seed: int) -> DataLoader[Batch]:
-    """Make a DataLoader over the workload's samples, which repeats them endlessly."""
+    """Make a DataLoader over the workload's samples, which repeats them endlessly. `pinned`: into pinned memory."""
     pool = Pool(*workload.samples(workload.pool, torch.Generator().manual_seed(seed)))
     return DataLoader(
         pool,
@@ -86,8 +80,7 @@ class MicroBatches(Generic[T]):
     """Group batches into lists of `count`, one list per step. An incomplete last list is dropped."""
 
     def __init__(self, batches: Iterable[T], count: int) -> None:
-        self._batches = batches
-        self._count = count
+        self._batches, self._count = batches, count
 
     def __len__(self) -> int:
         """Return the number of steps; raise TypeError if the number of batches is unknown."""
@@ -107,8 +100,7 @@ class DevicePrefetch:
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
+        self._batches, self._device = batches, device
 
     def __iter__(self) -> Iterator[Batch]:
         if self._device.type != "cuda":

@@ -30,9 +30,7 @@ class Fault(ABC, Generic[TrainerT]):
     """
 
     def __init__(self, trainer: TrainerT, amount_ms: float, *, affected: bool) -> None:
-        self.trainer = trainer
-        self.amount_ms = amount_ms
-        self.affected = affected
+        self.trainer, self.amount_ms, self.affected = trainer, amount_ms, affected
         self.prepare()
 
     def prepare(self) -> None:
@@ -80,7 +78,7 @@ class PinnedCore(Fault[TrainerT]):
         self._all_cores = os.sched_getaffinity(0)
         self._busy: list[subprocess.Popen[bytes]] = []
         if self.affected:
-            self._core = max(self._all_cores)
+            self._core = max(self._all_cores)  # any core
             count = max(1, round(self.amount_ms / self.trainer.clean_ms))
             command = [sys.executable, "-I", "-c", _BUSY, str(self._core)]
             self._busy = [subprocess.Popen(command) for _ in range(count)]
@@ -109,6 +107,9 @@ class PinnedCore(Fault[TrainerT]):
 
 
 def make_fault(kinds: Mapping[str, type[Fault[TrainerT]]], plan: FaultPlan, trainer: TrainerT) -> Fault[TrainerT]:
-    """Make the fault of this process, switched off. The fault's size is `plan.amount` times the clean step time."""
+    """Make the fault of this process, switched off. The fault's size is `plan.amount` times the clean step time.
+
+    `kinds` are the classes of faults by kind. Without `plan.ranks` all ranks are affected.
+    """
     affected = not plan.ranks or trainer.place.rank in plan.ranks
     return kinds[plan.kind](trainer, plan.amount * trainer.clean_ms, affected=affected)

@@ -69,7 +69,7 @@ def run_faults(
     trials.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     trials.save(run_dir)
-    for background in plan.background:
+    for background in plan.background:  # costs of the clean job, which are timed but not recorded
         trials.progress.tell("timed", 0, len(plan.faults))
         trials.attempt(background, trials.ablate)
         trials.discard(background)
@@ -89,7 +89,10 @@ def run_faults(
 
 
 class FaultTrials(Generic[TrainerT]):
-    """Measure, record and save the faults in one process."""
+    """Measure, record and save the faults in one process. `kinds` are the classes of faults by kind.
+
+    Calls of `trainer.gather(None)` exchange nothing: in them the ranks only wait for each other.
+    """
 
     def __init__(
         self,
@@ -99,20 +102,17 @@ class FaultTrials(Generic[TrainerT]):
         runtime: Runtime,
         run_dir: Path,
     ) -> None:
-        self.plan = plan
-        self.trainer = trainer
-        self.run_dir = run_dir
+        self.plan, self.trainer, self.run_dir = plan, trainer, run_dir
         self.place = trainer.place
         self.progress = ProgressSender(self.place.rank)
-        self._kinds = kinds
-        self._runtime = runtime
+        self._kinds, self._runtime = kinds, runtime
         self._device_name = runtime.device_name(trainer.device)
         trace = runtime.trace_name(self.place.rank)
         self._trace_names: dict[TraceKind, str] = {"full": trace, "light": record.kernel_only_trace_name(trace)}
         #: Times of unprofiled steps with the fault, by the fault's name.
         self._faulty: dict[str, UnprofiledSeries] = {}
-        self._faults: dict[str, Fault[TrainerT]] = {}
-        self._failed: set[str] = set()
+        self._faults: dict[str, Fault[TrainerT]] = {}  # faults that are not closed yet, by name
+        self._failed: set[str] = set()  # names of faults that failed on any rank
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
         """Call `trial` (`ablate` or `profile`) for a fault. If it fails on any rank, skip later trials of the fault."""
@@ -173,7 +173,10 @@ class FaultTrials(Generic[TrainerT]):
         return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
     def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
-        """Time blocks with the fault: unchanged (on), and with each step launched before the device begins it (off)."""
+        """Time blocks with the fault: unchanged (on), and with each step launched before the device begins it (off).
+
+        `blocks` are the blocks of the ablation, which show the step time. A usual block has `steps` steps.
+        """
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -209,6 +212,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
         """Record a full and a kernel-only trace without a session. The only marks are the framework's step marks."""
+        # Only in divided jobs the ranks' numbers of operations differ.
         flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
@@ -243,7 +247,7 @@ class FaultTrials(Generic[TrainerT]):
             window.start()
         except Exception as error:  # noqa: BLE001  # a profiler may raise any exception
             window, failure = None, error
-        trainer.clock.read()
+        trainer.clock.read()  # discard the marks of earlier steps
         for step in range(PROFILER_WARMUP_STEPS + active):
             if step == PROFILER_WARMUP_STEPS:
                 trainer.clock.restart()
@@ -295,9 +299,10 @@ class FaultTrials(Generic[TrainerT]):
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
         flops: StepFlops | None = None,
     ) -> None:
-        """Write this rank's record, and on rank 0 the run's record, into the run directory `directory`.
+        """Write this rank's record, and on rank 0 the run's record.
 
         Args:
+            directory: the run directory of the fault or of the clean job.
             plan: the recorded fault; None for the clean job.
             recorded: step times of the recorded steps, by kind of trace.
             flops: operations per step of this rank, if they were counted.

@@ -22,7 +22,7 @@ _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": 
 
 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
-    """Return the layout for a kind of divided job or fault, and an even number of processes."""
+    """Return the layout for a kind of divided job or fault and an even number of processes; by default replicas."""
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % (2 * _STAGES) else _STAGES
         microbatches = stages if kind == "pipeline" else 2 * stages
@@ -38,6 +38,7 @@ def slow_ranks(kind: str, processes: int) -> tuple[int, ...]:
         return ()
     sizes = selftest_layout(kind, processes).sizes
     number = list(sizes).index(_SLOW_DIMENSION[kind])
+    # Ranks are numbered so that the position along the last dimension varies fastest, as `product` does.
     slow = slow_position(kind, processes)
     positions = itertools.product(*(range(size) for size in sizes.values()))
     return tuple(rank for rank, position in enumerate(positions) if position[number] == slow)

@@ -55,6 +55,7 @@ class Trainer(ABC):
         loader: the source of batches.
         extra: function that is called before each forward, or None.
         clean_ms: step time in ms without a fault, the same on all ranks; 0 before `warm_up`.
+        clock: measures step times including device work.
     """
 
     time_all_first: ClassVar[bool] = False
@@ -70,10 +71,8 @@ class Trainer(ABC):
         batches: Iterable[Any],
         clock: StepClock,
     ) -> None:
-        self.device = device
-        self.place = place
-        self.strategy = strategy
-        self.model = model
+        self.device, self.place = device, place
+        self.strategy, self.model = strategy, model
         self.parallel: ParallelLayout | None = None
         self.loader = Loader(batches)
         self.clock = clock
@@ -90,11 +89,7 @@ class Trainer(ABC):
         """Return the values of all ranks, in the order of ranks. This communication must not appear in traces."""
 
     def hold(self, milliseconds: float) -> None:
-        """Keep the device busy for `milliseconds`, without blocking the host.
-
-        Raises:
-            NotImplementedError: the device cannot be kept busy.
-        """
+        """Keep the device, but not the host, busy for `milliseconds`; raise NotImplementedError unless `holds`."""
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
@@ -158,7 +153,7 @@ class Trainer(ABC):
         trials = []
         for _ in range(_TRIALS):
             function()
-            self.clock.read()
+            self.clock.read()  # wait for the device, and discard earlier marks
             self.clock.restart()
             for _ in range(repeats):
                 function()

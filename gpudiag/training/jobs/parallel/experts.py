@@ -73,7 +73,7 @@ class ExpertLayer(nn.Module):
         """Map float[n, t, width] to the same shape."""
         tokens = x.flatten(0, 1)
         choice = self._choose(len(tokens), x.device)
-        order = torch.argsort(choice, stable=True)
+        order = torch.argsort(choice, stable=True)  # all-to-all sends the rows of each rank together
         sent = torch.bincount(choice, minlength=self._group.size())
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
@@ -82,7 +82,7 @@ class ExpertLayer(nn.Module):
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)
-        return torch.empty_like(rows).index_copy(0, order, rows).view_as(x)
+        return torch.empty_like(rows).index_copy(0, order, rows).view_as(x)  # in the tokens' order again
 
     def _work(self, rows: Tensor) -> Tensor:
         if self.ms_per_token:

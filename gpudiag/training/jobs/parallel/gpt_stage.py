@@ -44,8 +44,7 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: sizes of the whole model.
-        sequence_group: processes that have parts of the same sequences, and gather keys and values; None if sequences
-            are not divided.
+        sequence_group: processes with parts of the same sequences, which gather keys and values; None for whole ones.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -66,12 +65,14 @@ class SplitAttention(nn.Module):
             t, part = x.shape[1], self._group.rank()
             key, value = (GatheredSequence.apply(heads, self._group) for heads in (key, value))  # type: ignore[no-untyped-call]
             positions = torch.arange(key.shape[2], device=x.device)
+            # Of all positions, this part's begin at `part * t`. Each attends to those up to itself.
             mask = positions[part * t : (part + 1) * t, None] >= positions
             attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         out: Tensor = self.projection(attended.transpose(1, 2).flatten(2))
         return out
 
     def _heads(self, projected: Tensor) -> Tensor:
+        """Map float[n, t, width] to float[n, heads, t, width of a head]."""
         n, t, width = projected.shape
         return projected.view(n, t, width // self._head_width, self._head_width).transpose(1, 2)
 
@@ -140,7 +141,7 @@ class GptStage(nn.Module):
     ) -> None:
         super().__init__()
         self._bf16 = bf16
-        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages
+        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages  # equal, or differ by one
         self._part = 0 if sequence_group is None else sequence_group.rank()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width) if stage == 0 else None
         self.positions = nn.Embedding(sizes.context, sizes.width) if stage == 0 else None
@@ -149,7 +150,7 @@ class GptStage(nn.Module):
         self.norm = nn.LayerNorm(sizes.width) if last else None
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False) if last else None
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1:  # initialize matrices as GPT-2 does
                 residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * sizes.layers) if residual else 0.02)
 

@@ -28,7 +28,8 @@ class ParallelGpt:
     """This process's part of a GPT.
 
     Attributes:
-        parts: this process's pipeline stages, without wrappers for data parallelism.
+        stages: number of pipeline stages of the whole model. `numbers` are the numbers of this process's stages.
+        parts: this process's pipeline stages, without wrappers for data parallelism. `modules` have the wrappers.
         mesh: the process groups.
         sharded: see the arguments.
         optimizer: optimizer of this process's parameters.
@@ -55,21 +56,18 @@ class ParallelGpt:
         marked: bool = True,
     ) -> None:
         self._range: Callable[[str], AbstractContextManager[object]] = gpudiag.range if marked else nullcontext
-        self._bf16 = bf16
-        self.sharded = sharded
-        self.layout = layout
-        self.sizes = sizes
-        self.device = device
+        self._bf16, self.sharded, self.layout = bf16, sharded, layout
+        self.sizes, self.device = sizes, device
         self.mesh = ParallelMesh(device.type, layout)
         several = INTERLEAVED_STAGES if layout.schedule == "interleaved" and layout.pp > 1 else 1
         self.stages = layout.pp * several
-        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))
+        self.numbers = tuple(range(self.mesh.coordinate("pp"), self.stages, layout.pp))  # stages in turn
         self.parts = [self._part(number) for number in self.numbers]
         wrap = self._sharded if sharded else self._replicated
         self.modules = [wrap(part) for part in self.parts]
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
         self.optimizer = make_optimizer(_by_mesh(parameters))
-        self._schedules: dict[tuple[int, int], Any] = {}
+        self._schedules: dict[tuple[int, int], Any] = {}  # by (sequences, tokens per sequence) of a batch
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
         """Train a step on int64[n, t] tokens and targets on the device. Each process takes its part of sequences."""
@@ -91,7 +89,7 @@ class ParallelGpt:
 
     def _part(self, number: int) -> GptStage:
         """Make the pipeline stage `number`, with matrices split over the tensor-parallel processes."""
-        torch.manual_seed(number)
+        torch.manual_seed(number)  # all processes with this stage begin with equal parameters
         part = GptStage(
             self.sizes,
             number,
@@ -102,7 +100,7 @@ class ParallelGpt:
         ).to(self.device)
         mesh = self.mesh.dimension("tp")
         if mesh is not None:
-            feed = "feed" if self.layout.ep == 1 else "feed.expert"
+            feed = "feed" if self.layout.ep == 1 else "feed.expert"  # an `ExpertLayer` contains a feed-forward layer
             columns = ["attention.query", "attention.key", "attention.value", f"{feed}.up"]
             rows = ["attention.projection", f"{feed}.down"]
             for block in part.blocks:
@@ -126,6 +124,7 @@ class ParallelGpt:
         expert_mesh = self.mesh.expert_replicas
         for expert in experts if expert_mesh is not None else ():
             fully_shard(expert, mesh=expert_mesh)
+        # An expert that only one process has is not sharded.
         whole = {parameter for expert in experts for parameter in expert.parameters()} if expert_mesh is None else set()
         for block in part.blocks:
             fully_shard(block, mesh=replicas, ignored_params=whole)
@@ -147,6 +146,7 @@ class ParallelGpt:
     def _schedule(self, n: int, t: int) -> Any:
         """Make the pipeline schedule for batches of n sequences with t tokens each."""
         count = self.layout.microbatches
+        # The tensors have no data: they show the stages the shapes of one microbatch.
         hidden = torch.empty(n // count, t, self.sizes.width, device="meta", requires_grad=True)
         tokens = torch.empty(n // count, t, dtype=torch.int64, device="meta")
         logits = torch.empty(n // count, t, self.sizes.vocabulary, device="meta", requires_grad=True)

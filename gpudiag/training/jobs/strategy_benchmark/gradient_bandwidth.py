@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _SIZES = 5
 #: Seconds per transport. After this time, larger sizes are skipped.
 _SECONDS = 0.5
+#: Number of times that each size is timed. The median counts.
 _REPEATS = 3
 #: A size is measured only if it is less than this share of the next larger size.
 _APART = 0.8
@@ -39,7 +40,7 @@ _CONCURRENT = 3
 
 
 def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
-    """Return at most `most` sizes, in rising order, that span the sizes of the buckets."""
+    """Return at most `most` sizes, in rising order, that span the sizes of the buckets (in bytes)."""
     distinct: list[int] = []
     for size in sorted(set(buckets), reverse=True):
         # Skip nearly equal sizes, because their times would differ by noise only.
@@ -62,7 +63,7 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
     collectives: list[Collective] = []
     if world.size < 2 or not sizes:
         return collectives
-    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)
+    buffer = torch.zeros(max(sizes) // 4 + 1, device=world.device)  # 4 bytes per value
     for transport, candidate in transports.items():
         strategy = pytorch_strategy(candidate.strategy)
         close: Callable[[], None] | None = None
@@ -83,7 +84,10 @@ def measure(world: World, transports: Mapping[str, Candidate], sizes: Sequence[i
 def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
-    """Return the time per all-reduce for each size. After `_SECONDS`, skip the larger sizes."""
+    """Return the time per all-reduce for each size in bytes. After `_SECONDS`, skip the larger sizes.
+
+    `start` begins an all-reduce of a tensor, and returns a handle to wait for. `buffer` has room for the largest size.
+    """
 
     def all_reduce(values: torch.Tensor) -> None:
         # The concurrent all-reduces may use the same memory, because the values do not matter.
@@ -101,7 +105,7 @@ def _measure(
         times = []
         for _ in range(_REPEATS):
             world.settle()
-            world.gather(None)
+            world.gather(None)  # let all ranks begin together
             from_s = time.perf_counter()
             all_reduce(values)
             world.settle()
@@ -109,7 +113,7 @@ def _measure(
         # An all-reduce takes as long as on its slowest rank.
         slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
-        factor = bus_factor("all_reduce", world.size) or 1.0
+        factor = bus_factor("all_reduce", world.size) or 1.0  # known for each number of ranks
         collectives.append(
             Collective(
                 operation="all_reduce",

@@ -3,8 +3,7 @@
 A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
 communication, the phases of this step, the time at which each gradient is ready, and all-reduces of the workload's
 buckets over each transport. From these times and the machine's facts each candidate's step time is predicted. Then the
-best candidates are timed in turns, so that drift of the machine affects all equally. Each candidate trains a separate
-copy of the model.
+best candidates are timed in turns, so that drift of the machine affects all equally. Each trains a copy of the model.
 """
 
 from __future__ import annotations
@@ -93,7 +92,18 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
 
 
 class _Benchmark:
-    """Run the benchmark of one workload."""
+    """Run the benchmark of one workload.
+
+    Attributes:
+        seconds: duration of each phase of the benchmark; `start` is the time to start the processes (`start_s`).
+        trainers: warmed-up trainers of the candidates that can have turns, by label, as in the following attributes.
+        setup_s, step_ms: seconds to set up a candidate, and its step time at the end of warm-up.
+        slow_ms: step times of the last two looks of a slow candidate.
+        failed: reason why a candidate has no valid times.
+
+    Args:
+        until: time at which the benchmark shall end, in seconds of `time.time`; None without a limit.
+    """
 
     def __init__(
         self,
@@ -107,12 +117,8 @@ class _Benchmark:
         start_s: float,
     ) -> None:
         self._began = time.perf_counter()
-        self._until = until
-        self.world = world
-        self.plan = plan
-        self.entry = entry
-        self.facts = facts
-        self.progress = progress
+        self._until, self.world, self.plan = until, world, plan
+        self.entry, self.facts, self.progress = entry, facts, progress
         self.seconds: dict[str, float] = defaultdict(float, start=start_s)
         self.trainers: dict[str, StrategyTrainer] = {}
         self.setup_s: dict[str, float] = {}
@@ -239,7 +245,10 @@ class _Benchmark:
         self._log(f"{label} set up in {took:.2f} s, {step}{', too slow for turns' if label in self.slow_ms else ''}")
 
     def _set_up(self, subject: Subject, candidate: Candidate, kept_s: float) -> None:
-        """Make and warm up a candidate's trainer. Record the step time in ms, or the reason for a failure."""
+        """Make and warm up a candidate's trainer. Record the step time in ms, or the reason for a failure.
+
+        Keep the trainer for turns, unless the candidate has failed or is slow.
+        """
         label = candidate.label
         trainer: StrategyTrainer | None = None
         try:
@@ -274,8 +283,9 @@ class _Benchmark:
         first = 0.0
         for number in range(_FIRST_STEPS):  # the last one takes as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
-            if number and self._left_s() < kept_s:
+            if number and self._left_s() < kept_s:  # the very first step is no estimate of the step time
                 return first
+        # A look of a slow candidate has only the steps of one block.
         few = max(1, min(_FIRST_STEPS, round(self.plan.block_ms / first))) if self._is_slow(first) else _FIRST_STEPS
         self._beat()
         before = self._slowest(trainer.timed(few, run_in=0))
@@ -333,6 +343,7 @@ class _Benchmark:
         return tuple(self._turns(candidate, rounds[candidate.label], steps) for candidate in order)
 
     def _turns(self, candidate: Candidate, round_ms: list[float], steps: dict[str, int]) -> Turns:
+        """Return a candidate's result: its step time in each round, and its steps per turn (slow: 1, failed: 0)."""
         label = candidate.label
         return Turns(
             candidate=candidate,
@@ -342,7 +353,10 @@ class _Benchmark:
         )
 
     def _has_turn(self, candidate: Candidate, number: int, *, always: Sequence[Candidate]) -> bool:
-        """Return whether a candidate has a turn in this round. All ranks must call this method before each turn."""
+        """Return whether a candidate has a turn in round `number`. All ranks must call this method before each turn.
+
+        Candidates in `always` have turns until `_LEAST_ROUNDS`, even if the time is over.
+        """
         if number >= _SLOW_LOOKS and self._is_slow(self.step_ms[candidate.label]):
             return False
         over = self._left_s() < 0.0  # this waits for all ranks, so they begin the turn together

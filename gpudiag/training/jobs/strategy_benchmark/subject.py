@@ -117,10 +117,12 @@ class Subject:
         phases, arrivals = phases[len(phases) // 2 :], arrivals[len(phases) // 2 :]
         forward_ms, backward_ms, update_ms = (statistics.median(times) for times in zip(*phases, strict=True))
         ready_ms = {number: statistics.median(step[number] for step in arrivals) for number in arrivals[-1]}
+        # If two gradients are ready at the same time, the later parameter comes first, as in backward.
         order = sorted(ready_ms, key=lambda number: (ready_ms[number], -number))
         total_ms = forward_ms + backward_ms + update_ms
         # If the host cannot launch a whole step ahead, the phases include waits. Then scale them to the step time.
         scale = min(1.0, step_ms / total_ms) if total_ms else 1.0
+        # `ready` are shares of backward. A median over steps may be slightly outside.
         return Gradients(
             name=self.name,
             sizes=tuple(trained[number].numel() * trained[number].element_size() for number in order),
@@ -144,9 +146,7 @@ class StrategyTrainer:
     """
 
     def __init__(self, world: World, subject: Subject, candidate: Candidate) -> None:
-        self.candidate = candidate
-        self._world = world
-        self._subject = subject
+        self.candidate, self._world, self._subject = candidate, world, subject
         entry = strategy_entry(candidate.strategy)
         self._trains = not entry.one_process or world.rank == 0
         devices = world.size if entry.one_process else 1

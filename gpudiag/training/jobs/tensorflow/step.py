@@ -47,7 +47,7 @@ def step_on_each_device(
     _name_communication(optimizer)
     # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.
     share = 1.0 / strategy.num_replicas_in_sync
-    scale = getattr(optimizer, "scale_loss", lambda loss: loss)
+    scale = getattr(optimizer, "scale_loss", lambda loss: loss)  # only an optimizer with loss scaling has it
 
     def gradients_of(inputs: Any, target: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape, gpudiag.range("forward"):

@@ -59,7 +59,7 @@ def train(job: Job) -> None:
         optimizer = scaling(workload.optimizer(), precision)
         optimizer.build(model.trainable_variables)
     step: Callable[[Any], Any]
-    if kind.feeds_itself:
+    if kind.feeds_itself:  # the workers of a parameter server fetch their batches themselves
 
         def data() -> Any:
             return pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)

@@ -82,8 +82,7 @@ CPU_VOLUME = (8, 100, 100)
 class Blocks(Sequence[VolumeBlock]):
     """The blocks of a volume, in an order in which x varies fastest. Each block is made when it is accessed.
 
-    Raises:
-        UsageError: the volume is smaller than a block.
+    Raise UsageError if the volume is smaller than a block.
     """
 
     def __init__(self, volume: Voxels, cut: Cut) -> None:
@@ -92,8 +91,7 @@ class Blocks(Sequence[VolumeBlock]):
                 f"a volume of {_text(volume)} voxels is smaller than a block, which writes {_text(cut.written)}",
                 "Give a larger --volume Z,Y,X.",
             )
-        self._volume = volume
-        self._cut = cut
+        self._volume, self._cut = volume, cut
         self._counts = [math.ceil(extent / inner) for extent, inner in zip(volume, cut.written, strict=True)]
 
     def __len__(self) -> int:
@@ -106,7 +104,7 @@ class Blocks(Sequence[VolumeBlock]):
     def __getitem__(self, number: int | slice) -> VolumeBlock | list[VolumeBlock]:
         if isinstance(number, slice):
             return [self[index] for index in range(len(self))[number]]
-        number = range(len(self))[number]
+        number = range(len(self))[number]  # raises IndexError, and counts negative numbers from the end
         _, rows, columns = self._counts
         z, y, x = (
             self._interval(axis, index)

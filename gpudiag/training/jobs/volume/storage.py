@@ -41,11 +41,7 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def library() -> Any:
-    """Import `tensorstore`.
-
-    Raises:
-        FrameworkMissingError: this interpreter does not have `tensorstore`.
-    """
+    """Import `tensorstore`; raise FrameworkMissingError if this interpreter does not have it."""
     try:
         import tensorstore
     except ImportError as error:
@@ -79,15 +75,13 @@ class Volume:
     """A uint8 array on disk with axes (z, y, x) or (channel, z, y, x). `store` is the open tensorstore at `path`."""
 
     def __init__(self, store: Any, path: Path) -> None:
-        self._store = store
-        self.path = path
+        self._store, self.path = store, path
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros, which replaces an existing array.
+        """Make an array of zeros of this shape, in chunks of shape `chunk`, in place of an existing one.
 
-        Raises:
-            WorkerFailedError: the disk is full.
+        Raise WorkerFailedError if the disk is full.
         """
         spec = {
             "driver": "zarr3",
@@ -106,11 +100,7 @@ class Volume:
 
     @classmethod
     def open(cls, path: Path) -> Volume:
-        """Open an array that another process has made.
-
-        Raises:
-            WorkerFailedError: there is no array, for example because nodes do not share the directory.
-        """
+        """Open an array that another process has made; raise WorkerFailedError if there is none."""
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
         try:
             return cls(library().open(spec).result(), path)
@@ -143,7 +133,7 @@ class Volume:
         Voxels outside the volume are mirrored at the volume's edge. The edge itself is not repeated.
         """
         under_way: deque[tuple[VolumeBlock, Any]] = deque()
-        shape = self.shape[-3:]
+        shape = self.shape[-3:]  # without channels
         for block in wanted:
             z, y, x = block.seen.slices()
             inside = tuple(

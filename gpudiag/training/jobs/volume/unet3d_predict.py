@@ -73,7 +73,10 @@ class UNet3dPrediction(UNet3dTraining):
 
 
 class Predictor:
-    """Predict batches of blocks. Fetch and write the results of a batch after the next batch has been launched."""
+    """Predict batches of blocks. Fetch and write the results of a batch after the next batch has been launched.
+
+    `workload` converts inputs, and `arithmetic` sets the precision. `memory_format` is that of the model's input.
+    """
 
     def __init__(
         self,
@@ -83,10 +86,8 @@ class Predictor:
         device: torch.device,
         memory_format: torch.memory_format,
     ) -> None:
-        self._model = model
-        self._workload = workload
-        self._arithmetic = arithmetic
-        self._device = device
+        self._model, self._workload = model, workload
+        self._arithmetic, self._device = arithmetic, device
         self._format = memory_format
         self._on_gpu = device.type == "cuda"
         self._under_way: deque[tuple[list[VolumeBlock], list[Tensor], Any]] = deque()
@@ -101,7 +102,7 @@ class Predictor:
             x = self._workload.prepare(inputs).contiguous(memory_format=self._format)
             with self._arithmetic.forward():
                 output = self._model(x)
-            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
+            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)  # 1, and 0.5 because `to` rounds down
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)
@@ -166,9 +167,7 @@ class VolumePrediction:
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"
-        self._job = job
-        self._device = device
-        self._run_dir = run_dir
+        self._job, self._device, self._run_dir = job, device, run_dir
         self._cut = GPU_CUT if on_gpu else CPU_CUT
         self._shape = job.volume or (GPU_VOLUME if on_gpu else CPU_VOLUME)
         self._blocks = Blocks(self._shape, self._cut)
@@ -179,6 +178,7 @@ class VolumePrediction:
         """Predict the share of rank `rank` of `world`. Write `INFERENCE_FILE`, record steps, and remove the volumes."""
         volume, prediction, scratch = (self._run_dir / name for name in (VOLUME, PREDICTION, SCRATCH))
         own_blocks = range(rank, len(self._blocks), world)
+        # A process without blocks of its own repeats blocks of other processes, so that it has steps too.
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
         check_space(

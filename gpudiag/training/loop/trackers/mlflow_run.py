@@ -39,6 +39,7 @@ def log_to_mlflow(
     if run_id is None:
         if project is not None:
             module.set_experiment(project)
+        # While a run is open, MLflow starts a second one only as nested.
         with module.start_run(run_name=name or tracked.name, nested=module.active_run() is not None) as run:
             run_id = run.info.run_id
     # A client can log to a run that has ended.

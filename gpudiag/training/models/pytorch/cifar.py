@@ -53,7 +53,7 @@ class ResNetCifarBlock(nn.Module):
 
 
 class ResNetCifar(nn.Module):
-    """6n + 2 layers: a convolution, three stages of n blocks each, and a fully connected layer."""
+    """6n + 2 layers: a convolution, three stages of n blocks (`blocks`) each, and a fully connected layer."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseNetCifar(nn.Module):
-    """A convolution, three stages of dense layers with transitions between them, and a fully connected layer."""
+    """A convolution, three stages of `layers` dense layers each with transitions, and a fully connected layer."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()

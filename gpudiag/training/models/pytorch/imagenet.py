@@ -187,7 +187,7 @@ class ResNet50(ImageWorkload):
 def convolution(
     inputs: int, outputs: int, kernel: int | tuple[int, int], *, stride: int = 1, padding: int | tuple[int, int] = 0
 ) -> nn.Module:
-    """Build a convolution without bias, a normalisation and a ReLU."""
+    """Build a convolution of `inputs` to `outputs` channels without bias, a normalisation and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False),
         nn.BatchNorm2d(outputs, eps=0.001),
@@ -227,17 +227,13 @@ def block_35(inputs: int, pool: int) -> nn.Module:
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
-        nn.Sequential(
-            convolution(inputs, 64, 1),
-            convolution(64, 96, 3, padding=1),
-            convolution(96, 96, 3, padding=1),
-        ),
+        nn.Sequential(convolution(inputs, 64, 1), convolution(64, 96, 3, padding=1), convolution(96, 96, 3, padding=1)),
         pooled(inputs, pool),
     )
 
 
 def block_17(width: int) -> nn.Module:
-    """Build a block for 17x17 maps of 768 channels (figure 6). Rows and columns take the place of 7x7 convolutions."""
+    """Build a block for 17x17 maps of 768 channels (figure 6). Rows and columns of `width` channels replace 7x7."""
     return Branches(
         convolution(768, 192, 1),
         nn.Sequential(convolution(768, width, 1), row(width, width, 7), column(width, 192, 7)),
@@ -270,11 +266,7 @@ def to_17(inputs: int) -> nn.Module:
     """Build the reduction from 35x35 to 17x17."""
     return Branches(
         convolution(inputs, 384, 3, stride=2),
-        nn.Sequential(
-            convolution(inputs, 64, 1),
-            convolution(64, 96, 3, padding=1),
-            convolution(96, 96, 3, stride=2),
-        ),
+        nn.Sequential(convolution(inputs, 64, 1), convolution(64, 96, 3, padding=1), convolution(96, 96, 3, stride=2)),
         nn.MaxPool2d(3, stride=2),
     )
 
@@ -284,10 +276,7 @@ def to_8(inputs: int) -> nn.Module:
     return Branches(
         nn.Sequential(convolution(inputs, 192, 1), convolution(192, 320, 3, stride=2)),
         nn.Sequential(
-            convolution(inputs, 192, 1),
-            row(192, 192, 7),
-            column(192, 192, 7),
-            convolution(192, 192, 3, stride=2),
+            convolution(inputs, 192, 1), row(192, 192, 7), column(192, 192, 7), convolution(192, 192, 3, stride=2)
         ),
         nn.MaxPool2d(3, stride=2),
     )

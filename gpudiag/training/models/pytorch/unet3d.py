@@ -72,7 +72,7 @@ class UNet3d(nn.Module):
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the negative Sørensen-Dice coefficient, summed over channels.
+    """Return the negative Sørensen-Dice coefficient of two tensors [n, channels, z, y, x], summed over channels.
 
     The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels, from -1 (equal) to
     0 (disjoint). Sums are in single precision, because sums over millions of voxels would overflow half precision.

@@ -65,7 +65,7 @@ class KerasUNet3dTraining(KerasWorkload):
 
     def loss(self, output: Any, target: Any) -> Any:
         """Return the sum over channels of the negative Sørensen-Dice coefficient (-1: equal, 0: disjoint)."""
-        p = tf.cast(output, tf.float32)
+        p = tf.cast(output, tf.float32)  # the target has its channels last, as `samples` makes it
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)
         voxels = (0, 1, 2, 3)

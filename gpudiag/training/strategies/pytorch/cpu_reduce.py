@@ -68,11 +68,7 @@ class CpuReduceHook:
         # DDP reads these attributes of a hook. Functions have these attributes, but instances of a class do not.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
-            group=group,
-            device=torch.device(device),
-            wire=_dtype(wire),
-            mean=True,
-            **tuning,
+            group=group, device=torch.device(device), wire=_dtype(wire), mean=True, **tuning
         )
 
     def __call__(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -158,7 +154,11 @@ class CpuReduce(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back."""
+        """Return the cost of copies to shared host memory, sums by the CPUs, and copies back.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms). Communication
+        occupies no share of a device's compute (`holds`), because the devices only copy.
+        """
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
             # The measurement used the precision of transport, so the sizes are not scaled for precision again.
@@ -168,11 +168,12 @@ class CpuReduce(BucketedStrategy):
             link_rate = now.paths.all_rate_both()
             reason = f"{_no_peers(now)}{link_rate:.3g} GB/s per GPU each way through the host, at once"
         else:
-            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)
+            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)  # a copy reads and writes; processes share
             reason = f"{link_rate:.3g} GB/s of host memory per process"
         # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
         sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
         rate = min(link_rate, sum_rate)
+        # Two copies, from and to the host (device -1).
         latency_ms = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
         # Two copies of a chunk, to the host and back, do not overlap with other copies.
         points = {

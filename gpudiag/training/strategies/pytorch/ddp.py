@@ -144,7 +144,7 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces over the links between the GPUs."""
+        """Return the cost of all-reduces over links between GPUs. `now` has the model and the machine's rates."""
         curve = now.nccl_curve
         if curve is not None:
             reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth at 25 MB"
@@ -174,7 +174,10 @@ class Gloo(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces over sockets, with copies from and to GPUs."""
+        """Return the cost of all-reduces over sockets, with copies from and to GPUs. See `Nccl.cost`.
+
+        Prefer a measured curve. Without one, compute the times of a small and a large all-reduce from rates in GB/s.
+        """
         curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
         if curve is None:
             on_host = now.curve("gloo")
@@ -182,6 +185,7 @@ class Gloo(BucketedStrategy):
             if now.on_gpu:
                 to_host, to_device = now.paths.all_rate("device_to_host"), now.paths.all_rate("host_to_device")
                 copy_ms_per_byte = 1 / (to_host * 1e6) + 1 / (to_device * 1e6)
+            # Without any measurement, assume a latency of 0.3 ms and the rates of host memory and of links.
             per_byte = copy_ms_per_byte + _GLOO_PASSES * now.devices / (now.paths.host_memory() * 1e6)
             points = {
                 size: on_host.time_ms(size, now.devices) + copy_ms_per_byte * size if on_host else 0.3 + per_byte * size

@@ -62,11 +62,11 @@ class Fsdp(PytorchStrategy):
         for parameter in model.parameters():
             # FSDP supports only contiguous weights, but allows channels-last inputs.
             parameter.data = parameter.data.contiguous()
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in (*model.parameters(), *model.buffers()):  # as DDP does, but FSDP does not
             torch.distributed.broadcast(tensor.detach(), src=0)
         shards = [*shards_of(model), model]
         sizes = [sum(p.numel() * p.element_size() for p in shard.parameters()) for shard in shards]
-        sizes[-1] -= sum(sizes[:-1])
+        sizes[-1] -= sum(sizes[:-1])  # the model itself is gathered without the modules that are shards
         for shard in shards:
             fully_shard(shard, mesh=mesh, mp_policy=policy)
         self.exchanged_bytes = sizes[::-1]  # in the order of backward
@@ -93,7 +93,10 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of two all-gathers and a reduce-scatter, which move 1.5 times the bytes of an all-reduce."""
+        """Return the cost of two all-gathers and a reduce-scatter, which move 1.5 times the bytes of an all-reduce.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE
@@ -102,20 +105,23 @@ class Fsdp(PytorchStrategy):
         if curve is not None:
             half_ms = curve.time_ms(total, count) / 2  # one all-gather or one reduce-scatter
         else:
-            half_ms = (count - 1) / count * total / (now.ring_rate() * 1e6)
+            half_ms = (count - 1) / count * total / (now.ring_rate() * 1e6)  # each link carries (n-1)/n of the bytes
         forward_ms, backward_ms = now.compute.forward_ms, now.compute.backward_ms
         backwards = [after - before for before, after in pairwise([0.0, *now.ready_ms])]  # ms per tensor
+        # `sizes` and `ready_ms` are in the order of backward, which forward runs through in reverse.
         gathers = [size / total * half_ms for size in now.model.sizes]
         forwards = [duration * forward_ms / backward_ms if backward_ms else 0.0 for duration in reversed(backwards)]
         stalled_ms = _stalls(gathers[::-1], forwards, [0.0] * len(gathers)) + _stalls(gathers, backwards, gathers)
+        # While NCCL's kernels run, they occupy this share of a device's compute.
         slowdown_ms = NCCL_HOLDS * (min(half_ms, forward_ms) + min(2 * half_ms, backward_ms))
         copies_ms = _PASSES * now.on_device_ms(total)
         # Each device updates only its own shard.
         added_ms = stalled_ms + slowdown_ms + copies_ms - now.compute.update_ms * (count - 1) / count
+        # The model itself is one more shard. The host's work counts as far as it takes longer than the step.
         blocks = now.model.blocks or sum(size >= _SHARD_BYTES for size in now.model.sizes)
         host_ms = (blocks + 1) * _SHARD_MS + len(now.model.sizes) * _LAUNCH_STEP_MS - now.compute.step_ms
         return Cost(
-            exposed_ms=max(0.0, added_ms),
+            exposed_ms=max(0.0, added_ms),  # a shorter update may outweigh the rest
             exchange_ms=3 * half_ms,
             reason=f"{3 * half_ms:.1f} ms to gather {total / 1e6:.0f} MB twice and to scatter gradients once, beside "
             f"compute; saves memory more than time",

@@ -56,14 +56,18 @@ class DataParallel(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying the model to every device and summing gradients on the first device."""
+        """Return the cost of copying the model to every device and summing gradients on the first device.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE
         total, tensors = now.model.total_bytes, len(now.model.sizes)
         # DataParallel uses NCCL to broadcast from the first GPU and to reduce to it, one buffer after the other.
         copies_ms = now.rooted_ms(total, spread=False)
-        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)
+        inputs_ms = (count - 1) * now.model.input_bytes / (now.paths.rate(0, 1) * 1e6)  # to one device after the other
+        # Parameters and gradients are each copied into buffers and out of them.
         bucket_copy_ms = 4 * now.on_device_ms(total)
         host_ms = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
         return Cost(
@@ -98,7 +102,7 @@ class Copies(PytorchStrategy):
         import torch
 
         self.check_model(model)
-        kind = self.device.type
+        kind = self.device.type  # PyTorch has only one CPU device
         others = [torch.device(kind, number) if kind != "cpu" else self.device for number in range(1, self.devices)]
         return _replicated(model, (self.device, *others))
 

@@ -79,7 +79,7 @@ class PsCpu(PytorchStrategy):
             for master, parameter in zip(self._masters, self._parameters, strict=True):
                 master.copy_(parameter.detach())
         self._barrier()
-        self._segment.close()
+        self._segment.close()  # the mapping remains
         make_stream: Any = torch.cuda.Stream
         self._stream = make_stream(self.device) if self.device.type == "cuda" else None
         self._sending = True
@@ -99,6 +99,7 @@ class PsCpu(PytorchStrategy):
         from gpudiag.training.strategies.shared_host.segment import Pinned, Segment
 
         self._segment = Segment(area * (self._world + 1), self._rank, self._gather)
+        # Each rank allocates its own gradients; rank 0 also allocates the master parameters.
         reserved = [self._rank, self._world] if self._rank == 0 else [self._rank]
         self._segment.reserve([(number * area, area) for number in reserved])
         memory = torch.frombuffer(self._segment.memory, dtype=torch.uint8)
@@ -162,7 +163,7 @@ class PsCpu(PytorchStrategy):
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
                 with torch.cuda.stream(self._stream):
                     target.copy_(parameter.grad, non_blocking=True)
-                parameter.grad.record_stream(self._stream)
+                parameter.grad.record_stream(self._stream)  # keep the memory until it is copied
 
         return send
 
@@ -193,7 +194,10 @@ class PsCpu(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back."""
+        """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back.
+
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        """
         sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
         deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
@@ -204,7 +208,7 @@ class PsCpu(PytorchStrategy):
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()
-        threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices
+        threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices  # 10: an assumption
         update_ms = passes * max(total / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
         push_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0

@@ -59,7 +59,7 @@ class PsGpu(PytorchStrategy):
         #: (rank of the home, tensor of its parameters, tensor of their gradients) for each home and type.
         self._homes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._owned: list[nn.Parameter] = []
-        for rank in range(self._world):
+        for rank in range(self._world):  # all ranks broadcast in the same order
             here = [parameter for parameter, owner in zip(parameters, home, strict=True) if owner == rank]
             self._owned += here if rank == self._rank else []
             for values, gradients in _flattened_by_type(here):
@@ -117,7 +117,10 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters."""
+        """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters.
+
+        `now` has the model, the number of devices and the rates of the machine. `candidate` may name the one home.
+        """
         count = now.devices
         if count < 2:
             return ONE_DEVICE
@@ -126,6 +129,7 @@ class PsGpu(PytorchStrategy):
         exchange_ms = now.rooted_ms(total, spread=spread)
         # Backward adds gradients to zeros in the tensor that is sent, and so reads and writes the tensor once more.
         copy_ms = 2 * now.on_device_ms(total)
+        # If variables are spread, each GPU updates only its own.
         saved_ms = now.compute.update_ms * (count - 1) / count if spread else 0.0
         where = f"{count} GPUs share the parameters" if spread else f"all parameters are on GPU {candidate.ps_device}"
         return Cost(

@@ -36,9 +36,8 @@ from gpudiag.training.strategies.shared_host.peers import PeerWatch
 from gpudiag.training.strategies.shared_host.reducers import KINDS, make_reducer, processors_near
 from gpudiag.training.strategies.shared_host.segment import Segment
 
-CHUNK_BYTES = 4 << 20
-SLOTS = 8
-LANES = 2
+# Defaults of the arguments of `SharedHostAllReduce`.
+CHUNK_BYTES, SLOTS, LANES = 4 << 20, 8, 2
 #: Minimum number of chunks of a tensor, so that copies in both directions and sums overlap.
 PIECES = 8
 
@@ -59,15 +58,13 @@ class SharedHostAllReduce:
     Args:
         group: the process group, by default the default group; used only to create the object.
         device: the device of the tensors.
-        wire: precision in which values are transported, by default that of the tensors. Sums are in float32, or in
-            float64 for float64 tensors.
+        wire: precision of transport, by default that of the tensors. Sums are in float32, of float64 in float64.
         mean: True to divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
         pieces: minimum number of chunks of a tensor, unless the chunks would be smaller than 256 KiB.
         threads: number of summing CPU threads per rank. By default it is half of the rank's share of the processors of
             its NUMA node, at most 4, or 8 for half precision.
-        engine: `native` for compiled loops; `torch` for PyTorch's operators; `auto` for `native` if there is a C
-            compiler, else `torch`.
+        engine: `native` (compiled loops), `torch` (PyTorch's operators), or `auto`: `native` with a C compiler.
         timeout_s: maximum seconds to wait for a rank that makes no progress.
 
     Raises:
@@ -93,13 +90,10 @@ class SharedHostAllReduce:
         if wire is not None and wire not in KINDS:
             raise UsageError(f"gradients cannot travel as {wire}", "Choose float32, bfloat16 or float16.")
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.device = device
-        self._group = group
-        self._wire = wire
-        self._mean = mean
-        self._pieces = pieces
-        self._number = 0
-        self._wires: dict[Hashable, torch.Tensor] = {}
+        self.device, self._group, self._wire = device, group, wire
+        self._mean, self._pieces = mean, pieces
+        self._number = 0  # number of the next chunk; numbers wrap at `at.WRAP`
+        self._wires: dict[Hashable, torch.Tensor] = {}  # buffers in the precision of transport, by `key`
         self._failure: tuple[str, str] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -124,8 +118,7 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place. Return a future whose value is the tensor.
 
-        As with NCCL, only work that is enqueued after the future's `wait()` may use the tensor. On a GPU, `wait()` does
-        not block the host.
+        As with NCCL, only work that is enqueued after `wait()` may use the tensor. On a GPU it does not block the host.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.
@@ -152,13 +145,10 @@ class SharedHostAllReduce:
         size = flat.element_size() if wire is None else wire.element_size()
         most, least = self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size)
         chunked = ChunkedTensor(
-            tensor=flat,
-            wire=wire,
-            first=self._number,
-            length=chunk_length(flat.numel(), most, least, self._pieces),
+            tensor=flat, wire=wire, first=self._number, length=chunk_length(flat.numel(), most, least, self._pieces)
         )
         chunks = chunked.chunks
-        if len(chunks) > at.RING // 2:
+        if len(chunks) > at.RING // 2:  # so that the next tensor's chunks can be submitted meanwhile
             raise UsageError(f"{len(chunks)} chunks are too many for one tensor", "Use a larger chunk_bytes.")
         kind, divisor = KINDS[chunked.packed.dtype], self.world if self._mean else 1
         self._await_room(len(chunks))
@@ -192,7 +182,7 @@ class SharedHostAllReduce:
         if self._failure is None:
             self._control.set(at.STATE, at.LEFT)
         self._peers.close()
-        self._at_exit.detach()
+        self._at_exit.detach()  # `_finish` would make results invalid
         self._reducer.stop()
         self._mover.close()
         # Deleting the last reference frees the memory.
@@ -202,7 +192,7 @@ class SharedHostAllReduce:
         return gather_objects(value, self._group)
 
     def _reserve(self, near: set[int]) -> None:
-        """Allocate this rank's share of the memory on the NUMA node of its device and threads."""
+        """Allocate this rank's share of the memory on the NUMA node of its device and threads (processors `near`)."""
         layout, rank = self._layout, self.rank
         parts = [
             (layout.control(rank), at.PAGE),
@@ -253,7 +243,10 @@ class SharedHostAllReduce:
         )
 
     def _give_up(self, what: str, hint: str) -> None:
-        """Set results to NaN, let the device's streams continue, and make the next call raise WorkerFailedError."""
+        """Set results to NaN, let the device's streams continue, and make the next call raise WorkerFailedError.
+
+        `what` and `hint` are the error's message and hint. Threads of the reducer and of the watch may call this.
+        """
         with self._lock:
             if self._failure is not None or self._closed:
                 return
@@ -263,6 +256,7 @@ class SharedHostAllReduce:
 
 
 def _finish(reducer: Any, control: Control) -> None:
+    """Stop the threads, and let the streams continue with NaN: READY gets a value beyond all submitted chunks."""
     reducer.stop()
     control.set(at.STATE, at.FAILED)
     control.spoil_results()

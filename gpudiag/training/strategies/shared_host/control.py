@@ -14,8 +14,7 @@ class Control:
     """Read and write the counters (aligned 32-bit words, so accesses are atomic), chunk descriptions and slots."""
 
     def __init__(self, segment: Segment, layout: Layout, rank: int) -> None:
-        self.layout = layout
-        self.rank = rank
+        self.layout, self.rank = layout, rank
         self.address = segment.address
         self._words = np.frombuffer(segment.memory, np.uint32, layout.staging // 4)
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)

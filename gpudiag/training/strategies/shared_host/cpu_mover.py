@@ -51,6 +51,7 @@ class CpuMover:
         self._problem = problem
 
     def _loop(self) -> None:
+        """Move the queued tensors in order, until `drain` queues None."""
         while (item := self._queue.get()) is not None:
             chunked, future = item
             if self._move(chunked):
@@ -71,6 +72,7 @@ class CpuMover:
             if self._problem is not None:
                 return False
             before = fetched + sent
+            # A slot is free when all ranks have summed the chunk that used the slot before.
             if sent < len(chunks) and control.is_ready(chunks[sent][0] + 1 - layout.slots):
                 number, begin, end = chunks[sent]
                 control.slot(control.rank, number, packed.dtype)[: end - begin].copy_(packed[begin:end])

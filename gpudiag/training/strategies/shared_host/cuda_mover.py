@@ -37,15 +37,14 @@ class CudaMover:
     def __init__(self, control: Control, device: torch.device, *, native: bool = True) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
-        self._control = control
-        self._device = device
+        self._driver, self._control, self._device = driver, control, device
         self._library = library() if native else None
         self._pinned = Pinned(control.address, control.layout.total_bytes, device)
         with torch.cuda.device(device):
             lanes = range(control.layout.lanes)
             # The streams have high priority, so that conversions of precision do not wait for the kernels of backward.
             make: Any = torch.cuda.Stream
+            # `_pack` and `_unpack` convert precision, `_out` copies to the host, and `_in` copies to the device.
             self._pack, self._unpack = (make(device, priority=-1) for _ in range(2))
             self._out, self._in = ([make(device, priority=-1) for _ in lanes] for _ in range(2))
             self._try_waiting()
@@ -78,7 +77,7 @@ class CudaMover:
         return future
 
     def _enqueue(self, packed: torch.Tensor, chunked: ChunkedTensor) -> None:
-        """Enqueue the copies of all chunks, with compiled code if available."""
+        """Enqueue the copies of all chunks of `packed`, the transported tensor, with compiled code if available."""
         size = packed.element_size()
         if self._queues is not None and self._library is not None:
             problem = self._library.gpudiag_queue(
@@ -94,7 +93,11 @@ class CudaMover:
         self._enqueue_from_python(packed.data_ptr(), size, chunked)
 
     def _enqueue_from_python(self, data: int, size: int, chunked: ChunkedTensor) -> None:
-        """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us."""
+        """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us.
+
+        `data` is the address of the tensor on the device, and `size` the number of bytes of an element. Each chunk
+        waits for a free slot, and its result until all ranks have summed it.
+        """
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
         page = self._pinned.on_device + layout.control(control.rank)
@@ -116,7 +119,7 @@ class CudaMover:
                 checked(driver, answer, "queue a copy", self._device)
 
     def _native_queues(self) -> Queues | None:
-        """Return the streams and addresses for `gpudiag_queue`; None if there is no compiled library."""
+        """Return the streams and addresses for `gpudiag_queue`; None if the library or the driver lacks them."""
         queues = None if self._library is None else new_queues()
         if queues is None:
             return None

@@ -139,7 +139,7 @@ class ChunkedTensor:
 
 
 def chunk_length(count: int, most: int, least: int, few: int) -> int:
-    """Return the number of elements per chunk of a tensor with `count` elements.
+    """Return the number of elements per chunk of a tensor with `count` elements. `most` and `least` are elements too.
 
     The length is a multiple of `ALIGNMENT`, but at most `most`. There are at least `few` chunks, so that copies in both
     directions and sums overlap. There are fewer chunks if they would otherwise be shorter than `least`.

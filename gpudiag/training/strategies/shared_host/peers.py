@@ -29,12 +29,10 @@ class PeerWatch:
     def __init__(
         self, control: Control, pids: Sequence[int], timeout_s: float, give_up: Callable[[str, str], None]
     ) -> None:
-        self._control = control
-        self._timeout_s = timeout_s
-        self._give_up = give_up
+        self._control, self._timeout_s, self._give_up = control, timeout_s, give_up
         self._others = {rank: pid for rank, pid in enumerate(pids) if rank != control.rank}
         self._handles: dict[int, int] = {}
-        self._wake, self._bell = os.pipe()
+        self._wake, self._bell = os.pipe()  # closing `_bell` wakes the thread
         for rank, pid in self._others.items():
             # Kernels before 5.3 and some sandboxes have no pidfds. Then process ids are polled.
             with contextlib.suppress(OSError, AttributeError):
@@ -56,7 +54,7 @@ class PeerWatch:
         poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
             poll.register(handle, select.POLLIN)
-        progress, since = (-1, False), time.monotonic()
+        progress, since = (-1, False), time.monotonic()  # last known (READY, pending), and since when
         try:
             while True:
                 ended = [handle for handle, _ in poll.poll(_POLL_S * 1000)]
@@ -92,7 +90,7 @@ class PeerWatch:
             except ProcessLookupError:
                 gone.append(rank)
             except OSError:
-                pass
+                pass  # the process exists, but belongs to another user
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:

@@ -77,7 +77,7 @@ class NativeReducer:
 
         def coordinate() -> None:
             answer = loaded.gpudiag_coordinate(self._engine)
-            if answer:
+            if answer:  # not stopped: the upper bits are the rank whose chunk differs
                 mismatch(answer >> 8)
 
         loops: list[Callable[[], Any]] = [coordinate]
@@ -95,7 +95,7 @@ class NativeReducer:
 
 
 class TorchReducer:
-    """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads.
+    """Sum with PyTorch's operators, in one thread that uses PyTorch's intra-op threads. See `make_reducer`.
 
     This reducer reacts later than `NativeReducer`, because it polls in Python and waits for the interpreter lock.
     """
@@ -103,8 +103,7 @@ class TorchReducer:
     name = "torch"
 
     def __init__(self, control: Control, *, cpus: Collection[int], mismatch: Callable[[int], None]) -> None:
-        self._control = control
-        self._mismatch = mismatch
+        self._control, self._mismatch = control, mismatch
         self._submitted = 0
         self._stopped = False
         self._sum, self._term = torch.empty(0), torch.empty(0)
@@ -152,9 +151,9 @@ class TorchReducer:
                 control.set(at.READY, ready)
                 moved = True
             idle = 0 if moved else idle + 1
-            if ready == self._submitted and idle > 100:
+            if ready == self._submitted and idle > 100:  # nothing to do: sleep until `submit`
                 self._wake.clear()
-                if ready == self._submitted and not self._stopped:
+                if ready == self._submitted and not self._stopped:  # still, after `clear`
                     self._wake.wait(0.1)
             elif idle:
                 time.sleep(0 if idle < 20 else 2e-5)
@@ -164,6 +163,7 @@ class TorchReducer:
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
+        # Shares begin at multiples of `at.ALIGNMENT`, as in reduce.c. The last rank sums the rest.
         begin, end = (count * share // world & ~31 for share in (control.rank, control.rank + 1))
         end = count if control.rank == world - 1 else end
         if begin >= end:
@@ -176,7 +176,7 @@ class TorchReducer:
                 result.add_(term)
             result.mul_(1.0 / divisor)
             return
-        if self._sum.numel() < end - begin:
+        if self._sum.numel() < end - begin:  # half precision is summed in float32
             self._sum, self._term = torch.empty(end - begin), torch.empty(end - begin)
         total, wide = self._sum[: end - begin], self._term[: end - begin]
         total.copy_(terms[0])

@@ -38,8 +38,7 @@ class Segment:
     """
 
     def __init__(self, size: int, rank: int, gather: Callable[[Any], list[Any]]) -> None:
-        self.size = size
-        self._gather = gather
+        self.size, self._gather = size, gather
         self._file = -1
         self._problem: str | None = None
         node = _boot_id()
@@ -89,8 +88,7 @@ class Segment:
     def reserve(self, parts: Iterable[tuple[int, int]]) -> None:
         """Allocate regions, given as (offset, bytes), on this thread's NUMA node. All ranks must call this together.
 
-        Raises:
-            HardwareMissingError: there is not enough memory. Every rank raises this error.
+        Raise HardwareMissingError if there is not enough memory. Every rank raises this error.
         """
         problem = None
         try:
@@ -127,7 +125,7 @@ def _boot_id() -> str:
 
 
 class Pinned:
-    """Pin memory (register it with the driver) for all GPUs of the process. If `device` is a CPU, do nothing.
+    """Pin `size` bytes at `address` (register them with the driver) for all GPUs; do nothing if `device` is a CPU.
 
     Raises:
         HardwareMissingError: the driver refuses to pin the memory.

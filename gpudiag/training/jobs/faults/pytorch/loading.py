@@ -48,7 +48,8 @@ class TooFewWorkers(Fault[DdpTrainer]):
         pool = Pool(*trainer.workload.samples(_BATCHES * size, generator))
         on_gpu = trainer.device.type == "cuda"
         workers = _GPU_WORKERS if on_gpu else _CPU_WORKERS
-        self._ready = workers * _AHEAD
+        self._ready = workers * _AHEAD  # number of prefetched batches
+        # Each of the workers makes a batch in `workers` times the interval of batches.
         sample_s = workers * (trainer.clean_ms + self.amount_ms) / 1e3 / size
         loader = DataLoader(
             _SlowStorage(pool, sample_s),
@@ -64,7 +65,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
-        elif loader.source is not self._batches:
+        elif loader.source is not self._batches:  # not already on
             for _ in range(self._ready):
                 next(self._batches)
             loader.source = self._batches

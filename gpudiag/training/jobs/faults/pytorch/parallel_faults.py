@@ -102,6 +102,7 @@ class UnevenStages(DividedJob):
     def switch(self, *, on: bool) -> None:
         """Set the artificial durations of this stage's layers."""
         stages = self.network.layout.pp
+        # Without the fault, each stage takes an equal part of the extra time.
         times = (1.0 + self.share if self.affected else 1.0) if on else (stages + self.share) / stages
         for block in self.network.parts[0].blocks:
             block.ms_per_token = times * MS_PER_TOKEN  # type: ignore[assignment]  # modules have any attribute

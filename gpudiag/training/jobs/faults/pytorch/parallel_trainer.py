@@ -66,7 +66,10 @@ class ParallelTrainer(Trainer):
         self.strategy = "fsdp" if network.sharded else self._backend
 
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Make tokens and targets for this process. The sequences are `factor` times as long as usual."""
+        """Make tokens and targets, int64[n, t], for this process. The sequences are `factor` times as long as usual.
+
+        A process with 1/k of the layers has k times as many sequences. The targets are the following tokens.
+        """
         layers = sum(len(part.blocks) for part in network.parts)
         shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)

@@ -34,6 +34,7 @@ _MOST_EXTRA = 200.0
 class CallFault(Fault[DdpTrainer]):
     """A fault that calls a function at one point of each step."""
 
+    #: The trainer's attribute with the function to call: before forward, before the update, or after the update.
     point: ClassVar[Literal["extra", "before_update", "after"]]
     #: Function to call on unaffected ranks, and in steps without the fault; None to call nothing.
     without_fault: Callable[[], None] | None = None
@@ -178,8 +179,7 @@ class LayerSyncs(Fault[DdpTrainer]):
     """Call `.item()` before and after the forward of each innermost module, as loops that log statistics do.
 
     The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
-    almost nothing, because the host soon runs ahead again. Because of the `.item()` at each layer, the device waits for
-    the launches of each layer.
+    almost nothing, because the host soon runs ahead again. Here the device waits for the launches of each layer.
     """
 
     def prepare(self) -> None:

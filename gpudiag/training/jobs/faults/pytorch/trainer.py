@@ -39,7 +39,7 @@ class CommunicationHook:
         self.mode: Literal["plain", "slow", "alone", "meeting"] = "plain"
         self.extra = 0.0
         self._other = torch.empty(0)
-        self._elements = 0
+        self._elements = 0  # number of elements of gradients for which no extra bytes have been sent yet
 
     @property
     def happens(self) -> bool:

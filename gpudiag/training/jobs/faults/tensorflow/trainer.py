@@ -44,8 +44,7 @@ class StoreGather:
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in the order of ranks. Values must be representable as JSON.
 
-        Raises:
-            WorkerFailedError: a process has not called this method in time.
+        Raise WorkerFailedError if a process has not called this method in time.
         """
         if self._store is None:
             return [value]
@@ -146,7 +145,7 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
 
 
 def _pin_to_own_cores() -> None:
-    """Pin this process to its share of the machine's cores, before TensorFlow starts its threads.
+    """Pin this process to its share of the cores (unless it has less than one), before TensorFlow starts threads.
 
     If processes shared cores, a process would run faster while another process is late. Then a straggler would cost
     less than its delay, and no trace would show why.
