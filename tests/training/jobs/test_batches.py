@@ -23,6 +23,7 @@ from gpudiag.training.jobs.data.batch_client import ServedBatches, open_batches
 from gpudiag.training.jobs.data.batches import DevicePrefetch, batches
 from gpudiag.training.models.pytorch.perceptrons import InputOnly
 from gpudiag.training.models.registry import load_workload
+from tests.forked import run_forked
 from tests.forked_jobs import forked_programs_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def test_option_values_equal_literal_types() -> None:
 def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSource, workers: int) -> None:
     workload = load_workload(WORKLOAD, on_gpu=False)
     assert workload.pool % 6
+    if workers == 2:
+        run_forked("")  # starts the process from which servers are forked, and which remains
     before = children()
     # A single server is a separate process instead of a fork.
     forks = forked_programs_of(batch_client) if workers == 2 else contextlib.nullcontext()
