@@ -107,7 +107,7 @@ def _workers(job: SimulatedJob) -> tuple[PipelineWorker, ...]:
         busy = grid.durations_ms[rows].sum(axis=0)
         span = grid.ends_ms[rows].max(axis=0) - grid.starts_ms[rows].min(axis=0)
         computing[stage] = busy.mean(axis=0)
-        waiting[stage] = np.maximum(span - busy, 0.0).mean(axis=0)
+        waiting[stage] = np.maximum(span - busy, 0.0).mean(axis=0)  # recorded computations may overlap slightly
     mean = float(computing.mean()) or 1.0
     workers = [
         PipelineWorker(

@@ -83,7 +83,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrange(table: OperationTable) -> OperationGrid:
-    """Return the complete steps of a table.
+    """Return the complete steps of a table: in these, each data rank has the most frequent sequence of operations.
 
     Raises:
         UnreadableInputError: stages are not numbered from 0, no step is complete, or a step takes more than 11 days.
@@ -96,6 +96,7 @@ def arrange(table: OperationTable) -> OperationGrid:
         (table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step)
     )
     step, data_rank = table.step[order], np.searchsorted(data_ranks, table.data_rank[order])
+    # One slice [begin, end) of `order` for each step of each data rank.
     begins = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(data_rank) != 0)])
     ends = np.r_[begins[1:], len(order)]
     codes = (table.stage * len(OPERATION_KINDS) + table.kind)[order]
@@ -132,7 +133,10 @@ def arrange(table: OperationTable) -> OperationGrid:
 
 
 def _slots(table: OperationTable, rows: Integers) -> tuple[Slot, ...]:
-    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`."""
+    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`.
+
+    If the table has no microbatches, the k-th computation is of microbatch k; if it has no chunks, a stage is one.
+    """
     count: Counter[tuple[int, str]] = Counter()
     slots = []
     for row in rows[:, 0, 0].tolist():
