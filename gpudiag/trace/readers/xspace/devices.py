@@ -89,7 +89,12 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
-    """Return a GPU's trace: its work and calls, events around these calls, training thread, waits and `overhead`."""
+    """Return a GPU's trace: its work and calls, events around these calls, training thread, waits and `overhead`.
+
+    Of the training thread, calls for other GPUs and events of zero length are left out. JAX's recorded waits are calls
+    that launch nothing, and are kept for all GPUs. `overhead` has the rows of the profiler's overhead that delayed the
+    GPU's calls.
+    """
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
