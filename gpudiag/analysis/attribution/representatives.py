@@ -90,9 +90,12 @@ def _groups(timeline: Timeline) -> list[tuple[int, ...]]:
 
 
 def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> frozenset[int]:
-    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units."""
+    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units.
+
+    `features` is from `_features`.
+    """
     usual = _usual(units, features)
-    step = float(np.median([values[:-1].sum() for values in features.values()]))
+    step = float(np.median([values[:-1].sum() for values in features.values()]))  # the buckets add up to the step
     differs = {
         unit: max(float(np.abs(features[rank] - usual[place]).max()) for place, rank in enumerate(unit))
         for unit in units

@@ -60,7 +60,10 @@ class _Table:
             yield from self.rows(node, depth + shown)
 
     def _row(self, node: int, depth: int) -> SourceLine:
-        """Return the table's row about this node, indented by `depth`."""
+        """Return the table's row about this node, indented by `depth`.
+
+        Self time may exceed the line's time by rounding, and idle time because traces have other steps: both are cut.
+        """
         log, tree = self._process.log, self._process.tree
         code, line = tree.position[node]
         function = log.codes[code]

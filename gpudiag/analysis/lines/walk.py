@@ -184,7 +184,7 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
     nodes: list[int] = []
     calls: Counter[int] = Counter()
     for at_ns, thread, code, value in _merged(section):
-        if value <= CALLS:
+        if value <= CALLS:  # the number of calls since the previous event, encoded as `CALLS - number`
             calls[len(nodes) - 1] = CALLS - value
             continue
         if value in WORK:
@@ -244,7 +244,10 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event and return True; ignore events of other threads outside of backward and return False."""
+        """Follow an event and return True; ignore events of other threads outside of backward and return False.
+
+        The next event of the training thread ends its wait in `backward`, and so the other threads' lines.
+        """
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()
