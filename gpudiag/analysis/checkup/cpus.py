@@ -34,7 +34,7 @@ def check_cores(setting: JobSetting) -> Check:
 def _more_cores(setting: JobSetting, quota: float | None) -> tuple[str, ...]:
     """Return the steps that give ranks more CPUs; `quota` is the control group's limit in CPUs."""
     environment = setting.host.environment
-    wanted = 4 * setting.ranks
+    wanted = 2 * _LEAST_CPUS_PER_RANK * setting.ranks  # twice the minimum, for DataLoader workers
     steps = []
     if "SLURM_JOB_ID" in environment:
         steps.append("srun --cpus-per-task=8 …   # and --cpu-bind=none if ranks share a task")

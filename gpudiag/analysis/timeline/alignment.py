@@ -98,7 +98,12 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
 
 def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
-    """Return the offsets of b's clock with which many collectives end together, best candidates first."""
+    """Return the offsets of b's clock in ns with which many collectives end together, best candidates first.
+
+    The collectives in the middle of `a` vote, because those at the edges may have no partner. Votes within `tolerance`
+    (ns) of each other are for one offset. If the clocks are comparable, 0 is the first candidate, and the offsets
+    nearest to 0 follow.
+    """
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))
     lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
@@ -175,6 +180,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
+    # A few pairs may have a small spread by chance, so that only pairings with many pairs limit the spread.
     telling = [fit.spread for fit in many if len(fit.a) >= TELLING and 4 * len(fit.a) >= 3 * most]
     limit = max(EQUALLY_GOOD * min(telling), FINEST_SPREAD_NS) if telling else np.inf
     good: list[_Fit] = []
@@ -240,7 +246,7 @@ def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
     """Return the index of the value nearest to each point; values may be in any order."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    left = np.searchsorted(ordered[1:-1], points)
+    left = np.searchsorted(ordered[1:-1], points)  # the last value below each point, from the first to the second last
     right = np.minimum(left + 1, len(ordered) - 1)
     pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
     return order[pick]

@@ -105,6 +105,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
         launches = _launches(events, rows)
         communications = np.concatenate([communications, _updates_on_host(events, rows, communications, launches)])
         of_host = np.array([call.row for call in trace.collectives], np.int64)
+        # Ranges around communication, which also span what other threads compute meanwhile.
         around = (events.kind[communications] == EventKind.ANNOTATION) & ~among(communications, of_host)
         launching = set(distinct(events.thread[launches]).tolist()) & threads.keys()
         for thread in distinct(events.thread[communications]).tolist():
@@ -215,7 +216,7 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
 def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
     """Return (enqueue, innermost operator that encloses it), as positions in `rows`, for enqueues inside operators."""
     end = events.end_ns[rows]
-    reach = np.maximum.accumulate(end)
+    reach = np.maximum.accumulate(end)  # no operator up to this position ends later, so that the search may stop
     enclosed = []
     for enqueue in np.flatnonzero(events.role[rows] == Role.ENQUEUE).tolist():
         outer = enqueue - 1

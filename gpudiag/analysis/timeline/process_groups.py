@@ -122,7 +122,10 @@ def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Infer the peer of each message from the pass (forward or backward) before a send or after a receive."""
+    """Infer the peer of each message from the pass (forward or backward) before a send or after a receive.
+
+    Tracks without a pipeline's group stay unchanged.
+    """
     lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
     sends: dict[int, int] = {}
     for track, indices in zip(tracks, lacking, strict=True):
@@ -138,8 +141,9 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
         calls = list(track.calls)
         backward = _in_backward(track, traces[track.trace].events, indices)
         for index, of_backward in zip(indices, backward, strict=True):
-            to_next = of_backward != (calls[index].operation == "send")
-            peer = next_rank if to_next else previous_rank
+            # Activations are sent to, and gradients received from, the next stage. At an end only one stage is known.
+            with_next = of_backward != (calls[index].operation == "send")
+            peer = next_rank if with_next else previous_rank
             known = next(rank for rank in (peer, next_rank, previous_rank) if rank is not None)
             calls[index] = msgspec.structs.replace(calls[index], peer=known, group=name, group_ranks=group.ranks)
         start = _from_enqueue(track, traces[track.trace].events, indices)

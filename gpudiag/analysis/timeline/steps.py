@@ -107,7 +107,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Return steps that begin where a step of the optimizer ends; None if there are too few.
+    """Return steps that begin where a step of the optimizer ends; None for fewer than `FEWEST_REPEATS` of these.
 
     These steps are correct with gradient accumulation too. Of several optimizers, the most frequent optimizer is used.
     """
@@ -260,7 +260,10 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of steps; of three or more, without the first and last step."""
+    """Return the windows between the begins `first` of steps; of three or more, without the first and last step.
+
+    Steps that begin at the same time as the step before are left out. A single step ends at `end`.
+    """
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:
@@ -278,7 +281,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on each rank. Without common step numbers, the windows stay unchanged.
+    Captures start and end at different times on each rank. If some track has no window, or not one of the common
+    steps, all windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows
