@@ -224,7 +224,7 @@ def find_cause(
         return None
     few = _few_ranks(sign, most.bucket, ranks)
     change_ms = fmean(rank.buckets_ms[most.bucket] for rank in few) if few else most.difference_ms
-    parts = most.parts if not few else few[0].parts if len(few) == 1 else ()
+    parts = most.parts if not few else few[0].parts if len(few) == 1 else ()  # several ranks have no common parts
     return Cause(
         bucket=most.bucket,
         ranks=tuple(sorted({rank.rank for rank in few})),
@@ -234,7 +234,10 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank for which waits changed most; None unless this is most of the change."""
+    """Return the cause on the rank for which waits changed most; None unless this is most of the change.
+
+    It is also None if none of the rank's other buckets changed in the direction `sign` (1 slower, -1 faster).
+    """
     waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
     for wait in waits:
         if sign * wait.difference_ms > 0:

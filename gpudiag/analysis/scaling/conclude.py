@@ -198,7 +198,10 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the job without communication, on (the same devices, one device); None if one is missing."""
+    """Return the points of the job without communication, on (the same devices, one device).
+
+    Return None if one is missing, in strong scaling, and if the point itself is without communication.
+    """
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))

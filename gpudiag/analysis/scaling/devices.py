@@ -47,7 +47,7 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
 
 
 def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...]:
-    """Return the pairs whose two devices were also measured alone."""
+    """Return the pairs whose two devices were also measured alone; without known GPUs, their link is host memory."""
     kinds = _link_kinds(facts)
     compared = []
     for point in points:

@@ -79,7 +79,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     scenarios.append(costs)
     costs = replace(costs, duration=what_if.model.contention.removed_from(costs.duration))
     scenarios.append(costs)
-    if fed:
+    if fed:  # batches are awaited, and then copied to the device
         costs = _without_waits(what_if, with_host_copies(what_if, costs))
     scenarios.append(costs)
     if not on_cpu:  # on CPUs the host's calls are the training itself

@@ -98,7 +98,10 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
 
 
 def _ranked(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Sort by descending throughput, and rank the rows that communicate; overlapping intervals share a rank."""
+    """Sort by descending throughput, and rank the rows that communicate; overlapping intervals share a rank.
+
+    A single row gets no rank. Rows without a throughput come last.
+    """
     measured = [row for row in rows if row.point.samples_per_s is not None]
     others = [row for row in rows if row.point.samples_per_s is None]
     measured.sort(key=lambda row: -(row.point.samples_per_s or 0.0))

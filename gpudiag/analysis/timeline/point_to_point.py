@@ -101,7 +101,7 @@ def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages])
     for (a, b), both in by_pair.items():
         low, high = -np.inf, np.inf  # bounds of (clock of b - clock of a) in ns
         for matched in both:
-            # No receive ends before its send begins, so that `room` limits the clock of the receiver minus the sender's.
+            # No receive ends before its send begins, so that `room` limits (clock of receiver - clock of sender).
             room = tracks[matched.receiver].end[matched.receive] - tracks[matched.sender].start[matched.send]
             if matched.sender == a:
                 high = min(high, float(room.min()))
