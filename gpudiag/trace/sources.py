@@ -195,7 +195,10 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
-    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`."""
+    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`.
+
+    Return [] if a trace's name states no rank, because the digest of its rank would repeat the trace.
+    """
     ranks = {file.name_facts.rank for file in traces}
     if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
         return []
@@ -260,7 +263,7 @@ def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
         tables = _tables_in(named[0])
         if tables and _has_traces(named[0]):
             return None
-        named = named if len(tables) == 1 else tables
+        named = named if len(tables) == 1 else tables  # several tables are an error, whose message lists `named`
     if not tables:
         return None
     if len(tables) > 1 or len(named) > 1:

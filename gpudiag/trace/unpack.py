@@ -218,7 +218,10 @@ def begins_as_json(head: bytes | bytearray) -> bool:
 
 
 def _unpacked(file: FileIO, head: bytes, size: int, bound: SizeBound) -> Iterator[bytes]:
-    """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded."""
+    """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded.
+
+    `head` has the bytes already read from `file`, whose size is `size` bytes; `bound` has the limits.
+    """
     stream = _deflate.decompressobj(_GZIP_WINDOW)
     pending, packed, unpacked = head, len(head), 0
     try:

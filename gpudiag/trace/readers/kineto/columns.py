@@ -271,7 +271,7 @@ class Columns:
         )
         table = msgspec.structs.replace(table, role=roles_with_hooks(table))
         table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
-        position = np.full(self._rows, -1, dtype=np.int64)
+        position = np.full(self._rows, -1, dtype=np.int64)  # index in the file → row; -1 for events that were left out
         position[order] = np.arange(len(order))
         return Finished(
             table=table,

@@ -143,6 +143,7 @@ def collective_calls(
     on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
     kernels = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.COMMUNICATION)).tolist()
+    # PyTorch before 2.2 describes the collective on the host range around the kernel's launch.
     undescribed = [row for row in kernels if row not in facts or not facts[row].word]
     launches = _launches(table, undescribed) if undescribed else {}
     ranges = _enqueue_ranges(table) if launches else {}
@@ -174,7 +175,15 @@ def _call(
     groups: Mapping[str, ProcessGroup],
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
-    """Return the call in `row`; `by_name` is the operation that the event's name states."""
+    """Return the call in `row`.
+
+    Args:
+        row: row of the kernel or host event.
+        by_name: the operation that the event's name states; None or `UNKNOWN` if it states none.
+        details: facts in the event's arguments; None if it has none.
+        groups: the header's process groups. If there is only one, it is the group of calls that state none.
+        blocks_per_sm: the kernel's blocks per multiprocessor; 1 or more occupy the whole device.
+    """
     details = details or CollectiveFacts()
     # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they are unknown
     # ("coalesced").
@@ -342,6 +351,7 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     of_stream = events_named(table, lambda name: name.startswith("Stream Sync"))[rows]
     by_stream = events_named(table, lambda name: name.startswith("Stream Wait Event"))[rows]
     by_host = events_named(table, lambda name: name.startswith("Event Sync"))[rows] | of_stream
+    # The host waits for all earlier work of the stream, as if the waiting call itself had recorded an event in it.
     recorded_by[of_stream], stream[of_stream] = call[of_stream], table.thread[rows[of_stream]]
     too_late = ~of_stream & (recorded_by != NO_NUMBER) & (table.start_ns[recorded_by] >= table.start_ns[call])
     recorded_by[too_late] = stream[too_late] = NO_NUMBER

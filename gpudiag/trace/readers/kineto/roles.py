@@ -277,7 +277,8 @@ _HOST_KINDS = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.MODULE)
 def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
-    Kernels alone can show training, but only recorded operators can show that the workload is inference.
+    Kernels alone can show training, but only recorded operators can show that the workload is inference. Beside
+    operators, only kernels of optimizers prove training, because operators would show a backward pass more reliably.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:
