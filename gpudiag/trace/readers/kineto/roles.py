@@ -278,7 +278,7 @@ def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
     Kernels alone can show training, but only recorded operators can show that the workload is inference. Beside
-    operators, only kernels of optimizers prove training, because operators would show a backward pass more reliably.
+    operators, backward kernels prove nothing, because the forward pass of a transposed convolution runs some too.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:

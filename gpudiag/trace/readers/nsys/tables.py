@@ -174,7 +174,8 @@ class TableReader:
     ) -> int:
         """Read a table of device work; return its number of rows.
 
-        `name` maps the columns `more` to indices of names. `size` is the column with the number of bytes, or "".
+        `kind` is the kind of all events. `more` has further columns (name → value where missing), and `name` maps these
+        columns to indices of names. `size` is the column with the number of bytes; "" for kernels, which have none.
         """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
         first = len(columns) - len(more)

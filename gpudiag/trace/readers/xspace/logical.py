@@ -84,7 +84,7 @@ def serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, N
     `rows` are sorted by start. Ops that end before an earlier op ends, or have no length, are left out.
     """
     lowest = [np.iinfo(np.int64).min]
-    earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
+    earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]  # may be empty
     start = np.maximum(events.start_ns[rows], earlier_end)
     lasting = start < events.end_ns[rows]
     return Intervals(start[lasting], events.end_ns[rows][lasting]), rows[lasting]
