@@ -18,7 +18,6 @@ INFERENCE_FILE = "inference.json"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
 
-
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
 #: Dimensions of parallelism, outermost first. Ranks with successive numbers differ in the innermost dimension.

@@ -106,9 +106,10 @@ def deliver(
 
 
 def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
-    """Return one transfer. If `duplex`, the opposite direction of its links is used at the same time.
+    """Return one transfer of `size` bytes between two GPUs (positions), or a GPU and HOST.
 
-    This is so if tensors have several owners, because each GPU then sends and receives at once.
+    If `duplex`, the opposite direction of its links is used at the same time. This is so if tensors have several
+    owners, because each GPU then sends and receives at once.
     """
     links: tuple[str, ...] = (f"out:{src}", f"in:{dst}")
     latency_ms = paths.latency_us(src, dst) / 1e3

@@ -103,7 +103,7 @@ def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
 
 
 def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
-    """Return a column as int64[n], with -1 for missing values. Refuse values out of range."""
+    """Return a column as int64[rows], with -1 for missing values and a missing column. Refuse values out of range."""
     if column is None:
         return np.full(rows, -1, np.int64)
     if column.null_count:

@@ -105,7 +105,10 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Pair threads by their number of common calls, best pairs first. Return thread of `theirs` → thread of `ours`."""
+    """Pair some threads by their number of common calls, best pairs first. Return thread of `theirs` → of `ours`.
+
+    Only `our_threads` and `their_threads` may be paired, each once.
+    """
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )

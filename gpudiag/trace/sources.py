@@ -249,7 +249,7 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
 
 
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
-    """Return the table of operations among the paths that a user gave: a file, or the only table in a directory.
+    """Return the table of operations among paths of a user (a file, or the only one in a directory); else None.
 
     Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. Links in a
     directory are not followed.

@@ -72,6 +72,7 @@ def free_memory_bytes() -> int | None:
 
 
 def _available_memory_bytes() -> int | None:
+    """Return the kernel's estimate of the memory available without swapping; None if it states none."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
             for line in lines:

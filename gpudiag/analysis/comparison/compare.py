@@ -196,10 +196,7 @@ def _compared(side: ComparedAnalysis) -> ComparedRun:
 
 
 def find_cause(
-    difference_ms: float,
-    buckets: Sequence[BucketChange],
-    ranks: Sequence[RankChange],
-    waits: Sequence[WaitChange],
+    difference_ms: float, buckets: Sequence[BucketChange], ranks: Sequence[RankChange], waits: Sequence[WaitChange]
 ) -> Cause | None:
     """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
 

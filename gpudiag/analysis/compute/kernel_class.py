@@ -275,7 +275,6 @@ def is_batched(operator: str) -> bool:
 #: reductions are across rows: a second kernel uses the result.
 _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
 
-
 #: PyTorch's own kernels of depthwise convolutions on contiguous tensors. cuDNN computes on channels-last tensors.
 _DEPTHWISE = re.compile(r"conv_depthwise[23]d")
 

@@ -78,7 +78,7 @@ def _no_sums() -> _Sums:
 
 
 def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Launchers:
-    """Return the operators that launched `ops` and whose work is known.
+    """Return the operators that launched `ops` and whose work is known. `time_ns` has the times of all the track's ops.
 
     An operator may launch kernels of several classes, but counts for one class: a matrix class if its FLOPs are known,
     else the class with the most time.
@@ -146,7 +146,8 @@ def _reached(
 ) -> ComputeClass:
     """Return a class with its rates. Matrix classes have the peak of matrix units, other classes the memory's peak.
 
-    `other`, and a class without known work, is returned unchanged.
+    `other`, and a class without known work, is returned unchanged. `total_ns` is float64[classes], the time of all
+    kernels. `sums` and `sources` (of peaks) have the keys `flops` and `moved_bytes`.
     """
     code = CLASS_CODES[row.kernel_class]  # type: ignore[index]  # rows are made from the classes
     flops, moved = sums["flops"], sums["moved_bytes"]

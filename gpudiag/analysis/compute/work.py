@@ -96,7 +96,6 @@ _MOST_KERNELS = 20_000
 NO_CLASS = len(KERNEL_CLASSES)
 CLASS_CODES: dict[KernelClass, int] = {name: code for code, name in enumerate(KERNEL_CLASSES)}
 
-
 #: Columns of `TrackKernels` that state a property of the kernel's name and operator.
 _FLAGS = ("fused", "batched", "across_rows", "depthwise", "cudnn")
 

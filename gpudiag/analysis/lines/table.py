@@ -48,7 +48,7 @@ class _Table:
         self._mean_ms = self._total_ms.mean(axis=1)
 
     def rows(self, parent: int, depth: int) -> Iterator[SourceLine]:
-        """Yield the few longest lines below `parent` in the order of their numbers, each followed by its callees."""
+        """Yield the few longest lines below `parent` by number, indented by `depth`, each followed by its callees."""
         least = _LEAST_SHARE * self._mean_ms[ROOT]
         kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
         kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]

@@ -63,7 +63,7 @@ class LineTree:
         self._index: dict[tuple[int, int, int], int] = {}
 
     def node(self, parent: int, code: int, line: int) -> int:
-        """Return the node of a line called from the node `parent`; add it if it is new."""
+        """Return the node of a line of function `code` (an index) called from node `parent`; add it if it is new."""
         key = (parent, code, line)
         node = self._index.get(key)
         if node is None:
@@ -141,7 +141,7 @@ class _Stack:
         return self.nodes[-1] if self.nodes else self.base
 
     def move(self, code: int, value: int) -> None:
-        """Follow a call, a return, or a line."""
+        """Follow an event in the function `code`: `CALL`, `LEAVE`, or the number of the line that runs."""
         if value == CALL:
             self._call(code)
         elif value == LEAVE:

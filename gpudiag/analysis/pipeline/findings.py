@@ -46,7 +46,7 @@ def _severity(percent: float) -> Severity:
 
 
 def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iterator[Finding]:
-    """Yield a finding for each cause of imbalance that costs `_MIN_PERCENT` of the step or more."""
+    """Yield a finding for each cause of imbalance that costs `_MIN_PERCENT` of the simulated step `step_ms` or more."""
     describe = {"rank": _slow_workers, "stage": _long_stages, "sequence": _uneven_sequences}
     for cause, effect in imbalance.by.items():
         percent = 100 * effect.saved_ms / step_ms if step_ms > 0 else 0.0
@@ -137,7 +137,7 @@ def _long_stages(job: SimulatedJob) -> dict[str, Any]:
         (
             f"Stage {longest} computes {relative[longest]:.2f} times the mean of the stages: move about "
             f"{100 * (1 - 1 / relative[longest]):.0f} % of its work to the others."
-        ),
+        )
     ]
     if longest == grid.stages - 1:
         advice.append(

@@ -120,7 +120,7 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return (chunk, microbatch) of a computation → row of its transfer; add the pairs to `computation`.
+        """Return (chunk, microbatch) of each `compute` → row of its transfer, a `kind`; add the rows to `computation`.
 
         The chunk `without` needs no transfer, because passes begin in it (receives) or end in it (sends). Some
         recorders write transfers for that chunk too. Such transfers move nothing and are left out of the result.

@@ -106,6 +106,8 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
     """Return the factor that scales the parts to the unprofiled step; 1 if the parts' sum is near the unprofiled step.
 
+    On CPUs it is a factor of all parts. On GPUs it is a factor of `_SCALABLE_PARTS`, and 1 if the sum is too short.
+
     Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
     in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels: 7 ms
     remain, and the factor is 7 / 24 = 0.29.

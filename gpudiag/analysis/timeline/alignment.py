@@ -253,7 +253,7 @@ def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
 
 
 def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
-    """Choose one of the equally good pairings, and add the pairs of the other collectives."""
+    """Choose one of the equally good pairings, by offset if clocks are comparable, and add the other collectives."""
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
 from gpudiag.analysis.timeline.calibration import CORRECTED_NS, SAME_CLOCK_NS
 from gpudiag.intervals import distinct
-from gpudiag.model.event import (
-    POINT_TO_POINT,
-    CollectiveCall,
-    EventTable,
-    any_of,
-)
+from gpudiag.model.event import POINT_TO_POINT, CollectiveCall, EventTable, any_of
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
@@ -197,6 +192,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
     signatures: dict[tuple[str, int | None], int] = {}
 
     def sequence(track: TrackCalls, indices: NDArray[np.intp]) -> CollectiveSequence:
+        """Return the calls at `indices` as columns; equal signatures have equal numbers on all tracks."""
         calls = [track.calls[i] for i in indices]
         return CollectiveSequence(
             start=track.start[indices],
@@ -330,7 +326,8 @@ def _instances(
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
     """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
 
-    All three are `UNKNOWN` for messages, and for collectives without a match.
+    All three are `UNKNOWN` for messages, and for collectives without a match. `groups` is from `_group`, and `offsets`
+    (ns to add to each track's times) from `_clock_offsets`.
     """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]

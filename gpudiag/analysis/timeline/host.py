@@ -66,7 +66,10 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
 
 
 def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the rows of asynchronous copy calls that blocked nevertheless, because the host memory was pageable."""
+    """Return the rows of asynchronous copy calls that blocked nevertheless, because the host memory was pageable.
+
+    `copy_rows` has copies on a device; `calls` has the row of the call of each, negative if it was not recorded.
+    """
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
@@ -150,7 +153,7 @@ def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.in
 def _awaited(
     events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
-    """Return the training thread's idle time from the last communication range to the update that needs its result.
+    """Return the training thread's idle time from the last of the communication `ranges` to the update that needs it.
 
     During such idle time a library's thread communicates, but no profiler records this thread.
     """
@@ -230,7 +233,10 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended."""
+    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended.
+
+    `rows` has operators by start, in which `outer` and `enqueue` are positions; `executed` has rows of collectives.
+    """
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]

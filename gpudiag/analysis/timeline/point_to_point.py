@@ -72,9 +72,9 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
     """Return the number of messages by which the sender's capture begins earlier; 0 if no shift fits.
 
-    With the right shift, nearly no receive ends before its send begins. Of such shifts, the shift with the shortest
-    median time from send to receive is returned. Shifts that pair less than half of the shorter side do not count,
-    because few messages may fit by chance.
+    With the right shift, nearly no receive (ends `ended`) ends before its send begins (`begun`). Of such shifts, the
+    shift with the shortest median time from send to receive is returned. Shifts that pair less than half of the shorter
+    side do not count, because few messages may fit by chance.
     """
     best, youngest = 0, np.inf
     widest = min(WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)

@@ -81,7 +81,8 @@ def _group_of_thread(
 ) -> str:
     """Return the name of the group whose members' collectives end nearest to the chosen collectives; "" if unknown.
 
-    If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen.
+    If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen. `groups` maps
+    names to groups, and `ends` ranks to operations to sorted ends in ns.
     """
     distance: dict[str, float] = {}
     chance: dict[str, float] = {}
@@ -191,7 +192,10 @@ def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup
 
 
 def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved."""
+    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved.
+
+    `ranks` are the stages in order; `sends` has the number of sends of each rank.
+    """
     place = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)

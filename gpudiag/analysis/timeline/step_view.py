@@ -151,11 +151,7 @@ def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
 
 
 def _tracks(
-    timeline: Timeline,
-    track: DeviceTrack,
-    attributed: TrackAttribution,
-    span: tuple[int, int],
-    names: _NameTable,
+    timeline: Timeline, track: DeviceTrack, attributed: TrackAttribution, span: tuple[int, int], names: _NameTable
 ) -> list[StepTrack]:
     """Return one rank's rows in `span` (begin, end; ns on the common clock): buckets, streams, host, source lines."""
     tracks = [_bucket_track(attributed, span, names)]
@@ -243,7 +239,7 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
-    """Return a row of spans from (start, end, name, colour); starts become relative to `zero`."""
+    """Return a row of spans from (start, end, name, colour); starts count from `zero`, and no `depth` means 0."""
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

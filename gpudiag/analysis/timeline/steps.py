@@ -50,10 +50,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
     on_thread = events.thread == thread
-    for named in (
-        (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER),
-        events.role == Role.MODULE_CALL,
-    ):
+    for named in ((events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER), events.role == Role.MODULE_CALL):
         rows = np.flatnonzero(on_thread & named)
         rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
         rows = rows[events.end_ns[rows] > events.start_ns[rows]]
@@ -130,7 +127,7 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 
 
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
-    """Return steps from names of launches that recur after a constant number of launches.
+    """Return steps from names of launches that recur after a constant number of launches; None if none recurs so.
 
     A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
     length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of the

@@ -52,7 +52,6 @@ STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "co
 PARTS_FILE = "parts.json"
 PARTS_SCHEMA = "gpudiag/step-parts/1"
 
-
 #: Software that does not change the step time.
 _HARMLESS = frozenset({"python"})
 

@@ -206,7 +206,6 @@ _ROLE_OF_KIND: dict[int, Callable[[str], Role]] = {
     EventKind.DEVICE_ANNOTATION: _device_annotation_role,
 }
 
-
 _EVALUATED = re.compile(r"autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad$")
 _ACCUMULATED = re.compile(r"(?:torch::autograd::)?AccumulateGrad$")
 _DDP = re.compile(r"DistributedDataParallel\.forward$|torch(?:::|\.)distributed(?:::|\.).*reducer::")

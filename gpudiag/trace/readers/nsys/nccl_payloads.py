@@ -27,11 +27,7 @@ _HEADER = 32
 _THREAD_BITS = 24
 _LOW = 0xFFFFFFFF
 #: Beginning of a field's label, in lower case → (name of the field, bytes).
-_FIELDS = {
-    "communicator id": ("communicator", 8),
-    "message size": ("size", 8),
-    "no. of ranks": ("members", 4),
-}
+_FIELDS = {"communicator id": ("communicator", 8), "message size": ("size", 8), "no. of ranks": ("members", 4)}
 #: Operations whose message is the whole input of a rank.
 _WHOLE = {"all_reduce", "broadcast", "reduce", "send", "recv"}
 

@@ -28,7 +28,6 @@ from gpudiag.trace.readers.xspace.process import NO_NAME, Process, step_marks_of
 Rows = NDArray[np.intp]
 Times = NDArray[np.int64]
 
-
 #: Maximum number of CPU devices of a process, because the main thread's events are copied for each device.
 _MOST_DEVICES = 1024
 
@@ -84,9 +83,7 @@ def _main_thread(process: Process, thread: int) -> EventTable:
     calls_as_ranges = taken(main, calls[main.kind[calls] == EventKind.RUNTIME])
     count = len(calls_as_ranges)
     ranges = replace(
-        calls_as_ranges,
-        kind=np.full(count, EventKind.ANNOTATION, np.uint8),
-        role=np.full(count, Role.OTHER, np.uint8),
+        calls_as_ranges, kind=np.full(count, EventKind.ANNOTATION, np.uint8), role=np.full(count, Role.OTHER, np.uint8)
     )
     return _joined(main, ranges)[0]
 

@@ -24,22 +24,10 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.trace.readers.names import (
-    UNKNOWN,
-    count_unrecorded_graphs,
-    kernel_operation,
-    roles_without_idle_launches,
-)
+from gpudiag.trace.readers.names import UNKNOWN, count_unrecorded_graphs, kernel_operation, roles_without_idle_launches
 from gpudiag.trace.readers.xspace import hlo
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, feeds_devices, find_communication
-from gpudiag.trace.readers.xspace.host import (
-    NO_STEP,
-    framework_of,
-    host_kinds,
-    host_operation,
-    host_roles,
-    workload_of,
-)
+from gpudiag.trace.readers.xspace.host import NO_STEP, framework_of, host_kinds, host_operation, host_roles, workload_of
 from gpudiag.trace.readers.xspace.jax_host import shown_name
 from gpudiag.trace.readers.xspace.launches import LaunchColumns, LaunchedWork, launched_work, name_calls
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
@@ -101,7 +89,12 @@ class _SharedNames:
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of an `EventTable` for one plane, and further columns (from `target`) of its events."""
+    """Columns of an `EventTable` for one plane, and further columns of its events.
+
+    `target` is the GPU for which a call launches work, or the CPU's logical device that runs an op; else `NO_DEVICE`.
+    `buffer_bytes` is the size of a collective; 0 if unknown. `feeds_devices` marks a loader's copies. `hlo_op` and
+    `module` are names by index. `needs_communication` and `run` are as in `Process`.
+    """
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]

@@ -34,7 +34,6 @@ _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
 _NO_BODY = -1
 
-
 #: Number of events decoded at once, so that their columns stay in the processor's caches.
 _BATCH = 16384
 
