@@ -206,8 +206,7 @@ def read_json(path: Path, struct: type[Struct], schema: str) -> Struct:
     """Read a struct that `write_json` wrote.
 
     Raises:
-        UnreadableInputError: the file is missing, too large, not JSON, has a different schema, or fields of wrong
-            types.
+        UnreadableInputError: the file is missing, too large, not JSON, or has another schema or fields of wrong types.
     """
     data = read_bounded(path)
     try:

@@ -155,8 +155,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         threads: thread id → host thread.
         overhead: times at which the profiler blocked the process ("Command Buffer Full"), for all threads together.
         communication: thread id → times at which the thread itself communicated.
-        communication_calls: thread id → times of all host work for communication, including enqueues of collectives and
-            bucket copies.
+        communication_calls: thread id → times of all host work for communication, with enqueues and bucket copies.
     """
 
     rank: int

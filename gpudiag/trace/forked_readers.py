@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 Result = TypeVar("Result")
 
 #: Maximum delay of an interrupt in seconds. While the main thread forks, it blocks SIGINT, so another thread may
-#: receive the signal. Python handles signals in the main thread, which therefore waits for the readers for at most this
-#: time.
+#: receive the signal. Python handles signals in the main thread, which therefore waits for readers no longer.
 _INTERRUPT_S = 0.5
 
 

@@ -21,8 +21,7 @@ try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
 except ImportError:
     _deflate = zlib
 
-#: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
-#: margin).
+#: Bytes of memory per unpacked byte of a trace, for text and decoded events (measured with PyTorch 2.11: 2.6).
 _MEMORY_PER_BYTE = 4
 #: Ratio of unpacked to packed bytes of ordinary traces in gzip format.
 _USUAL_RATIO = 16

@@ -6,8 +6,7 @@ from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.facts import number_list, parse_cpu_list
 
-#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once; DataLoader workers need
-#: more.
+#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once, beside DataLoader workers.
 _LEAST_CPUS_PER_RANK = 2
 
 

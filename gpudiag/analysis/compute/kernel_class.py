@@ -163,8 +163,7 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out, because they are
-#: memory-bound.
+#: Matrix kernels that compute in fp32 without tensor cores, without products with a vector, which are memory-bound.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"

@@ -3,8 +3,7 @@
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
 to all stages that compute the same microbatch. Two explanations may be possible: of two workers, either one is slow or
-the other is fast. The factors nearer to the median of all are then taken, so that fewer workers or microbatches
-deviate.
+the other is fast. The factors nearer to the median of all are then taken, so that few workers or microbatches deviate.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: If microbatches differ in length, the correlation of their forward and backward durations exceeds this value (as in
-#: the published analysis of production jobs). With a single stage, only this correlation distinguishes different
-#: lengths from noise.
+#: the published analysis of production jobs). With a single stage, only this correlation tells lengths from noise.
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches cause this by
-#: chance.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches explain this.
 _BY_CHANCE = 4.0
 
 
@@ -112,8 +109,7 @@ def _estimate_workers(
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return `[data rank]`: the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, some data ranks get longer microbatches by chance and are slower on all stages
-    alike.
+    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])

@@ -74,8 +74,7 @@ def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
 def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
     """Return the fields of the finding about the few slowest workers, which cause nearly all of the savings.
 
-    Workers are added, slowest first, until making these as fast as their peers saves `_NAMED_SHARE` of what doing so
-    for all workers saves.
+    Workers are added, slowest first, until equalizing these with their peers saves `_NAMED_SHARE` of all savings.
     """
     grid, factor = job.grid, job.factors.worker
     computes = {stage: grid.rows_of(*COMPUTE_KINDS, stage=stage) for stage in range(grid.stages)}

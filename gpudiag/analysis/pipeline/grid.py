@@ -1,8 +1,7 @@
 """Arrange a table of operations as slots, whose times are arrays over steps and data-parallel ranks.
 
 A slot is the k-th operation of one kind on one stage. All complete steps of all data-parallel ranks have the same
-slots, so that one graph of slots describes every step. Arithmetic on arrays `[step, data rank]` simulates all steps at
-once.
+slots, so that one graph of slots describes every step. Arithmetic on `[step, data rank]` simulates all steps at once.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if its throughput deviates from the median by more than this share and by more than half of its
-#: interval.
+#: A GPU is odd if its throughput deviates from the median by more than this share and by more than half its interval.
 ODD = 0.03
 
 

@@ -66,8 +66,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         return None
     on_cpu = timeline.tracks[0].is_cpu
     costs = what_if.corrected
-    # The scenarios are in the order of `STEP_PARTS`: the first has all causes, and each later scenario has one cause
-    # less.
+    # The scenarios are in the order of `STEP_PARTS`: the first has all causes, and each later one has one cause less.
     scenarios = [costs]
     if len(what_if.graph.ranks) > 1:
         costs = equalize_ranks(what_if, costs, each_step=True)

@@ -31,8 +31,7 @@ _SETTING = (
 )
 #: Maximum number of listed reasons against ranking together. The headings of the groups show all differences.
 _MOST_REFUSALS = 20
-#: Maximum number of machines that a row is compared with, because comparing 20,000 machines with each other takes too
-#: long.
+#: Maximum number of machines that a row is compared with, because comparing 20,000 with each other takes too long.
 _MOST_ENVIRONMENTS = 100
 
 

@@ -101,8 +101,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
     """Return the offsets of b's clock in ns with which many collectives end together, best candidates first.
 
     The collectives in the middle of `a` vote, because those at the edges may have no partner. Votes within `tolerance`
-    (ns) of each other are for one offset. If the clocks are comparable, 0 is the first candidate, and the offsets
-    nearest to 0 follow.
+    (ns) of each other are for one offset. If the clocks are comparable, 0 comes first, and the nearest offsets follow.
     """
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))

@@ -222,8 +222,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     """Return (ns to add to the times of each track, clock alignments), from the pairs with the most matches.
 
     Pairs may connect only some processes, for example those of a pipeline stage. The first process of each connected
-    component keeps its clock. Messages are used last, because they only bound an offset. Offsets up to `CORRECTED_NS`
-    are not corrected.
+    component keeps its clock. Messages come last, because they only bound an offset. Up to `CORRECTED_NS` counts as 0.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))

@@ -72,8 +72,7 @@ def covered_share(track: DeviceTrack) -> float:
 
     The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of the
     steps outside the windows are unknown, so that each counts at most the largest busy time of a window. Work after the
-    start of the last step belongs to the last step. On a CPU, training-thread operators and collectives replace device
-    work.
+    start of the last step belongs to it. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %

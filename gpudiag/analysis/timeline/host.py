@@ -97,8 +97,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
-    # A send's record lasts until its process waits for the send. The true end of a send is known only from a matched
-    # receive.
+    # A send's record lasts until its process waits for the send. Only a matched receive shows the true end of a send.
     messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
     communications = communications[~among(communications, messages)]

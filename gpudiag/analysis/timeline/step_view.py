@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Columns = NDArray[np.int64]
 
-#: Maximum number of spans per row. If there are more spans, the shortest spans are omitted, because they would be
-#: invisible.
+#: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6

@@ -44,8 +44,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     """Return steps from ranges around launches: user-defined ranges, else calls of the whole model, else None.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. If ranges have several
-    names, the repeating name with the longest total time is used. The chosen ranges must contain most launches of their
-    thread.
+    names, the repeating name with the longest total time is used. They must contain most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -130,8 +129,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
     """Return steps from names of launches that recur after a constant number of launches; None if none recurs so.
 
     A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
-    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of the
-    step.
+    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of it.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:

@@ -43,8 +43,7 @@ Amount = Literal["samples", "iterations", "voxels"]
 
 #: Losses from N times one device's throughput down to the measured throughput, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: Losses if no steps were recorded: by running together without communication (`together`), by communicating
-#: (`exchange`).
+#: Losses if no steps were recorded: by running together without communication, by communicating (`exchange`).
 MEASURED_LOSSES = ("together", "exchange")
 
 #: Parts of a step's time, in the order in which the simulation removes them.

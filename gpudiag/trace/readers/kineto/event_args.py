@@ -185,8 +185,7 @@ def _call(
         blocks_per_sm: the kernel's blocks per multiprocessor; 1 or more occupy the whole device.
     """
     details = details or CollectiveFacts()
-    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they are unknown
-    # ("coalesced").
+    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), if they are known (not "coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
     only_group = next(iter(groups)) if len(groups) == 1 else ""
@@ -339,8 +338,7 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their facts.
 
     Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
-    earlier, unknown call and stream. A host call is a wait only if it synchronizes: `cudaEventQuery` refers to events
-    too.
+    earlier, unknown call and stream. A host call is a wait only if it synchronizes, unlike `cudaEventQuery`.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T

@@ -33,8 +33,7 @@ _COMPILES = re.compile(
 #: Calls in which the host waits for a value from a device. The Python tracer adds `block_until_ready`, which JAX's
 #: runtime does not mark.
 _WAITS = re.compile(r"np\.asarray\(jax\.Array\)$|\$api\.py:\d+ block_until_ready$|\$array\.py:\d+ block_until_ready$")
-#: Modules of libraries, whose functions the Python tracer records too. The tracer records file names without
-#: directories.
+#: Modules of libraries, whose functions the Python tracer records too, by file names without directories.
 _LIBRARY_MODULES = (
     "__init__ _dtypes _methods abc abstract_arrays ad ad_checkpoint api api_util array array_constructors "
     "array_methods basearray batching codecs compilation_cache compiler config config_ext contextlib "
@@ -138,8 +137,7 @@ def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
     """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
 
     Each step calls this function once, and the number of calls of each other function is the same in all steps. Fewer
-    than three calls are no steps. Of functions that are called equally often, the function with the longest calls is
-    used.
+    than three calls are no steps. Of functions that are called equally often, that with the longest calls is used.
     """
     calls = outermost_calls(plane, line)
     best: tuple[int, int] | None = None

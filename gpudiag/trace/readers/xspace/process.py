@@ -345,8 +345,7 @@ def _host_columns(
 def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[np.intp], int]:
     """Return (rows with possible times, sorted by start (ties: longer first), first start in ns; 0 without rows).
 
-    Damaged events and lines have negative lengths or times far from the median. They are left out, and `notes` gets a
-    line about them.
+    Damaged events have negative lengths or times far from the median. They are left out, and `notes` mentions them.
     """
     start, end = columns["start_ns"], columns["end_ns"]
     length = end - start
