@@ -65,7 +65,7 @@ def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, tran
 def beside_probe(
     collectives: Iterable[CollectiveSummary], facts: Facts | None, transport: str
 ) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives of a job, each with the bandwidth that probes measured at its size."""
+    """Return the collectives of a job, each with the bandwidth that probes measured at its size, None if unknown."""
     if facts is None:
         return tuple(collectives)
     return tuple(

@@ -136,7 +136,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     summaries = []
     for (operation, group, group_size, size), by_track in times.items():
         transfer, wait = (np.concatenate(columns) for columns in zip(*by_track, strict=True))
-        ranks = group_size or timeline.world_size
+        ranks = group_size or timeline.world_size  # an unknown group counts as all ranks
         transfer_ns = median(transfer)
         factor = bus_factor(operation, ranks)
         busbw = gb_per_s(size, transfer_ns) * factor if size and factor and transfer_ns > 0 else None

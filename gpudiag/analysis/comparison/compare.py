@@ -235,16 +235,16 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
 
     It is also None if none of the rank's other buckets changed in the direction `sign` (1 slower, -1 faster).
     """
-    waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
+    waits_ms: dict[int, list[float]] = defaultdict(list)  # awaited rank → changes of waits in this direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
             waits_ms[wait.on_rank].append(wait.difference_ms)
     if not waits_ms:
         return None
-    late = max(waits_ms, key=lambda rank: (sign * fsum(waits_ms[rank]), -rank))
+    awaited = max(waits_ms, key=lambda rank: (sign * fsum(waits_ms[rank]), -rank))
     total_ms = fsum(abs(ms) for of_rank in waits_ms.values() for ms in of_rank)
-    change = next((rank for rank in ranks if rank.rank == late), None)
-    if change is None or abs(fsum(waits_ms[late])) < _MOST * total_ms:
+    change = next((rank for rank in ranks if rank.rank == awaited), None)
+    if change is None or abs(fsum(waits_ms[awaited])) < _MOST * total_ms:
         return None
     work_buckets = (bucket for bucket in change.buckets_ms if bucket != WAIT)
     bucket = max(work_buckets, key=lambda bucket: sign * change.buckets_ms[bucket])
@@ -252,9 +252,9 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
         return None
     return Cause(
         bucket=bucket,
-        ranks=(late,),
+        ranks=(awaited,),
         difference_ms=change.buckets_ms[bucket],
-        waiting_ms=fmean(waits_ms[late]),
+        waiting_ms=fmean(waits_ms[awaited]),
         part=_main_part(sign, bucket, change.buckets_ms[bucket], change.parts),
     )
 

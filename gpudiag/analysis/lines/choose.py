@@ -20,7 +20,7 @@ Times = NDArray[np.float64]
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
     """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; else None.
 
-    From the deepest line of any code, the callers are followed up to the user's code.
+    From the deepest line of any code, go down to lines that the log omits, then up to the caller in the user's code.
 
     Args:
         process: the lines of one process.
@@ -103,7 +103,8 @@ def loop_depth(process: ProcessTimes) -> int:
     """Return the number of lines on the call stack at the loop's lines, including the loop's line.
 
     The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
-    belongs to a library, the loop's lines are the lines of the functions that it calls.
+    belongs to a library, the loop's lines are the lines of the functions that it calls. If no frame stays open, all
+    lines count as the loop's.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:

@@ -48,7 +48,7 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
         grid=_parallel_grid(grid),
         step_ms=step_ms,
         simulated_ms=simulated_ms,
-        host_gap_ms=max(step_ms - simulated_ms, 0.0),
+        host_gap_ms=max(step_ms - simulated_ms, 0.0),  # an inaccurate simulation may take longer than the recording
         replay_error_percent=replay_error,
         imbalance=imbalance,
         bubble=bubble,

@@ -114,7 +114,7 @@ def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
     relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in slots_by_chunk])
-    series = relative.mean(axis=0)
+    series = relative.mean(axis=0)  # [microbatch, step, data rank], mean over the chunks
     samples = series.shape[0] * series.shape[1]
     return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
 

@@ -162,7 +162,7 @@ def _from_enqueue(track: TrackCalls, events: EventTable, chosen: Sequence[int]) 
         return start
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] == Role.ENQUEUE]
-    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
+    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])  # from the trace's clock to the track's
     enqueued = events.start_ns[rows] + shift
     for index in chosen:
         at = int(np.searchsorted(enqueued, start[index], side="right")) - 1
@@ -208,7 +208,7 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     """Return, for each chosen call, whether the pass before the send or after the receive is a backward pass."""
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] != Role.ENQUEUE]
-    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
+    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])  # from the trace's clock to the track's
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     passes = backward_passes(events, shift)
     work = union(Intervals(start, end))

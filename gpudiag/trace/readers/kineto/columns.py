@@ -173,7 +173,7 @@ class Columns:
                 )
 
     def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> _Batch:
-        """Return the columns of a batch, and store facts about its collectives, waits and operators."""
+        """Return the columns of a batch with kinds `kind`; store facts about its collectives, waits and operators."""
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)

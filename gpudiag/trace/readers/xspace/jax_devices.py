@@ -66,7 +66,8 @@ def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
 def _main_thread(process: Process, thread: int) -> EventTable:
     """Return the main thread's events, with dispatches as runtime calls, and compilations and waits as annotations.
 
-    Each outermost call of a function is added as an annotation, so that reports can name the function.
+    Each outermost call of a function is added as an annotation, so that reports can name the function. Operations of
+    modules, which a CPU device may run on this thread too, are left out.
     """
     events = process.trace.events
     main = taken(events, np.flatnonzero((events.thread == thread) & (process.module == NO_NAME)))

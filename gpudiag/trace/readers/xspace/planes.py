@@ -192,7 +192,7 @@ def read_plane(plane: Any) -> Plane:
 
 
 def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return the lines to read, and the (id, name) of each."""
+    """Return the lines to read and the (id, name) of each: on a GPU only streams, and none that gpudiag added."""
     lines, idents = [], []
     for line in plane.lines:
         stream = _STREAM.match(line.name) if on_device else None

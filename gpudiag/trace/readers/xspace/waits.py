@@ -76,7 +76,7 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> Ad
     `calls` has the rows of the calls that give the GPU work, sorted by start.
     """
     launches = _launches(process, device, calls)
-    if len(launches.calls) < 2:
+    if len(launches.calls) < 2:  # no pause between launches
         return _added()
     pauses, last = _pauses(process, launches)
     communicated = process.trace.events.role[launches.work[last]] == Role.COMMUNICATION
@@ -92,7 +92,7 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> Ad
 def unrecorded_jax_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
     """Return the waits of JAX's main thread for a GPU or for a call's arguments; `calls` as in `executor_waits`."""
     launches = _launches(process, device, calls)
-    if len(launches.calls) < 2:
+    if len(launches.calls) < 2:  # no pause between launches
         return _added()
     pauses, _ = _pauses(process, launches)
     waits = subtract(union(pauses), _recorded(process))
