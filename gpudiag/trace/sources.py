@@ -146,7 +146,7 @@ class _SearchBudget:
 
 
 def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget) -> Iterator[Path]:
-    """Yield the outermost directories below `directory` that contain a recording."""
+    """Yield the outermost directories, at most `depth` levels below `directory`, that contain a recording."""
     if depth == 0:
         return
     try:

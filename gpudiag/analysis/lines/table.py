@@ -20,7 +20,7 @@ _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 def line_table(
     process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
 ) -> tuple[SourceLine, ...]:
-    """Return the lines of one process, each caller before its callees, and lines of one caller by line number.
+    """Return the lines of one process (none without steps), callers before callees, lines of one caller by number.
 
     Args:
         process: the lines.

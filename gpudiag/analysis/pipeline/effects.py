@@ -161,7 +161,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
         common[microbatch] = np.clip(1.0, low, high)
     mean = float(np.mean([values.mean() for values in common.values()]))
     for microbatch, rows in microbatches.items():
-        sequence[rows] = np.maximum(common[microbatch] / mean, 1e-9)
+        sequence[rows] = np.maximum(common[microbatch] / mean, 1e-9)  # positive, because durations are divided by it
 
 
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:

@@ -87,6 +87,7 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
     good = _equally_good([fit for fit in fits if fit.believable])
+    # On busy CPUs, ends may be recorded too far apart to fit.
     if clocks_comparable and all(fit.coverage < TO_MOVE_A_CLOCK for fit in good):
         together = _by_overlap(a, b)
         if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):

@@ -129,7 +129,7 @@ def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
 
 
 def _with_process(events: EventColumns, shown: str) -> EventColumns:
-    """Return the events with the process of device work, which old exports do not state.
+    """Return the events with the process of device work, which old exports do not state; unchanged if none is stated.
 
     Raises:
         UnreadableInputError: the process of device work is unknown, and there are several processes.
