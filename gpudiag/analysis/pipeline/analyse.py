@@ -66,7 +66,7 @@ def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
     return ParallelGrid(
         data=data_ranks,
         pipeline=stages,
-        ranks_per_worker=max(spacing, 1),
+        ranks_per_worker=max(spacing, 1),  # no spacing if there is only one worker
         microbatches=grid.microbatches,
         chunks_per_stage=grid.chunks_per_stage,
         steps_recorded=grid.steps_recorded,

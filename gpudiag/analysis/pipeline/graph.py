@@ -201,6 +201,7 @@ class _RecordedOrder:
         """
         if not rows or not stream:
             return
+        # The ends are sorted, because only the number of ended operations counts.
         starts, ends = self._starts[list(rows)] + self._tolerance, np.sort(self._ends[list(stream)], axis=0)
         ended = [np.searchsorted(ends[:, sample], starts[:, sample], "right") for sample in range(ends.shape[1])]
         numbers = np.quantile(np.array(ended), _EXCEPTIONS, axis=0, method="lower").tolist()

@@ -196,11 +196,11 @@ def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tu
 
     `ranks` are the stages in order; `sends` has the number of sends of each rank.
     """
-    place = ranks.index(rank)
+    stage = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
-    following = ranks[(place + 1) % len(ranks)] if is_ring or place + 1 < len(ranks) else None
-    before = ranks[place - 1] if is_ring or place else None
+    following = ranks[(stage + 1) % len(ranks)] if is_ring or stage + 1 < len(ranks) else None
+    before = ranks[stage - 1] if is_ring or stage else None
     return following, before
 
 

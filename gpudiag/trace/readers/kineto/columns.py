@@ -203,7 +203,7 @@ class Columns:
         )
 
     def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
-        """Add the work of operators if shapes were recorded, which one of the first operators shows."""
+        """Add the work of operators if one of the first shows shapes; `name` has the index of each event's name."""
         if self._work is None and self._without_shapes < _SHAPES_WITHIN:
             for event in events:
                 if event.name.startswith("aten::"):
