@@ -279,17 +279,15 @@ def device_ops(
     calls: NDArray[np.intp],
     *,
     step_start: NDArray[np.int64],
-    shift_ns: int,
     communication: Spans,
 ) -> DeviceOps:
-    """Return the work of one device, with the launch and step of each op.
+    """Return the work of one device, with the launch and step of each op, on the trace's own clock.
 
     Args:
         events: the process's events, on the trace's own clock.
         rows: rows of the device's work.
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
-        shift_ns: offset from the trace's clock to the common clock, added to every time.
         communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
     """
     known = calls != UNKNOWN
@@ -303,13 +301,13 @@ def device_ops(
     copied = (op_class == OpClass.COPY) & beside
     op_class = np.where(copied, np.uint8(OpClass.COMMUNICATION), op_class)
     return DeviceOps(
-        start=events.start_ns[rows] + shift_ns,
-        end=events.end_ns[rows] + shift_ns,
+        start=events.start_ns[rows],
+        end=events.end_ns[rows],
         op_class=op_class,
         row=rows.astype(np.int64),
         stream=events.thread[rows],
         step=step.astype(np.int32),
-        launch_start=np.where(known, launch_start + shift_ns, UNKNOWN),
-        launch_end=np.where(known, launch_end + shift_ns, UNKNOWN),
+        launch_start=np.where(known, launch_start, UNKNOWN),
+        launch_end=np.where(known, launch_end, UNKNOWN),
         launch_thread=thread,
     )

@@ -161,7 +161,6 @@ def _device_ops(host: _Host, device: int) -> DeviceOps:
         host.device_rows[on_device],
         host.calls[on_device],
         step_start=host.steps.start,
-        shift_ns=0,
         communication=host.communication,
     )
 

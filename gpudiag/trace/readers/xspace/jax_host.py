@@ -198,7 +198,7 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
 def set_jax_roles(plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], role: NDArray[np.uint8]) -> None:
     """Set the roles of waits, of the user's functions, and of calls that begin steps; `role` is changed in place.
 
-    `kind` is from `jax_kinds`.
+    `kind` is from `jax_kinds`, and `step` is as there.
     """
     role[jax_waits(plane)] = Role.SYNCHRONIZATION
     role[(kind == EventKind.PYTHON) & plane.named(user_function)] = Role.USER_FUNCTION
