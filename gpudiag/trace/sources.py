@@ -181,7 +181,7 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of the most likely subdirectory, or of all subdirectories that are named like ranks."""
+    """Return the traces of the most likely of the `directories` (by name), or of all that are named like ranks."""
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
             return (*files, *_digests_of_others(directories, files, depth)) if name == TRACES_DIR else files

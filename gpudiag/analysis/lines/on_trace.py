@@ -123,7 +123,7 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
 
 
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:
-    """Return (median deviation, clock offset) in ns for each way to pair steps with marks.
+    """Return (median deviation, clock offset) in ns for each way to pair steps with marks, which begin at `mark_start`.
 
     Either side may lack up to two first steps. A lack adds 1 ns per step to the deviation, to prefer none if equal.
     """

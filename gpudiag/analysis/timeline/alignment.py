@@ -150,7 +150,7 @@ class _Fit(msgspec.Struct, frozen=True):
 
 
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
-    """Pair the collectives that end together under this offset.
+    """Pair the collectives that end together under this offset, within the tolerance (both in ns).
 
     The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
     three quarters must fit, with a small spread. The fitting collectives must also be half of the shorter capture,
@@ -194,7 +194,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
 def _by_nearest_end(
     a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair collectives of one signature that are mutual nearest neighbours in end time within the tolerance."""
+    """Pair collectives of one signature whose ends, under the offset, are mutually nearest and within the tolerance."""
     keep_a, keep_b = np.flatnonzero(a.symmetric), np.flatnonzero(b.symmetric)
     if len(keep_a) == 0 or len(keep_b) == 0:
         empty = np.empty(0, np.intp)

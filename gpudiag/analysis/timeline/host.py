@@ -172,12 +172,12 @@ def _awaited(
 
 
 def _updates_on_host(
-    events: EventTable, rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
+    events: EventTable, host_rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Return the optimizer steps that contain communication and launch no kernels; empty in a job without devices."""
     if len(launches) == 0:
         return np.empty(0, np.intp)
-    steps = rows[events.role[rows] == Role.OPTIMIZER]
+    steps = host_rows[events.role[host_rows] == Role.OPTIMIZER]
     kept = [row for row in steps.tolist() if _holds(events, row, communications) and not _holds(events, row, launches)]
     return np.array(kept, np.intp)
 

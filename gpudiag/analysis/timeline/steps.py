@@ -255,7 +255,7 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of steps; of three or more, without the first and last step.
+    """Return the windows between the begins `first` of the steps `numbers`; of three or more, without first and last.
 
     Steps that begin at the same time as the step before are left out. A single step ends at `end`.
     """

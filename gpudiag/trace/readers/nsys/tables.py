@@ -321,7 +321,7 @@ def _events(
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
 ) -> EventColumns:
-    """Return events with codes for missing values. Arrays are copied, so that the memory of fetched rows is freed."""
+    """Return events, with codes for a missing column (None) or value. Copies let memory of fetched rows be freed."""
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
     return EventColumns(

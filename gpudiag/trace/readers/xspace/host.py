@@ -69,7 +69,7 @@ def host_kinds(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
     """Return (each event's `EventKind`, its step number or `NO_STEP`, index of the training thread's line or None).
 
-    Without devices the training thread takes the place of the device, and its function calls are the work.
+    Unless `has_devices`, the training thread takes the place of the device, and its function calls are the work.
     """
     step = plane.whole(STEP, NO_STEP)
     if framework == "jax":
@@ -88,8 +88,8 @@ def _tensorflow_kinds(
 ) -> tuple[NDArray[np.uint8], int | None]:
     """Return (each event's `EventKind`, index of the line with the step marks or None); `step` as in `host_kinds`.
 
-    Events of the training thread that enclose others are annotations, because they span waits too. Without devices,
-    function calls are the work, so that only events around a wait for input are annotations.
+    Events of the training thread that enclose others are annotations, because they span waits too. Unless
+    `has_devices`, function calls are the work, so that only events around a wait for input are annotations.
     """
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON

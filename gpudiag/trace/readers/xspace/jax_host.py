@@ -134,7 +134,7 @@ def outermost_calls(plane: Plane, line: int) -> NDArray[np.intp]:
 
 
 def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
-    """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
+    """Return the calls on a line that begin steps of a loop without marks: the rarest function called regularly.
 
     Each step calls this function once, and the number of calls of each other function is the same in all steps. Fewer
     than three calls are no steps. Of functions that are called equally often, that with the longest calls is used.

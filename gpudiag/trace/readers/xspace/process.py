@@ -364,7 +364,8 @@ def _collectives(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes or devices.
 
-    Neither TensorFlow nor JAX records process groups. All replicas or devices are taken as one group.
+    Neither TensorFlow nor JAX records process groups. All replicas or devices are taken as one group. `buffer_bytes`
+    and `hlo_op` are as in `_Columns`.
     """
     collectives = []
     for row in np.flatnonzero((table.role == Role.COMMUNICATION) & (table.kind != EventKind.COPY)).tolist():

@@ -71,7 +71,7 @@ class AddedWaits(msgspec.Struct, frozen=True):
 
 
 def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
-    """Return the waits of TensorFlow's executor for a GPU or for communication.
+    """Return the waits of TensorFlow's executor for the GPU `device` or for communication.
 
     `calls` has the rows of the calls that give the GPU work, sorted by start.
     """
@@ -90,7 +90,7 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> Ad
 
 
 def unrecorded_jax_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
-    """Return the waits of JAX's main thread for a GPU or for a call's arguments; `calls` as in `executor_waits`."""
+    """Return the waits of JAX's main thread for a GPU or a call's arguments; arguments are as in `executor_waits`."""
     launches = _launches(process, device, calls)
     if len(launches.calls) < 2:  # no pause between launches
         return _added()
