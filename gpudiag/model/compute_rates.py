@@ -50,8 +50,7 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
 #: (Pattern of the driver's name, GB/s of the memory) from the sources above, specific patterns first. A board that is
-#: sold with different memories is in the table only if its name tells its memory. T4 is left out, because its datasheet
-#: and its product brief differ.
+#: sold with different memories is in the table only if its name tells its memory. T4's datasheet and brief differ.
 _MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
     ("GB200", 8000),
     ("B200", 8000),

@@ -276,10 +276,7 @@ class TableReader:
         return np.array(index, np.int32)[position.reshape(-1)]
 
     def _add(self, events: EventColumns, *, unended: bool = False) -> None:
-        """Add events, and count them.
-
-        If `unended`, ranges that were open when the recording ended are left out.
-        """
+        """Add events, and count them. If `unended`, ranges that were open when the recording ended are left out."""
         if unended:
             ended = events.end >= events.start
             events = events.chosen(ended)

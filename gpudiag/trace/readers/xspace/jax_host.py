@@ -30,8 +30,7 @@ _DISPATCH = re.compile(
 _COMPILES = re.compile(
     r"lower_\w+|backend_compile|trace_to_jaxpr|\w*XlaCompil\w*|\w*::Compile\b|\w*Compile(?:AndLoad)?$"
 )
-#: Calls in which the host waits for a value from a device. The Python tracer adds `block_until_ready`, which JAX's
-#: runtime does not mark.
+#: Calls in which the host waits for a value from a device. Only the Python tracer marks `block_until_ready`.
 _WAITS = re.compile(r"np\.asarray\(jax\.Array\)$|\$api\.py:\d+ block_until_ready$|\$array\.py:\d+ block_until_ready$")
 #: Modules of libraries, whose functions the Python tracer records too, by file names without directories.
 _LIBRARY_MODULES = (
