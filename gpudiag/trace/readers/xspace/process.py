@@ -180,8 +180,7 @@ def _columns_of(
 ) -> tuple[dict[str, NDArray[Any]], int | None]:
     """Return (joined columns of all planes; training thread of the first host plane that shows one, else None).
 
-    `names` collects the names of all planes. Times are in ns since `base`. Devices come first, because calls of the
-    host are named after the device work that they launched.
+    `names` collects all names. Times are in ns since `base`. Devices come first: host calls are named by their work.
     """
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
@@ -364,8 +363,7 @@ def _collectives(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes or devices.
 
-    Neither TensorFlow nor JAX records process groups. All replicas or devices are taken as one group. `buffer_bytes`
-    and `hlo_op` are as in `_Columns`.
+    No process groups are recorded: all replicas or devices are one group. `buffer_bytes`, `hlo_op`: as in `_Columns`.
     """
     collectives = []
     for row in np.flatnonzero((table.role == Role.COMMUNICATION) & (table.kind != EventKind.COPY)).tolist():
