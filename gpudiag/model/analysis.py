@@ -209,8 +209,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class RankClock(msgspec.Struct, frozen=True, kw_only=True):
     """Alignment of one rank's clock to the first rank's, from the common ends of collectives.
 
-    `offset_ms` was added to the rank's times. `residual_ms` is the remaining median distance between the ends of the
-    `matched` collectives.
+    `offset_ms` was added to the rank's times. `residual_ms` is the remaining median distance of the `matched` ends.
     """
 
     rank: Ordinal

@@ -74,6 +74,7 @@ def analysis_frames(analysis: Analysis) -> Frames:
     fields: dict[str, Any] = {field.name: field.type for field in fields_of(type(analysis))}
 
     def table(name: str, *, without: Sequence[str] = ()) -> DataFrame:
+        """Return the structs of the analysis's field `name`, one per row, without some of their fields."""
         kind = fields[name].item_type.cls
         columns = {field.name: dtype_of(field.type) for field in fields_of(kind) if field.name not in without}
         return frame_of(columns, (msgspec.structs.asdict(row) for row in getattr(analysis, name)))

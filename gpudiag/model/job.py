@@ -169,8 +169,7 @@ def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
     return precision or ("tf32" if on_gpu else "fp32")
 
 
-#: Result of comparing measured with predicted savings. Without a prediction it is `faster`, `slower` or
-#: `no-difference`.
+#: Result of comparing measured with predicted savings; without a prediction `faster`, `slower` or `no-difference`.
 TryVerdict = Literal[
     "as-predicted",
     "less-than-predicted",

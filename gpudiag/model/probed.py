@@ -65,7 +65,7 @@ def probed_busbw(facts: Facts, operation: str, size_bytes: int, ranks: int, tran
 def beside_probe(
     collectives: Iterable[CollectiveSummary], facts: Facts | None, transport: str
 ) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives of a job, each with the bandwidth that probes measured at its size."""
+    """Return the collectives of a job, each with the bandwidth that probes measured at its size, None if unknown."""
     if facts is None:
         return tuple(collectives)
     return tuple(
@@ -94,7 +94,8 @@ def pinned_to_device(facts: Facts) -> float | None:
 def gpu_of_rank(facts: Facts, run: RunRecord | None, rank: int) -> int | None:
     """Return the index of a rank's GPU in `Facts.gpus`; None if it was not recorded or the job ran on several nodes.
 
-    CUDA numbers this GPU `local_rank`, in the order that CUDA_VISIBLE_DEVICES defines.
+    CUDA numbers this GPU `local_rank`, in the order that CUDA_VISIBLE_DEVICES defines. If the variable lists no numbers
+    (but UUIDs), or other GPUs than the facts, the order of indices is assumed.
     """
     if run is None or run.nodes > 1:
         return None

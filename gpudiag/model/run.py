@@ -18,7 +18,6 @@ INFERENCE_FILE = "inference.json"
 
 RunStatus = Literal["complete", "failed", "interrupted"]
 
-
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
 #: Dimensions of parallelism, outermost first. Ranks with successive numbers differ in the innermost dimension.
@@ -274,8 +273,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: class of the optimizer that ends a step.
         optimizers: number of optimizers that step separately, including `optimizer`.
         calls_per_step: number of calls of all optimizers in a step; None if no step ended.
-        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS evaluates it several times per
-            call).
+        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS: several evaluations per call).
     """
 
     by: Literal["optimizer", "time"]

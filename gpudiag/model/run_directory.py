@@ -206,8 +206,7 @@ def read_json(path: Path, struct: type[Struct], schema: str) -> Struct:
     """Read a struct that `write_json` wrote.
 
     Raises:
-        UnreadableInputError: the file is missing, too large, not JSON, has a different schema, or fields of wrong
-            types.
+        UnreadableInputError: the file is missing, too large, not JSON, or has another schema or fields of wrong types.
     """
     data = read_bounded(path)
     try:
@@ -290,8 +289,7 @@ def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
     The directory must not be a link and must belong to this user. Directories above may belong to root, and other users
-    may write to directories above that are sticky like /tmp, because no user can replace another user's entries in a
-    sticky directory.
+    may write to directories above that are sticky like /tmp, because no user can replace another user's entries there.
 
     Raises:
         OSError: the directory cannot be inspected.

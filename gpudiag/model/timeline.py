@@ -23,8 +23,7 @@ long. Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (
 data loading and waits."""
 WAITED_NS = 30 * NS_PER_US
 """A pause of a CPU process's training thread in which a collective ends counts as waiting for the collective if it is
-at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs, and a missed wait is shorter
-than this."""
+at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs; missed waits are shorter."""
 
 
 class OpClass(IntEnum):
@@ -155,8 +154,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         threads: thread id → host thread.
         overhead: times at which the profiler blocked the process ("Command Buffer Full"), for all threads together.
         communication: thread id → times at which the thread itself communicated.
-        communication_calls: thread id → times of all host work for communication, including enqueues of collectives and
-            bucket copies.
+        communication_calls: thread id → times of all host work for communication, with enqueues and bucket copies.
     """
 
     rank: int
@@ -188,8 +186,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     def before_first_op(self) -> Intervals:
         """Return the times from each step mark to the next framework op on the training thread, sorted and disjoint.
 
-        If a fetch of input is marked in between, the time begins with the fetch, because time before the fetch does not
-        belong to the loader.
+        If a fetch of input is marked in between, the time begins with it, because time before it is not the loader's.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:

@@ -57,7 +57,7 @@ def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, re
     # Gradients are copied into the buckets and out of them, and rounded if they are sent compressed.
     bucket_copy_ms = 2 * now.on_device_ms(total_bytes)
     if candidate.lossy:
-        bucket_copy_ms += now.on_device_ms(1.5 * total_bytes)
+        bucket_copy_ms += now.on_device_ms(1.5 * total_bytes)  # to half the size and back: 0.75 copies each
     # Communication kernels slow concurrent backward kernels, so buckets are complete later.
     slowdown_ms = holds * min(communication_ms, now.compute.backward_ms)
     backward_ms = now.compute.backward_ms + slowdown_ms

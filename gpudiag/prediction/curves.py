@@ -41,7 +41,10 @@ class Curve:
             self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
-        """Return the time of an all-reduce of `size` bytes per rank; None for `ranks` means the measured number."""
+        """Return the time of an all-reduce of `size` bytes per rank: by default on as many ranks as measured.
+
+        A single rank reduces nothing, in 0 ms.
+        """
         measured_ms = self._interpolated(size)
         if ranks is None or ranks == self.ranks or self.ranks < 2:
             return measured_ms
@@ -69,6 +72,7 @@ class Curve:
         if not smaller:
             return largest_ms * size / largest
         low, low_ms = smaller[-1]
+        # At least half of the mean time per byte, because noise may make the slope too small or negative.
         slope = max((largest_ms - low_ms) / (largest - low), 0.5 * largest_ms / largest)
         return largest_ms + (size - largest) * slope
 

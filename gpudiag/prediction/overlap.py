@@ -45,7 +45,7 @@ def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[li
 
 
 def parts_of(step_ms: float, source: str) -> Compute:
-    """Split a step whose phases are unknown into forward, backward and update, by assumed shares of `step_ms`."""
+    """Split `step_ms` (from `source`) into forward, backward and update by assumed shares, if phases are unknown."""
     layers_ms = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
         forward_ms=layers_ms * (1 - BACKWARD_SHARE),

@@ -83,7 +83,7 @@ class Paths:
         return self._peer_rate(src, dst, "one_way")
 
     def rate_both(self, a: int, b: int) -> float:
-        """Return the rate from a to b while as much flows from b to a: half of the sum of both directions."""
+        """Return the rate from a to b while as much flows back: half of the sum, at most the rate of one direction."""
         if HOST in (a, b):
             gpu = b if a == HOST else a
             name = f"gpu:{self.devices[gpu]}"

@@ -27,13 +27,7 @@ class Situation:
     """
 
     def __init__(
-        self,
-        facts: Facts,
-        model: Gradients,
-        devices: int,
-        *,
-        p2p: bool = True,
-        curves: dict[str, Curve] | None = None,
+        self, facts: Facts, model: Gradients, devices: int, *, p2p: bool = True, curves: dict[str, Curve] | None = None
     ) -> None:
         self.facts = facts
         self.model = model

@@ -106,7 +106,11 @@ def deliver(
 
 
 def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
-    """Return one transfer. If `duplex`, the opposite direction of its links is used at the same time."""
+    """Return one transfer of `size` bytes between two GPUs (positions), or a GPU and HOST.
+
+    If `duplex`, the opposite direction of its links is used at the same time. This is so if tensors have several
+    owners, because each GPU then sends and receives at once.
+    """
     links: tuple[str, ...] = (f"out:{src}", f"in:{dst}")
     latency_ms = paths.latency_us(src, dst) / 1e3
     if src == HOST:
@@ -119,7 +123,6 @@ def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float,
         rate = paths.rate(src, dst)
         if paths.rate_both(src, dst) < _SHARED * rate:
             links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
-        # The driver fills its buffer before it empties the buffer, so the first block crosses the two links in
-        # sequence.
+        # The driver fills its buffer before emptying it, so the first block crosses the two links in sequence.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

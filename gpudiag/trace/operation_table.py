@@ -94,7 +94,7 @@ def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list
 def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
     """Return each row's index into `OPERATION_KINDS` (-1 for an unknown kind), and the names of unknown kinds."""
     text = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    text = text.combine_chunks() if hasattr(text, "combine_chunks") else text
+    text = text.combine_chunks() if hasattr(text, "combine_chunks") else text  # chunked in some versions of pyarrow
     words = ["" if word is None else str(word) for word in text.dictionary.to_pylist()]
     codes = np.array([*(KIND_CODES.get(word, -1) for word in words), -1], np.int64)
     indices = text.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
@@ -103,7 +103,7 @@ def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
 
 
 def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
-    """Return a column as int64[n], with -1 for missing values. Refuse values out of range."""
+    """Return a column as int64[rows], with -1 for missing values and a missing column. Refuse values out of range."""
     if column is None:
         return np.full(rows, -1, np.int64)
     if column.null_count:
@@ -136,7 +136,7 @@ def _table(
     integers: dict[str, Integers],
     times: dict[str, NDArray[np.float64]],
 ) -> OperationTable:
-    """Return the table of rows with known kinds; starts count in ns from the first start in the file."""
+    """Return the table of rows with known kinds; starts count in ns from the first start. Unknown ranks become 0."""
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)

@@ -106,8 +106,7 @@ def _read_in_processes(
     """Read the files in forked processes.
 
     `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
-    message if the sender is killed. With `ForkedReaders`, only one reader can write to each pipe, so the pipe closes
-    when the reader ends.
+    message if the sender is killed. With `ForkedReaders`, each pipe has one writer and closes when this reader ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 

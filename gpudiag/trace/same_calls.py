@@ -54,7 +54,7 @@ StepCalls = dict[int, Calls]
 
 
 def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers: dict[str, int]) -> list[StepCalls]:
-    """Return the calls of each step (begin, end), in ns. `numbers` maps the names of both traces to common numbers."""
+    """Return the outermost calls of each step (begin, end), in ns. `numbers` maps names of both traces to numbers."""
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]
@@ -105,7 +105,10 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Pair threads by their number of common calls, best pairs first. Return thread of `theirs` → thread of `ours`."""
+    """Pair some threads by their number of common calls, best pairs first. Return thread of `theirs` → of `ours`.
+
+    Only `our_threads` and `their_threads` may be paired, each once.
+    """
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )
@@ -141,11 +144,15 @@ def _counted(step: StepCalls) -> Counter[int]:
 
 
 def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
-    """Return the indices of the common calls: in `here`, and in the same order in `there`."""
+    """Return the indices of the common calls: in `here`, and in the same order in `there`.
+
+    If not all calls have equal names in order, only significant calls are compared.
+    """
     if np.array_equal(here.name, there.name):
         return np.arange(len(here.row)), np.arange(len(there.row))
     a, b = np.flatnonzero(here.significant), np.flatnonzero(there.significant)
     pairs = _longest_common(here.work[a].tolist(), there.work[b].tolist())
+    # Equally many calls with equal names between two matches. The first and last pair stand for the edges of the step.
     between = [
         (i + k, j + k)
         for (i, j), (next_i, next_j) in pairwise([(-1, -1), *pairs, (len(a), len(b))])
@@ -159,6 +166,8 @@ def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
 def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     """Return the pairs of indices of a longest common subsequence (Hyyrö's bit-parallel algorithm).
 
+    The result is empty if a sequence is longer than `_MAX_COMPARED`.
+
     >>> _longest_common([1, 2, 3, 2, 4], [1, 3, 5, 2])
     [(0, 0), (2, 1), (3, 3)]
     """
@@ -168,14 +177,15 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
     for index, value in enumerate(a):
         occurrences[value] = occurrences.get(value, 0) | 1 << index
     ones = state = (1 << len(a)) - 1
-    states = []  # one number per element of `b`, with one bit per element of `a`
+    # Bit i of `states[j]` is 0 if a[: i + 1] has a longer common subsequence with b[: j + 1] than a[:i] has.
+    states = []
     for value in b:
         both = state & occurrences.get(value, 0)
         state = (state + both | state - both) & ones
         states.append(state)
     pairs = []
     i, j = len(a), len(b)
-    while i and j:
+    while i and j:  # follow the states back, from the last pair to the first
         if states[j - 1] >> i - 1 & 1:
             i -= 1
         elif j > 1 and not states[j - 2] >> i - 1 & 1:

@@ -146,7 +146,7 @@ class _SearchBudget:
 
 
 def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget) -> Iterator[Path]:
-    """Yield the outermost directories below `directory` that contain a recording."""
+    """Yield the outermost directories, at most `depth` levels below `directory`, that contain a recording."""
     if depth == 0:
         return
     try:
@@ -181,7 +181,7 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of the most likely subdirectory, or of all subdirectories that are named like ranks."""
+    """Return the traces of the most likely of the `directories` (by name), or of all that are named like ranks."""
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
             return (*files, *_digests_of_others(directories, files, depth)) if name == TRACES_DIR else files
@@ -195,7 +195,10 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
-    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`."""
+    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`.
+
+    Return [] if a trace's name states no rank, because the digest of its rank would repeat the trace.
+    """
     ranks = {file.name_facts.rank for file in traces}
     if DIGESTS_DIR not in directories or None in ranks or not all(map(ranks_by_file, traces)):
         return []
@@ -246,7 +249,7 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
 
 
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
-    """Return the table of operations among the paths that a user gave: a file, or the only table in a directory.
+    """Return the table of operations among paths of a user (a file, or the only one in a directory); else None.
 
     Files are recognised by the ending `.parquet`. Tables in a directory that also has traces are ignored. Links in a
     directory are not followed.
@@ -260,7 +263,7 @@ def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
         tables = _tables_in(named[0])
         if tables and _has_traces(named[0]):
             return None
-        named = named if len(tables) == 1 else tables
+        named = named if len(tables) == 1 else tables  # several tables are an error, whose message lists `named`
     if not tables:
         return None
     if len(tables) > 1 or len(named) > 1:

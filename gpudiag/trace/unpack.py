@@ -21,8 +21,7 @@ try:  # unpacks two to three times faster; has wheels for x86-64 and arm64 only
 except ImportError:
     _deflate = zlib
 
-#: Bytes of memory per unpacked byte of a trace, for text and decoded events (2.6 measured with PyTorch 2.11, plus a
-#: margin).
+#: Bytes of memory per unpacked byte of a trace, for text and decoded events (measured with PyTorch 2.11: 2.6).
 _MEMORY_PER_BYTE = 4
 #: Ratio of unpacked to packed bytes of ordinary traces in gzip format.
 _USUAL_RATIO = 16
@@ -72,6 +71,7 @@ def free_memory_bytes() -> int | None:
 
 
 def _available_memory_bytes() -> int | None:
+    """Return the kernel's estimate of the memory available without swapping; None if it states none."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
             for line in lines:
@@ -218,7 +218,10 @@ def begins_as_json(head: bytes | bytearray) -> bool:
 
 
 def _unpacked(file: FileIO, head: bytes, size: int, bound: SizeBound) -> Iterator[bytes]:
-    """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded."""
+    """Unpack gzip members one after another; raise TooLargeError when a limit is exceeded.
+
+    `head` has the bytes already read from `file`, whose size is `size` bytes; `bound` has the limits.
+    """
     stream = _deflate.decompressobj(_GZIP_WINDOW)
     pending, packed, unpacked = head, len(head), 0
     try:

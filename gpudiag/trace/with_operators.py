@@ -78,6 +78,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
         step_common, step_total = count_common(step_calls, full_calls[index], pairs)
         common, total = common + step_common, total + step_total
         for thread, (here, there) in pairs.items():
+            # Equal moments of both traces, in ns: in the full trace, in the kernel-only trace.
             known = (
                 _edges(full.events, full_calls[index][threads[thread]].row[there], full_steps[index]),
                 _edges(kernel_only.events, step_calls.get(thread, NONE).row[here], step),
@@ -176,7 +177,10 @@ def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> 
 
 
 def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:
-    """Return the kernel-only trace's collectives, with groups, peers and sizes added from the full trace."""
+    """Return the kernel-only trace's collectives, with groups, peers and sizes added from the full trace.
+
+    Nothing is added in steps whose collectives differ from those of the matching step in number or operation.
+    """
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)
     for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):
@@ -197,7 +201,10 @@ def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[C
 
 
 def _collectives_by_step(trace: Trace) -> list[list[CollectiveCall]]:
-    """Return the device collectives that each step launched, in the order of their launches."""
+    """Return the device collectives that each step launched, in the order of their launches.
+
+    Collectives whose launch was not recorded belong to no step.
+    """
     events = trace.events
     calls = events.rows_of(EventKind.RUNTIME)
     launch_ns = dict(zip(events.correlation[calls].tolist(), events.start_ns[calls].tolist(), strict=True))

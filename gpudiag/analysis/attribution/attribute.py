@@ -184,7 +184,7 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
-    # For each op, the time at which the device has completed all earlier ops.
+    # For each op, the time at which the device has completed all earlier ops. Ops launched before that are `ahead`.
     free_from = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < free_from - _AHEAD_NS)]
     never = np.iinfo(np.int64).max
@@ -207,7 +207,7 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
 
 
 def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of a CPU track, whose training thread is both device and host."""
+    """Split the idle time of a CPU track. Its training thread is both device and host, so that `sync` is empty."""
     thread = track.threads.get(track.steps.thread)
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY
@@ -235,7 +235,10 @@ def attribute(timeline: Timeline, *, each: Each = map) -> Attribution:
 
 
 def attribute_track(track: DeviceTrack) -> TrackAttribution:
-    """Attribute the windows of one device track."""
+    """Attribute the windows of one device track.
+
+    A collective whose last arrival is unknown counts as transfer from its start; `unsplit_ns` has this time.
+    """
     bounds = track.bounds
     begin, end = int(bounds[0]), int(bounds[-1])
     span = Intervals(bounds[:1], bounds[-1:]) if end > begin else EMPTY

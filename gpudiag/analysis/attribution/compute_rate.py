@@ -66,7 +66,7 @@ def _uncounted_reason(run: RunRecord) -> str:
 
 
 def _peak(ranks: tuple[RankRecord, ...], precision: str) -> tuple[float | None, str, dict[str, str]]:
-    """Return (mean peak of the devices in TFLOP/s, its source, name of the field → reason if the peak is unknown)."""
+    """Return (mean peak of the devices in TFLOP/s or None, its source, name of the field → reason for a None)."""
     if not any(rank.device.startswith("cuda") for rank in ranks):
         return None, "", {"peak_tflops": "no peak is published for a process on CPUs"}
     peaks = []

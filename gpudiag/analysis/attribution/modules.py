@@ -78,7 +78,7 @@ def _descendants(modules: Sequence[Module]) -> list[list[int]]:
 
 
 def _module_time(module: Module, index: int, descendants: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
-    """Return the times of one module, with and without its descendants; None if the module did not run."""
+    """Return the times of the module at `index`, with and without its descendants; None if the module did not run."""
     calls = float(np.mean([track.calls[index] for track in tracks]))
     forward = [float(track.forward_ns[descendants].sum()) for track in tracks]
     backward = [float(track.backward_ns[descendants].sum()) for track in tracks]

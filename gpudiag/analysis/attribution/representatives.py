@@ -24,11 +24,9 @@ _CHOSEN = 40
 _DIFFERENT = 12
 #: Maximum number of ranks that are chosen because they differ, if more than `_DIFFERENT` ranks differ.
 _OF_MANY_DIFFERENT = 4
-#: A rank differs if a bucket is further than this share of a step from the usual. Judgement: half of what a warning
-#: needs.
+#: A rank differs if a bucket is further than this share of a step from the usual. Judgement: half of a warning's.
 _DIFFERENT_SHARE = 0.025
-#: Maximum number of ranks per unit. A group that would make a larger unit, such as a data-parallel group, joins no
-#: ranks.
+#: Maximum number of ranks per unit. A group that would make a larger unit (such as a data-parallel one) joins none.
 _MOST_PER_UNIT = 32
 
 
@@ -90,9 +88,12 @@ def _groups(timeline: Timeline) -> list[tuple[int, ...]]:
 
 
 def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> frozenset[int]:
-    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units."""
+    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units.
+
+    `features` is from `_features`.
+    """
     usual = _usual(units, features)
-    step = float(np.median([values[:-1].sum() for values in features.values()]))
+    step = float(np.median([values[:-1].sum() for values in features.values()]))  # the buckets add up to the step
     differs = {
         unit: max(float(np.abs(features[rank] - usual[place]).max()) for place, rank in enumerate(unit))
         for unit in units

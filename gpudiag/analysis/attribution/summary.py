@@ -136,7 +136,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     summaries = []
     for (operation, group, group_size, size), by_track in times.items():
         transfer, wait = (np.concatenate(columns) for columns in zip(*by_track, strict=True))
-        ranks = group_size or timeline.world_size
+        ranks = group_size or timeline.world_size  # an unknown group counts as all ranks
         transfer_ns = median(transfer)
         factor = bus_factor(operation, ranks)
         busbw = gb_per_s(size, transfer_ns) * factor if size and factor and transfer_ns > 0 else None
@@ -262,7 +262,10 @@ def _summed_by_name(
 def _communication_portions(
     track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
-    """Yield the portions of waits and transfers: per kind of collective, per name of other ops, and for the host."""
+    """Yield the portions of waits and transfers: per kind of collective, per name of other ops, and for the host.
+
+    An unknown last arrival counts as the start, so that the collective has no wait.
+    """
     table, ops = track.collectives, track.ops
     transfer_start = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
     waits = equal_shares(Intervals(table.start, transfer_start), attributed.parts["communication_wait"])
@@ -274,6 +277,7 @@ def _communication_portions(
     for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
         of_kind = table.kind == index
         count = int(begun[of_kind].sum())
+        # `transfers` has the collectives first, then the other communication.
         transfer, wait = transfers[: len(table)][of_kind].sum(), waits[of_kind].sum()
         for bucket, share in (("communication_transfer", transfer), ("communication_wait", wait)):
             if share > 0 or count:

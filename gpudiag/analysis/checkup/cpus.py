@@ -6,8 +6,7 @@ from gpudiag.analysis.checkup.setting import JobSetting
 from gpudiag.model.checkup import Check
 from gpudiag.model.facts import number_list, parse_cpu_list
 
-#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once; DataLoader workers need
-#: more.
+#: A rank's training thread and its backward thread (PyTorch's autograd engine) run at once, beside DataLoader workers.
 _LEAST_CPUS_PER_RANK = 2
 
 
@@ -34,7 +33,7 @@ def check_cores(setting: JobSetting) -> Check:
 def _more_cores(setting: JobSetting, quota: float | None) -> tuple[str, ...]:
     """Return the steps that give ranks more CPUs; `quota` is the control group's limit in CPUs."""
     environment = setting.host.environment
-    wanted = 4 * setting.ranks
+    wanted = 2 * _LEAST_CPUS_PER_RANK * setting.ranks  # twice the minimum, for DataLoader workers
     steps = []
     if "SLURM_JOB_ID" in environment:
         steps.append("srun --cpus-per-task=8 …   # and --cpu-bind=none if ranks share a task")

@@ -49,7 +49,10 @@ def check_transport(setting: JobSetting) -> Check:
 
 
 def _transport(link: Link, setting: JobSetting) -> str:
-    """Return the transport that NCCL will likely use between two GPUs, in words."""
+    """Return the transport that NCCL will likely use between two GPUs, in words; "unknown" if peer access is unknown.
+
+    NVLink needs no answer about peer access. A kind of link that `_ORDER` lacks counts as near enough.
+    """
     environment = setting.host.environment
     if link.peer_access is None and link.lanes == 0:
         return "unknown"
@@ -71,7 +74,7 @@ def _level(environment: Mapping[str, str], setting: JobSetting) -> str:
 
 
 def _faster(setting: JobSetting, counts: Counter[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the steps to a faster transport; empty if the hardware allows none."""
+    """Return the steps to a faster transport; empty if the hardware allows none. `counts`: transport → GPU pairs."""
     steps = []
     slow = [link for link in setting.links if not _transport(link, setting).startswith("P2P")]
     if slow and environment.get("NCCL_P2P_DISABLE") == "1" and any(link.peer_access for link in slow):

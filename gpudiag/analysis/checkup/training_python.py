@@ -41,7 +41,7 @@ def check_framework(setting: JobSetting) -> Check:
 
 
 def _on_gpus(setting: JobSetting, python: PythonSeen, name: str) -> Check:
-    """Compare the framework's CUDA with the driver's."""
+    """Compare the CUDA of the framework with the driver's; `name` is the framework's title with its version."""
     code, driver_cuda = "framework", setting.host.cuda_driver
     if python.cuda is None:
         if python.framework_title == "PyTorch":
@@ -61,10 +61,7 @@ def _on_gpus(setting: JobSetting, python: PythonSeen, name: str) -> Check:
             code=code,
             status="blocked",
             title=f"{name} is built for CUDA {python.cuda}, but driver {setting.host.driver} has CUDA {driver_cuda}.",
-            fix=(
-                _install(python, driver_cuda),
-                "Or ask the administrator for a newer driver.",
-            ),
+            fix=(_install(python, driver_cuda), "Or ask the administrator for a newer driver."),
         )
     return Check(code=code, status="ok", title=f"{name} for CUDA {python.cuda}, driver with CUDA {driver_cuda}.")
 

@@ -65,6 +65,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     """
     old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)
+    # The unprofiled step if its interval is known, else the profiled step. The corrected step has no interval.
     judged = next((step for step in reversed(steps) if step.ci95_ms is not None), steps[0])
     buckets = bucket_changes(old, new)
     ranks = rank_changes(old, new)
@@ -196,10 +197,7 @@ def _compared(side: ComparedAnalysis) -> ComparedRun:
 
 
 def find_cause(
-    difference_ms: float,
-    buckets: Sequence[BucketChange],
-    ranks: Sequence[RankChange],
-    waits: Sequence[WaitChange],
+    difference_ms: float, buckets: Sequence[BucketChange], ranks: Sequence[RankChange], waits: Sequence[WaitChange]
 ) -> Cause | None:
     """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
 
@@ -224,7 +222,7 @@ def find_cause(
         return None
     few = _few_ranks(sign, most.bucket, ranks)
     change_ms = fmean(rank.buckets_ms[most.bucket] for rank in few) if few else most.difference_ms
-    parts = most.parts if not few else few[0].parts if len(few) == 1 else ()
+    parts = most.parts if not few else few[0].parts if len(few) == 1 else ()  # several ranks have no common parts
     return Cause(
         bucket=most.bucket,
         ranks=tuple(sorted({rank.rank for rank in few})),
@@ -234,17 +232,20 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the cause on the rank for which waits changed most; None unless this is most of the change."""
-    waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
+    """Return the cause on the rank for which waits changed most; None unless this is most of the change.
+
+    It is also None if none of the rank's other buckets changed in the direction `sign` (1 slower, -1 faster).
+    """
+    waits_ms: dict[int, list[float]] = defaultdict(list)  # awaited rank → changes of waits in this direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
             waits_ms[wait.on_rank].append(wait.difference_ms)
     if not waits_ms:
         return None
-    late = max(waits_ms, key=lambda rank: (sign * fsum(waits_ms[rank]), -rank))
+    awaited = max(waits_ms, key=lambda rank: (sign * fsum(waits_ms[rank]), -rank))
     total_ms = fsum(abs(ms) for of_rank in waits_ms.values() for ms in of_rank)
-    change = next((rank for rank in ranks if rank.rank == late), None)
-    if change is None or abs(fsum(waits_ms[late])) < _MOST * total_ms:
+    change = next((rank for rank in ranks if rank.rank == awaited), None)
+    if change is None or abs(fsum(waits_ms[awaited])) < _MOST * total_ms:
         return None
     work_buckets = (bucket for bucket in change.buckets_ms if bucket != WAIT)
     bucket = max(work_buckets, key=lambda bucket: sign * change.buckets_ms[bucket])
@@ -252,9 +253,9 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
         return None
     return Cause(
         bucket=bucket,
-        ranks=(late,),
+        ranks=(awaited,),
         difference_ms=change.buckets_ms[bucket],
-        waiting_ms=fmean(waits_ms[late]),
+        waiting_ms=fmean(waits_ms[awaited]),
         part=_main_part(sign, bucket, change.buckets_ms[bucket], change.parts),
     )
 

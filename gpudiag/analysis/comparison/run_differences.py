@@ -38,7 +38,7 @@ def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[
         ("devices", _devices(before), _devices(after)),
         *((f"version of {name}", old.software[name], new.software.get(name)) for name in sorted(old.software)),
     )
-    kernels = () if old.workload and new.workload else _kernels(before, after)
+    kernels = () if old.workload and new.workload else _kernels(before, after)  # known workloads are compared by name
     return (*kernels, *_differing(work), *_ranks(before, after), *_differing(machine))
 
 
@@ -68,7 +68,8 @@ def _devices(side: ComparedAnalysis) -> str:
 def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
     """Yield a difference if the runs have mostly different kernels.
 
-    Kernels are compared because traces do not name the model. Precision and layout change the kernels too.
+    Kernels are compared because traces do not name the model. Precision and layout change the kernels too. Kernels of
+    different frameworks have different names and are not compared.
     """
     times = [_compute(side) for side in (before, after)]
     common = times[0].keys() & times[1].keys()

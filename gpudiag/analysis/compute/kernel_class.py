@@ -163,8 +163,7 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are left out, because they are
-#: memory-bound.
+#: Matrix kernels that compute in fp32 without tensor cores, without products with a vector, which are memory-bound.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"
@@ -274,7 +273,6 @@ def is_batched(operator: str) -> bool:
 #: Reductions within each row of a tensor: a compiler fuses the use of the result into the same kernel. All other
 #: reductions are across rows: a second kernel uses the result.
 _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
-
 
 #: PyTorch's own kernels of depthwise convolutions on contiguous tensors. cuDNN computes on channels-last tensors.
 _DEPTHWISE = re.compile(r"conv_depthwise[23]d")

@@ -33,13 +33,17 @@ def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bo
         forward = events.end_ns[inside[events.end_ns[inside] <= end]] + track.shift_ns
         elsewhere = (ops.launch_thread != thread) & (ops.launch_thread != UNKNOWN)
         elsewhere &= (ops.launch_start > begin + track.shift_ns) & (ops.launch_end < end + track.shift_ns)
+        # Without a module's range or a launch of another thread, the update begins with the step.
         closure_ns = max(forward.max(initial=begin + track.shift_ns), ops.launch_end[elsewhere].max(initial=0))
         launched[(row == step) & (ops.launch_start < closure_ns)] = False
     return launched
 
 
 def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return int64[n]: for each op of the track, the innermost row of `around` at the op's launch, or `UNKNOWN`."""
+    """Return int64[n]: for each op of the track, the innermost row of `around` at the op's launch, or `UNKNOWN`.
+
+    `around` has rows of host ranges, sorted by start. Only ranges on the launching thread count.
+    """
     ops = track.ops
     launched = np.full(len(ops), UNKNOWN, np.int64)
     if not len(around):
@@ -72,7 +76,7 @@ def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.
     innermost[holds] = rows[last[holds]]
     others = np.flatnonzero(~holds)
     left = np.sort(time[others])
-    used = np.searchsorted(left, start) < np.searchsorted(left, end)
+    used = np.searchsorted(left, start) < np.searchsorted(left, end)  # rows that contain a remaining time
     rows, start, end = rows[used], start[used], end[used]
     depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     for row_depth in range(int(depth.max(initial=-1)) + 1):
@@ -100,6 +104,8 @@ def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
     """
     if (ops.start[1:] >= ops.end[:-1]).all():  # ops that do not overlap share nothing
         return lengths_inside(spans, ops.start, ops.end).astype(np.float64)
+    # Cut time at all begins and ends. In a piece inside `spans`, each of the running ops gets piece / running. An op's
+    # share is the sum of these quotients from its begin to its end.
     edges = np.concatenate([ops.start, ops.end, spans.start, spans.end])
     order = np.argsort(edges, kind="stable")  # fast, because each of the four columns is sorted or nearly sorted
     opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(spans), len(spans)])[order]

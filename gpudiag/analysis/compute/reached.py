@@ -78,7 +78,7 @@ def _no_sums() -> _Sums:
 
 
 def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_ns: NDArray[np.float64]) -> _Launchers:
-    """Return the operators that launched `ops` and whose work is known.
+    """Return the operators that launched `ops` and whose work is known. `time_ns` has the times of all the track's ops.
 
     An operator may launch kernels of several classes, but counts for one class: a matrix class if its FLOPs are known,
     else the class with the most time.
@@ -86,6 +86,7 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
     slot = np.minimum(np.searchsorted(work.row, table.operator[ops]), len(work.row) - 1)
     known = work.row[slot] == table.operator[ops]
     ops, slot = ops[known], slot[known]
+    # Pairs (operator, class). The last pair of each operator, sorted by (matrix class, time), is the one that counts.
     pairs, index = np.unique(slot * NO_CLASS + table.kernel_class[ops], return_inverse=True)
     time = np.bincount(index, weights=time_ns[ops], minlength=len(pairs))
     cores, simt = (np.bincount(index, table.matrix[ops] == value, len(pairs)) > 0 for value in (1, 0))
@@ -103,12 +104,12 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
 def _flops_peaks(device: str, calls: _Launchers, work: OperatorWork, sources: set[str]) -> NDArray[np.float64]:
     """Return each call's peak in FLOP/ns; NaN if it is unknown. Sources are added to `sources`.
 
-    Tensor cores are assumed for half precisions unless kernels' names say otherwise, because GPUs have no other peak
-    for half precisions.
+    Tensor cores are assumed for half precisions unless kernels' names say otherwise: GPUs have no other peak for them.
     """
     peaks = np.full(len(calls.row), np.nan)
     precision = work.precision[calls.row]
     for index, name in enumerate(PRECISIONS):
+        # fp32 operators that use tensor cores compute in TF32.
         for units, rate in {1: "tf32", 0: "fp32"}.items() if name == "fp32" else {1: name, UNKNOWN: name}.items():
             chosen = (precision == index) & (calls.units == units) & np.isin(calls.code, _MATRIX_CODES)
             if chosen.any() and (peak := peak_tflops(device, rate)) is not None:
@@ -142,7 +143,11 @@ def _add(sums: _Sums, calls: _Launchers, amount: NDArray[np.int64], peak: NDArra
 def _reached(
     row: ComputeClass, total_ns: NDArray[np.float64], sums: dict[str, _Sums], sources: dict[str, set[str]]
 ) -> ComputeClass:
-    """Return a class with its rates. Matrix classes have the peak of matrix units, other classes the memory's peak."""
+    """Return a class with its rates. Matrix classes have the peak of matrix units, other classes the memory's peak.
+
+    `other`, and a class without known work, is returned unchanged. `total_ns` is float64[classes], the time of all
+    kernels. `sums` and `sources` (of peaks) have the keys `flops` and `moved_bytes`.
+    """
     code = CLASS_CODES[row.kernel_class]  # type: ignore[index]  # rows are made from the classes
     flops, moved = sums["flops"], sums["moved_bytes"]
     main = "flops" if code in _MATRIX_CODES else "moved_bytes"

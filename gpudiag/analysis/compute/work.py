@@ -64,7 +64,10 @@ def compiles(name: str) -> bool:
 
 
 def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
-    """Return the compilations of a track's process; None if the process compiled nothing."""
+    """Return the compilations of a track's process; None if the process compiled nothing.
+
+    If no range marks a single compilation, each span without a pause counts as one.
+    """
     threads = {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.ANNOTATION)
     used = distinct(events.name[rows]).tolist()
@@ -92,7 +95,6 @@ _MOST_KERNELS = 20_000
 #: Code of an op that is no kernel.
 NO_CLASS = len(KERNEL_CLASSES)
 CLASS_CODES: dict[KernelClass, int] = {name: code for code, name in enumerate(KERNEL_CLASSES)}
-
 
 #: Columns of `TrackKernels` that state a property of the kernel's name and operator.
 _FLAGS = ("fused", "batched", "across_rows", "depthwise", "cudnn")
@@ -152,7 +154,11 @@ def compute_work(timeline: Timeline) -> ComputeWork:
 
 
 def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
-    """Classify the ops of one track; equal combinations of name, operator and `in_update` are classified once."""
+    """Classify the ops of one track; equal combinations of name, operator and `in_update` are classified once.
+
+    The operators of a CPU track are its ops, so that no operator launched these. Kernels beyond the first
+    `_MOST_KERNELS` combinations are `other`.
+    """
     ops = track.ops
     computes = ops.op_class == OpClass.COMPUTE
     if track.is_cpu:
@@ -185,7 +191,7 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
 def _classify(events: EventTable, key: int) -> tuple[int, ...]:
     """Return (class code, use of tensor cores, *properties in the order of `_FLAGS`).
 
-    `key` encodes name, operator and `in_update`.
+    `key` is (name * (number of names + 1) + operator + 1) * 2 + `in_update`, with `UNKNOWN` (-1) for no operator.
     """
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)

@@ -20,7 +20,11 @@ Times = NDArray[np.float64]
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
     """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; else None.
 
-    `amounts`, float64[nodes], is the time in each line itself, in any unit.
+    From the deepest line of any code, go down to lines that the log omits, then up to the caller in the user's code.
+
+    Args:
+        process: the lines of one process.
+        amounts: float64[nodes], time in each line itself, in any unit.
     """
     total = process.tree.with_callees(amounts)
     if total[ROOT] <= 0:
@@ -58,6 +62,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
             continue
         code = process.log.codes[tree.position[node][0]]
         in_backward = "backward" in kinds[node]
+        # A function named "backward" is that of an autograd function, which is training.
         if in_backward and (tree.position[node][0] in forward or code.function.endswith("backward")):
             continue
         chosen.append(node)
@@ -98,7 +103,8 @@ def loop_depth(process: ProcessTimes) -> int:
     """Return the number of lines on the call stack at the loop's lines, including the loop's line.
 
     The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
-    belongs to a library, the loop's lines are the lines of the functions that it calls.
+    belongs to a library, the loop's lines are the lines of the functions that it calls. If no frame stays open, all
+    lines count as the loop's.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:

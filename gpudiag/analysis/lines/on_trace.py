@@ -39,10 +39,10 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     tracing_ns: NDArray[np.float64] = np.zeros(0)
 
     def inside(self, times: Intervals) -> LinesOnTrace:
-        """Return the parts of the stretches within `times`, which are sorted and disjoint."""
+        """Return the parts of the stretches within `times`, which are sorted and disjoint, without `tracing_ns`."""
         first = np.searchsorted(times.end, self.start, side="right")
         last = np.searchsorted(times.start, self.end, side="left")
-        count = np.maximum(last - first, 0)
+        count = np.maximum(last - first, 0)  # number of `times` that each stretch overlaps
         stretch = np.repeat(np.arange(len(self.node)), count)
         index = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[stretch]
         return LinesOnTrace(
@@ -95,6 +95,8 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
 def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | None:
     """Return the lines of the section whose steps fit the marks best; None if no section fits.
 
+    Sections of kind "alone" were recorded without the profiler, so that no trace shows these steps.
+
     `mark_start`, int64[steps], is the begin of each step mark in the process's trace, in ns.
     """
     fits = [
@@ -121,7 +123,10 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
 
 
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:
-    """Return (median deviation, clock offset) in ns for each way to pair steps with marks."""
+    """Return (median deviation, clock offset) in ns for each way to pair steps with marks, which begin at `mark_start`.
+
+    Either side may lack up to two first steps. A lack adds 1 ns per step to the deviation, to prefer none if equal.
+    """
     steps = np.array(walked.step_ns[:-1], np.int64)
     fits = []
     for offset in (0, 1, -1, 2, -2):

@@ -51,7 +51,7 @@ class _Spans:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:
-        """Add a stretch of a line and its callers: extend their spans if these end at `start`, else begin new spans."""
+        """Add a stretch of line `node` and its callers: extend spans that end at `start`, else begin new spans."""
         shown = self._shown.get(node)
         if shown is None:
             shown = self._shown[node] = self._shown_above(node)

@@ -20,7 +20,7 @@ _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 def line_table(
     process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
 ) -> tuple[SourceLine, ...]:
-    """Return the lines of one process, each caller before its callees, and lines of one caller by line number.
+    """Return the lines of one process (none without steps), callers before callees, lines of one caller by number.
 
     Args:
         process: the lines.
@@ -48,7 +48,7 @@ class _Table:
         self._mean_ms = self._total_ms.mean(axis=1)
 
     def rows(self, parent: int, depth: int) -> Iterator[SourceLine]:
-        """Yield the few longest lines below `parent` in the order of their numbers, each followed by its callees."""
+        """Yield the few longest lines below `parent` by number, indented by `depth`, each followed by its callees."""
         least = _LEAST_SHARE * self._mean_ms[ROOT]
         kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
         kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]
@@ -60,7 +60,10 @@ class _Table:
             yield from self.rows(node, depth + shown)
 
     def _row(self, node: int, depth: int) -> SourceLine:
-        """Return the table's row about this node, indented by `depth`."""
+        """Return the table's row about this node, indented by `depth`.
+
+        Self time may exceed the line's time by rounding, and idle time because traces have other steps: both are cut.
+        """
         log, tree = self._process.log, self._process.tree
         code, line = tree.position[node]
         function = log.codes[code]

@@ -91,7 +91,10 @@ class ProcessTimes:
         return later
 
     def _remove_cost(self, later: Times, first: int) -> None:
-        """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps."""
+        """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps.
+
+        Each event, and each call of an unrecorded function, costs the same, and belongs to the line current then.
+        """
         walked = self.alone
         assert walked is not None  # noqa: S101  # `later` has steps
         bounds = np.array(walked.step_ns)
@@ -109,6 +112,8 @@ class ProcessTimes:
 
     def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
         """Return (slowdown of the steps that tracing does not explain, cost of tracing per event in ns).
+
+        The slowdown is a quotient, 1 for none; within `_SAME_PACE` of 1 it counts as 1.
 
         Args:
             later: float64[nodes, steps], ns as recorded.

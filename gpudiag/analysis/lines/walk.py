@@ -63,7 +63,7 @@ class LineTree:
         self._index: dict[tuple[int, int, int], int] = {}
 
     def node(self, parent: int, code: int, line: int) -> int:
-        """Return the node of a line called from the node `parent`; add it if it is new."""
+        """Return the node of a line of function `code` (an index) called from node `parent`; add it if it is new."""
         key = (parent, code, line)
         node = self._index.get(key)
         if node is None:
@@ -141,7 +141,7 @@ class _Stack:
         return self.nodes[-1] if self.nodes else self.base
 
     def move(self, code: int, value: int) -> None:
-        """Follow a call, a return, or a line."""
+        """Follow an event in the function `code`: `CALL`, `LEAVE`, or the number of the line that runs."""
         if value == CALL:
             self._call(code)
         elif value == LEAVE:
@@ -184,7 +184,7 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
     nodes: list[int] = []
     calls: Counter[int] = Counter()
     for at_ns, thread, code, value in _merged(section):
-        if value <= CALLS:
+        if value <= CALLS:  # the number of calls since the previous event, encoded as `CALLS - number`
             calls[len(nodes) - 1] = CALLS - value
             continue
         if value in WORK:
@@ -244,7 +244,10 @@ class _Follower:
             self._tree.work[self._main.current]["input"] += 1
 
     def move(self, thread: int, code: int, value: int) -> bool:
-        """Follow an event and return True; ignore events of other threads outside of backward and return False."""
+        """Follow an event and return True; ignore events of other threads outside of backward and return False.
+
+        The next event of the training thread ends its wait in `backward`, and so the other threads' lines.
+        """
         if thread == _TRAINING:
             self._main.move(code, value)
             self._note_input()

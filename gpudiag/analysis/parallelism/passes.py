@@ -72,7 +72,11 @@ def passes_of_step(
 def _named(
     timeline: Timeline, track: DeviceTrack, attributed: TrackAttribution, inside: Intervals, stage: int
 ) -> list[PassOfStage]:
-    """Return the passes that the trace names, each from its first to its last compute."""
+    """Return the passes that the trace names, each from its first to its last compute.
+
+    Passes outside of `inside` (the window of one step, or empty) and passes without compute are left out. The index
+    of a pass's chunk is that of its stage among the stages that this rank names.
+    """
     if not len(inside):
         return []
     named = named_passes(timeline, track)
@@ -99,6 +103,7 @@ def _named(
 
 
 def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPass) -> Intervals:
+    """Return the compute within a pass (on CPUs), or that the pass launched, which may run after its range."""
     if track.is_cpu:
         return intersect(attributed.parts["compute"], _span(named.start, named.end))
     ops = track.ops
@@ -108,7 +113,10 @@ def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPa
 
 
 def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:
-    """Return the passes in a step's compute on one rank; times are in ms on the common clock."""
+    """Return the passes in a step's compute on one rank: its stretches between messages.
+
+    Times are in ms on the common clock.
+    """
     messages = np.array([kind[0] in POINT_TO_POINT for kind in track.collectives.kinds], np.bool_)
     chosen = messages[track.collectives.kind]
     times = np.concatenate([track.collectives.start[chosen], track.collectives.end[chosen]])
@@ -144,7 +152,10 @@ def _span(start: int, stop: int) -> Intervals:
 
 
 def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list[_Part]:
-    """Return the stretches of compute between two messages, in order, each within one pass."""
+    """Return the stretches of compute between two messages, in order, each within one pass.
+
+    If it is not `known` when `backward` ran, all compute is one stretch of direction `both`.
+    """
     if not known:
         return [_Part("both", int(compute.start[0]), int(compute.end[-1]))] if len(compute) else []
     parts = [_Part("backward", *pair) for pair in intersect(compute, backward).pairs()]

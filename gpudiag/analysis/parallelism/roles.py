@@ -27,7 +27,7 @@ def words_of(description: str) -> dict[GroupRole, int]:
 
 
 def described_role(description: str) -> GroupRole | None:
-    """Return the role that a description states.
+    """Return the role that a description states; None if it states none.
 
     The ranks of a group with several roles, such as `mesh_dp_cp` or Megatron-LM's `DATA_PARALLEL_GROUP_WITH_CP`, hold
     replicas of the model, so that `data` counts before `context`.
@@ -40,7 +40,7 @@ def described_role(description: str) -> GroupRole | None:
 
 
 def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
-    """Return the role of a group without a description, from its number of calls by operation."""
+    """Return the role of a group without a description, from its number of calls by operation; it may be `unknown`."""
     if operations.get("all_to_all"):
         return "expert"
     if any(operations.get(operation) for operation in POINT_TO_POINT):

@@ -63,7 +63,7 @@ def schedule_of(timeline: Timeline, grid: RankGrid | None) -> PipelineSchedule |
     chunks = most // (2 * microbatches) if microbatches else 0
     if grid.stages > 2 and chunks and fewest == (2 * chunks - 1) * microbatches:  # the middle stages send more
         return PipelineSchedule(microbatches, chunks)
-    return PipelineSchedule(fewest)
+    return PipelineSchedule(fewest)  # one chunk: a rank at an end sends a message per microbatch
 
 
 def named_passes(timeline: Timeline, track: DeviceTrack) -> list[NamedPass]:
@@ -99,7 +99,10 @@ def _rows_named(events: EventTable, names: NDArray[np.int64], track: DeviceTrack
 
 
 def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
-    """Return max(sends, receives) per step for each rank that communicates with other stages."""
+    """Return max(sends, receives) per step for each rank that communicates with other stages.
+
+    Batched messages (`send_recv`) count once each. Groups of unknown role count as between stages.
+    """
     counts = []
     for track in timeline.tracks:
         table = track.collectives

@@ -48,7 +48,7 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
         grid=_parallel_grid(grid),
         step_ms=step_ms,
         simulated_ms=simulated_ms,
-        host_gap_ms=max(step_ms - simulated_ms, 0.0),
+        host_gap_ms=max(step_ms - simulated_ms, 0.0),  # an inaccurate simulation may take longer than the recording
         replay_error_percent=replay_error,
         imbalance=imbalance,
         bubble=bubble,
@@ -66,7 +66,7 @@ def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
     return ParallelGrid(
         data=data_ranks,
         pipeline=stages,
-        ranks_per_worker=max(spacing, 1),
+        ranks_per_worker=max(spacing, 1),  # no spacing if there is only one worker
         microbatches=grid.microbatches,
         chunks_per_stage=grid.chunks_per_stage,
         steps_recorded=grid.steps_recorded,
@@ -107,7 +107,7 @@ def _workers(job: SimulatedJob) -> tuple[PipelineWorker, ...]:
         busy = grid.durations_ms[rows].sum(axis=0)
         span = grid.ends_ms[rows].max(axis=0) - grid.starts_ms[rows].min(axis=0)
         computing[stage] = busy.mean(axis=0)
-        waiting[stage] = np.maximum(span - busy, 0.0).mean(axis=0)
+        waiting[stage] = np.maximum(span - busy, 0.0).mean(axis=0)  # recorded computations may overlap slightly
     mean = float(computing.mean()) or 1.0
     workers = [
         PipelineWorker(

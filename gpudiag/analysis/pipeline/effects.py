@@ -3,8 +3,7 @@
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
 to all stages that compute the same microbatch. Two explanations may be possible: of two workers, either one is slow or
-the other is fast. The factors nearer to the median of all are then taken, so that fewer workers or microbatches
-deviate.
+the other is fast. The factors nearer to the median of all are then taken, so that few workers or microbatches deviate.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: If microbatches differ in length, the correlation of their forward and backward durations exceeds this value (as in
-#: the published analysis of production jobs). With a single stage, only this correlation distinguishes different
-#: lengths from noise.
+#: the published analysis of production jobs). With a single stage, only this correlation tells lengths from noise.
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches cause this by
-#: chance.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches explain this.
 _BY_CHANCE = 4.0
 
 
@@ -49,7 +46,8 @@ class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
 def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     """Return the factors of computation times `[slot, step, data rank]`.
 
-    The factors are estimated in turn, each from the times divided by the other factors.
+    The factors are estimated in turn, each from the times divided by the other factors. The sequence's factor remains 1
+    on a single stage if `MIN_CORRELATION` is not reached.
     """
     slots, _, data_ranks = durations_ms.shape
     stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
@@ -57,8 +55,8 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     chance = {kind: _chance(durations_ms, list(_slots_by_chunk(grid, kind).values())) for kind in COMPUTE_KINDS}
     for _ in range(_PASSES):
         for kind in COMPUTE_KINDS:
-            levels = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
-            for rows, of_stage, of_workers in levels:
+            estimates = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
+            for rows, of_stage, of_workers in estimates:
                 stage[rows], worker[rows] = of_stage, of_workers
         rest = _relative(grid, durations_ms / (stage * worker))
         correlation = _correlation(grid, rest)
@@ -70,7 +68,7 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
 
 
 def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
-    """Return the durations divided by the mean duration of their kind."""
+    """Return the durations divided by the mean duration of their kind; 1 if they do not compute or take no time."""
     rest = np.ones_like(durations_ms)
     for kind in COMPUTE_KINDS:
         rows = grid.rows_of(kind)
@@ -84,33 +82,39 @@ def _estimate_workers(
 ) -> Iterator[tuple[list[int], float, Times]]:
     """Yield (slots, stage factor, worker factors) per stage and chunk, from the mean times of the workers.
 
-    A difference that all stages of a data rank share is attributed to the sequences if `chance` explains it.
+    A difference that all stages of a data rank share is attributed to the sequences if chance explains it. Nothing is
+    yielded if a worker's computations of this kind take no time.
+
+    Args:
+        grid: the operations.
+        kind: the kind of computation, forward or backward.
+        durations_ms: `[slot, step, data rank]`, without the sequence's factor.
+        chance: `[data rank]`, from `_chance`.
     """
     slots_by_chunk = list(_slots_by_chunk(grid, kind).values())
-    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in slots_by_chunk])
-    if not slots_by_chunk or levels.min() <= 0:
+    mean_ms = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in slots_by_chunk])  # [chunk, data rank]
+    if not slots_by_chunk or mean_ms.min() <= 0:
         return
-    ordinary = float(np.median(levels))
-    stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
-    workers = levels / stage_levels[:, None]
+    usual_ms = float(np.median(mean_ms))
+    stage_ms = np.array([_nearest_median(of_stage, usual_ms) for of_stage in mean_ms])
+    workers = mean_ms / stage_ms[:, None]
     if grid.stages > 1:
         common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
         by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
         workers = workers / np.where(by_chance, common, 1.0)
-    for rows, of_stage, of_workers in zip(slots_by_chunk, stage_levels, workers, strict=True):
-        yield rows, of_stage / float(stage_levels.mean()), of_workers
+    for rows, of_stage, of_workers in zip(slots_by_chunk, stage_ms, workers, strict=True):
+        yield rows, of_stage / float(stage_ms.mean()), of_workers
 
 
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
-    """Return the relative standard error of each data rank's mean time, due to its microbatches.
+    """Return `[data rank]`: the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, some data ranks get longer microbatches by chance and are slower on all stages
-    alike.
+    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
     relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in slots_by_chunk])
-    series = relative.mean(axis=0)
+    series = relative.mean(axis=0)  # [microbatch, step, data rank], mean over the chunks
     samples = series.shape[0] * series.shape[1]
     return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
 
@@ -142,7 +146,11 @@ def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
 
 
 def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
-    """Set `sequence`, in place, to the median of `rest` over stages; between two middle values, that nearest to 1."""
+    """Set the factors of microbatches in `sequence`, in place, relative to their mean.
+
+    A microbatch's factor is the median over stages of `rest` (the durations without the other factors, relative to the
+    mean of their kind). Of two middle values and all values between them, the nearest to 1 is taken.
+    """
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
         return
@@ -153,11 +161,14 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
         common[microbatch] = np.clip(1.0, low, high)
     mean = float(np.mean([values.mean() for values in common.values()]))
     for microbatch, rows in microbatches.items():
-        sequence[rows] = np.maximum(common[microbatch] / mean, 1e-9)
+        sequence[rows] = np.maximum(common[microbatch] / mean, 1e-9)  # positive, because durations are divided by it
 
 
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:
-    """Return the correlation of forward and backward durations over all microbatches, averaged over stages."""
+    """Return the correlation of forward and backward durations over all microbatches, averaged over stages.
+
+    It is None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
+    """
     forward, backward = _by_microbatch(grid, FORWARD), _by_microbatch(grid, BACKWARD)
     both = sorted(set(forward) & set(backward))
     if not both:

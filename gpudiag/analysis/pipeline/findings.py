@@ -10,7 +10,7 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import Times
 from gpudiag.analysis.pipeline.scenarios import SimulatedJob
 from gpudiag.model.analysis import SEVERITIES, Confidence, Finding, Severity
-from gpudiag.model.parallelism import Imbalance
+from gpudiag.model.parallelism import Imbalance, theoretical_bubble_percent
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
@@ -46,7 +46,7 @@ def _severity(percent: float) -> Severity:
 
 
 def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iterator[Finding]:
-    """Yield a finding for each cause of imbalance that costs `_MIN_PERCENT` of the step or more."""
+    """Yield a finding for each cause of imbalance that costs `_MIN_PERCENT` of the simulated step `step_ms` or more."""
     describe = {"rank": _slow_workers, "stage": _long_stages, "sequence": _uneven_sequences}
     for cause, effect in imbalance.by.items():
         percent = 100 * effect.saved_ms / step_ms if step_ms > 0 else 0.0
@@ -64,7 +64,7 @@ def _stragglers(job: SimulatedJob, imbalance: Imbalance, step_ms: float) -> Iter
 
 
 def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
-    """Return "high" if nearly all steps are shorter without `factor`, "low" if there are too few steps."""
+    """Return "high" if nearly all steps are shorter without `factor`, one of `job.factors`; "low" for too few steps."""
     saved = job.steps.step_ms - job.step_ms_without(factor)
     if len(saved) < _SEVERAL_STEPS:
         return "low"
@@ -72,22 +72,27 @@ def _confidence(job: SimulatedJob, factor: Times) -> Confidence:
 
 
 def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
-    """Return the fields of the finding about the few slowest workers, which cause nearly all of the savings."""
+    """Return the fields of the finding about the few slowest workers, which cause nearly all of the savings.
+
+    Workers are added, slowest first, until equalizing these with their peers saves `_NAMED_SHARE` of all savings.
+    """
     grid, factor = job.grid, job.factors.worker
     computes = {stage: grid.rows_of(*COMPUTE_KINDS, stage=stage) for stage in range(grid.stages)}
-    total = job.durations_ms.mean(axis=1)
+    mean_ms = job.durations_ms.mean(axis=1)
+    # [stage, data rank]: a worker's computation time, relative to the time that its peers need for the same.
     relative = np.array(
-        [total[rows].sum(axis=0) / (total[rows] / factor[rows, 0]).sum(axis=0) for rows in computes.values()]
+        [mean_ms[rows].sum(axis=0) / (mean_ms[rows] / factor[rows, 0]).sum(axis=0) for rows in computes.values()]
     )
-    order = np.dstack(np.unravel_index(np.argsort(-relative, axis=None), relative.shape))[0]
-    full = float((job.steps.step_ms - job.step_ms_without(factor)).mean())
-    only = np.ones_like(factor)
+    slowest_first = np.dstack(np.unravel_index(np.argsort(-relative, axis=None), relative.shape))[0]
+    saved_by_all_ms = float((job.steps.step_ms - job.step_ms_without(factor)).mean())
+    factor_of_named = np.ones_like(factor)
     named: list[tuple[int, int]] = []
-    for stage, data_rank in order[:_MOST_NAMED_RANKS].tolist():
+    for stage, data_rank in slowest_first[:_MOST_NAMED_RANKS].tolist():
         rows = computes[stage]
-        only[rows, :, data_rank] = factor[rows, :, data_rank]
+        factor_of_named[rows, :, data_rank] = factor[rows, :, data_rank]
         named.append((stage, data_rank))
-        if float((job.steps.step_ms - job.step_ms_without(only)).mean()) >= _NAMED_SHARE * full:
+        saved_ms = float((job.steps.step_ms - job.step_ms_without(factor_of_named)).mean())
+        if saved_ms >= _NAMED_SHARE * saved_by_all_ms:
             break
     ranks = tuple(int(grid.ranks[worker]) for worker in named)
     slowest = float(relative[named[0]])
@@ -95,6 +100,7 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
     return {
         "ranks": ranks,
         "title": f"One worker is slow: {who}" if len(ranks) == 1 else f"Some workers are slow: {who}",
+        # Of two workers, either one is slow or the other is fast.
         "confidence": _confidence(job, factor) if factor.shape[2] > 2 else "medium",
         "evidence": {
             "relative_time": {str(int(grid.ranks[worker])): round(float(relative[worker]), 3) for worker in named},
@@ -113,11 +119,15 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _long_stages(job: SimulatedJob) -> dict[str, Any]:
-    """Return the fields of the finding about stages that compute longer than the mean of the stages."""
+    """Return the fields of the finding about stages that compute longer than the mean of the stages.
+
+    At least the longest stage is named, even if it is not longer by `_LONG_STAGE`.
+    """
     grid = job.grid
-    total = job.durations_ms.mean(axis=(1, 2)) / job.factors.worker.mean(axis=(1, 2))
-    times = np.array([total[grid.rows_of(*COMPUTE_KINDS, stage=stage)].sum() for stage in range(grid.stages)])
-    relative = times / times.mean()
+    # Without the workers' factors, because slow workers are a finding of their own.
+    slot_ms = job.durations_ms.mean(axis=(1, 2)) / job.factors.worker.mean(axis=(1, 2))
+    stage_ms = np.array([slot_ms[grid.rows_of(*COMPUTE_KINDS, stage=stage)].sum() for stage in range(grid.stages)])
+    relative = stage_ms / stage_ms.mean()
     longest = int(np.argmax(relative))
     stages = [stage for stage in range(grid.stages) if relative[stage] >= _LONG_STAGE] or [longest]
     position = "the last" if longest == grid.stages - 1 else "the first" if longest == 0 else f"stage {longest}"
@@ -126,7 +136,7 @@ def _long_stages(job: SimulatedJob) -> dict[str, Any]:
         (
             f"Stage {longest} computes {relative[longest]:.2f} times the mean of the stages: move about "
             f"{100 * (1 - 1 / relative[longest]):.0f} % of its work to the others."
-        ),
+        )
     ]
     if longest == grid.stages - 1:
         advice.append(
@@ -178,7 +188,10 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
 
 
 def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
-    """Report the bubble. The savings are half of the bubble, because microbatches of half the size halve the bubble."""
+    """Report the bubble; nothing below `_MIN_PERCENT`, or without pipeline (`bubble` is None).
+
+    The savings are half of the bubble, because microbatches of half the size halve the bubble.
+    """
     if bubble is None or step_ms <= 0:
         return
     saved = bubble.ms / 2
@@ -186,11 +199,7 @@ def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -
     if percent < _MIN_PERCENT:
         return
     stages, microbatches, chunks = job.grid.stages, job.grid.microbatches, job.grid.chunks_per_stage
-
-    def theory(pieces: int) -> str:
-        return f"{100 * (stages - 1) / (pieces + stages - 1):.0f} %"
-
-    pieces = microbatches * chunks
+    now, halved = (theoretical_bubble_percent(stages, count, chunks) for count in (microbatches, 2 * microbatches))
     yield Finding(
         code="pipeline-bubble",
         severity=_severity(percent),
@@ -208,7 +217,7 @@ def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -
         advice=(
             (
                 f"Train {2 * microbatches} microbatches of half the size instead of {microbatches}: the bubble becomes "
-                f"{theory(2 * pieces)} instead of {theory(pieces)}, if half a microbatch takes half the time."
+                f"{halved:.0f} % instead of {now:.0f} %, if half a microbatch takes half the time."
             ),
             f"Interleave: {2 * chunks} parts of the model per stage have the same effect, for more transfers.",
             "Use fewer stages where the memory allows.",

@@ -102,15 +102,16 @@ class _Transfers:
     def __init__(self, grid: OperationGrid) -> None:
         self.computation: dict[int, int] = {}
         self.pairs: list[tuple[int, int]] = []
-        chunks = 1 + max(grid.slots[row].chunk for row in grid.rows_of(*COMPUTE_KINDS))
-        for compute, send, receive, ahead in (
-            (FORWARD, FORWARD_SEND, FORWARD_RECEIVE, 1),
-            (BACKWARD, BACKWARD_SEND, BACKWARD_RECEIVE, -1),
+        last_chunk = max(grid.slots[row].chunk for row in grid.rows_of(*COMPUTE_KINDS))
+        # Forward passes send to the next chunk of the model, and backward passes to the previous one.
+        for compute, send, receive, to_chunk, first, last in (
+            (FORWARD, FORWARD_SEND, FORWARD_RECEIVE, 1, 0, last_chunk),
+            (BACKWARD, BACKWARD_SEND, BACKWARD_RECEIVE, -1, last_chunk, 0),
         ):
-            sends = self._by_chunk(grid, compute, send, without=chunks - 1 if ahead > 0 else 0)
-            receives = self._by_chunk(grid, compute, receive, without=0 if ahead > 0 else chunks - 1)
+            sends = self._by_chunk(grid, compute, send, without=last)
+            receives = self._by_chunk(grid, compute, receive, without=first)
             for (chunk, microbatch), row in sends.items():
-                other = receives.pop((chunk + ahead, microbatch), None)
+                other = receives.pop((chunk + to_chunk, microbatch), None)
                 if other is None:
                     raise UnreadableInputError(f"a {send} of stage {grid.slots[row].stage} has no receive", _HINT)
                 self.pairs.append((row, other))
@@ -119,9 +120,10 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return (chunk, microbatch) of a computation → row of its transfer. The chunk `without` has no transfer.
+        """Return (chunk, microbatch) of each `compute` → row of its transfer, a `kind`; add the rows to `computation`.
 
-        Some recorders write transfers for that chunk too. Such transfers move nothing and are ignored.
+        The chunk `without` needs no transfer, because passes begin in it (receives) or end in it (sends). Some
+        recorders write transfers for that chunk too. Such transfers move nothing and are left out of the result.
         """
         by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
@@ -146,7 +148,10 @@ class _Transfers:
 def _order_worker(
     grid: OperationGrid, stage: int, transfers: _Transfers, recorded: _RecordedOrder, before: list[set[int]]
 ) -> None:
-    """Add the dependencies between the operations of one worker."""
+    """Add the dependencies between the operations of a stage's worker to `before` (slot → slots that must end first).
+
+    Except for transfers, whose computations are known, the order is that of the recorded times.
+    """
     computes = recorded.sorted(grid.rows_of(*COMPUTE_KINDS, stage=stage))
     _chain(computes, before)
     others = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
@@ -185,16 +190,18 @@ class _RecordedOrder:
 
     def sorted(self, rows: Sequence[int]) -> list[int]:
         """Return rows in the order of their median starts."""
-        typical = np.median(self._starts[list(rows)], axis=1)
-        return [rows[number] for number in np.argsort(typical, kind="stable").tolist()]
+        start = np.median(self._starts[list(rows)], axis=1)
+        return [rows[number] for number in np.argsort(start, kind="stable").tolist()]
 
     def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
         """Let each row follow the last operation of a stream that has ended before the row in nearly all samples.
 
-        `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency.
+        `stream` is in the order of execution. An operation that has ended in only some samples is not a dependency. A
+        row that is itself in the stream follows only operations ahead of it.
         """
         if not rows or not stream:
             return
+        # The ends are sorted, because only the number of ended operations counts.
         starts, ends = self._starts[list(rows)] + self._tolerance, np.sort(self._ends[list(stream)], axis=0)
         ended = [np.searchsorted(ends[:, sample], starts[:, sample], "right") for sample in range(ends.shape[1])]
         numbers = np.quantile(np.array(ended), _EXCEPTIONS, axis=0, method="lower").tolist()
@@ -205,7 +212,10 @@ class _RecordedOrder:
 
 
 def _groups(grid: OperationGrid, transfers: _Transfers) -> list[OperationGroup]:
-    """Return the groups: point-to-point transfers, then collectives across stages, then each remaining slot alone."""
+    """Return the groups: point-to-point transfers, then collectives across stages, then each remaining slot alone.
+
+    Gradients are clipped by the norm over all stages and data ranks. Embedding gradients are reduced across stages.
+    """
     groups = [OperationGroup(rows=pair) for pair in transfers.pairs]
     together: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row, slot in enumerate(grid.slots):
@@ -223,7 +233,11 @@ def _groups(grid: OperationGrid, transfers: _Transfers) -> list[OperationGroup]:
 
 
 def _sorted(groups: Sequence[OperationGroup], before: Sequence[set[int]]) -> tuple[OperationGroup, ...]:
-    """Return the groups in topological order."""
+    """Return the groups in topological order (Kahn's algorithm).
+
+    Raises:
+        UnreadableInputError: the dependencies have a cycle.
+    """
     group_of = {row: number for number, group in enumerate(groups) for row in group.rows}
     needed = [{group_of[earlier] for row in group.rows for earlier in before[row]} for group in groups]
     later: dict[int, list[int]] = defaultdict(list)

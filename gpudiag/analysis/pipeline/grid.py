@@ -1,8 +1,7 @@
 """Arrange a table of operations as slots, whose times are arrays over steps and data-parallel ranks.
 
 A slot is the k-th operation of one kind on one stage. All complete steps of all data-parallel ranks have the same
-slots, so that one graph of slots describes every step. Arithmetic on arrays `[step, data rank]` simulates all steps at
-once.
+slots, so that one graph of slots describes every step. Arithmetic on `[step, data rank]` simulates all steps at once.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrange(table: OperationTable) -> OperationGrid:
-    """Return the complete steps of a table.
+    """Return the complete steps of a table: in these, each data rank has the most frequent sequence of operations.
 
     Raises:
         UnreadableInputError: stages are not numbered from 0, no step is complete, or a step takes more than 11 days.
@@ -96,6 +95,7 @@ def arrange(table: OperationTable) -> OperationGrid:
         (table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step)
     )
     step, data_rank = table.step[order], np.searchsorted(data_ranks, table.data_rank[order])
+    # One slice [begin, end) of `order` for each step of each data rank.
     begins = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(data_rank) != 0)])
     ends = np.r_[begins[1:], len(order)]
     codes = (table.stage * len(OPERATION_KINDS) + table.kind)[order]
@@ -132,7 +132,10 @@ def arrange(table: OperationTable) -> OperationGrid:
 
 
 def _slots(table: OperationTable, rows: Integers) -> tuple[Slot, ...]:
-    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`."""
+    """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`.
+
+    If the table has no microbatches, the k-th computation is of microbatch k; if it has no chunks, a stage is one.
+    """
     count: Counter[tuple[int, str]] = Counter()
     slots = []
     for row in rows[:, 0, 0].tolist():

@@ -9,7 +9,7 @@ from gpudiag.analysis.pipeline.effects import ComputeFactors, compute_factors
 from gpudiag.analysis.pipeline.graph import OperationGraph, build_graph, transfer_durations
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.analysis.pipeline.simulate import SimulatedSteps, simulate, typical_gaps
-from gpudiag.model.parallelism import Imbalance, ImbalanceCause
+from gpudiag.model.parallelism import Imbalance, ImbalanceCause, theoretical_bubble_percent
 from gpudiag.model.parallelism.operations import COMPUTE_KINDS, LOCAL_KINDS, OPERATION_KINDS
 from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
@@ -22,7 +22,9 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
         durations_ms: durations without waiting for other members of a transfer, `[slot, step, data rank]`.
         steps: the simulated recorded steps, without host gaps.
         ideal: the step with `ideal_durations`; its arrays have one step and one data rank.
-        factors: factors of the computation times.
+        factors: how much longer than usual computations take (1 = usual, 1.2 = 20 % longer). Compared are the stages
+            (`stage`, `[slot, 1, 1]`), the workers of one stage (`worker`, `[slot, 1, data rank]`), and the microbatches
+            (`sequence`, `[slot, step, data rank]`). Slots that do not compute have 1.
     """
 
     grid: OperationGrid
@@ -33,7 +35,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
     factors: ComputeFactors
 
     def step_ms_without(self, factor: Times) -> Times:
-        """Return the simulated step times, in ms, if durations are divided by `factor`."""
+        """Return float64[steps]: the simulated step times, in ms, if durations are divided by one of `factors`."""
         return simulate(self.graph, self.durations_ms / factor).step_ms
 
 
@@ -77,13 +79,18 @@ def replay_error_percent(job: SimulatedJob) -> float:
 
 
 def imbalance_of(job: SimulatedJob) -> Imbalance:
-    """Return the slowdown relative to the ideal step, and the effect of each cause."""
+    """Return the slowdown relative to the ideal step, and the effect of removing each cause alone.
+
+    A cause is removed by dividing durations by its factor, so that differences between the workers of a stage (`rank`),
+    between stages, or between microbatches (`sequence`) vanish. This also lengthens computations that are shorter than
+    usual. If the step gets longer because of these, removing the cause saves nothing.
+    """
     step_ms, ideal_ms = float(job.steps.step_ms.mean()), float(job.ideal.step_ms.mean())
     factors = {"rank": job.factors.worker, "stage": job.factors.stage, "sequence": job.factors.sequence}
     by = {}
     for cause, factor in factors.items():
-        without = float(job.step_ms_without(factor).mean())
-        by[cause] = ImbalanceCause(slowdown=_ratio(step_ms, without), saved_ms=max(step_ms - without, 0.0))
+        without_ms = float(job.step_ms_without(factor).mean())
+        by[cause] = ImbalanceCause(slowdown=_ratio(step_ms, without_ms), saved_ms=max(step_ms - without_ms, 0.0))
     return Imbalance(slowdown=_ratio(step_ms, ideal_ms), ideal_ms=ideal_ms, by=by)
 
 
@@ -92,7 +99,7 @@ def _ratio(time_ms: float, other_ms: float) -> float:
 
 
 def bubble_of(job: SimulatedJob) -> ScheduleBubble | None:
-    """Return the idle time of a stage in the ideal step; None without a pipeline."""
+    """Return the idle time of a stage in the ideal step; None without a pipeline, or if computing takes no time."""
     grid = job.grid
     if grid.stages < 2 or not grid.microbatches:
         return None
@@ -101,10 +108,6 @@ def bubble_of(job: SimulatedJob) -> ScheduleBubble | None:
     span = float(ends.max() - starts.min())
     if span <= 0:
         return None
-    idle = max(span - float((ends - starts).sum()) / grid.stages, 0.0)
-    fill = grid.stages - 1
-    return ScheduleBubble(
-        percent=100 * idle / span,
-        theoretical_percent=100 * fill / (grid.microbatches * grid.chunks_per_stage + fill),
-        ms=idle,
-    )
+    idle = max(span - float((ends - starts).sum()) / grid.stages, 0.0)  # rounding may give a negative difference
+    theoretical = theoretical_bubble_percent(grid.stages, grid.microbatches, grid.chunks_per_stage)
+    return ScheduleBubble(percent=100 * idle / span, theoretical_percent=theoretical, ms=idle)

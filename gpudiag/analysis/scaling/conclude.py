@@ -92,7 +92,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. No GPU is marked as odd if the point of any GPU is doubtful.
+    """Return the GPUs measured alone. No GPU is marked as odd if the point of any GPU is doubtful (in `doubts`).
 
     A doubtful point suggests that the host was busy, which can make any GPU look odd.
     """
@@ -140,7 +140,7 @@ def _waterfalls(
     """Return the waterfalls of points with several devices, and remarks on recorded points without a waterfall.
 
     A waterfall is computed from recorded steps. If recorded steps are missing or unusable, points with the most devices
-    get a waterfall from unprofiled steps. A point with a doubtful baseline gets no waterfall.
+    get a waterfall from unprofiled steps. A point with a doubtful baseline (in `doubts`) gets no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
@@ -198,7 +198,10 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the job without communication, on (the same devices, one device); None if one is missing."""
+    """Return the points of the job without communication, on (the same devices, one device).
+
+    Return None if one is missing, in strong scaling, and if the point itself is without communication.
+    """
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -231,7 +234,7 @@ def _started(point: PointRecord, doubt: str) -> str:
 def _prospects(
     points: list[PointRecord], falls: Iterable[Waterfall], network: Network | None, doubts: Collection[str]
 ) -> Iterable[Prospect]:
-    """Yield the forecast of each curve on the first devices, unless its one-device baseline is doubtful."""
+    """Yield the forecast of each curve on the first devices, unless its baseline is doubtful (in `doubts`)."""
     hidden = {fall.point: _hidden_share(fall) for fall in falls}
     by_id = {point.id: point for point in points}
     curves: dict[tuple[object, ...], dict[int, PointRecord]] = {}

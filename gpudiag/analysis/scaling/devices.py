@@ -15,8 +15,7 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if its throughput deviates from the median by more than this share and by more than half of its
-#: interval.
+#: A GPU is odd if its throughput deviates from the median by more than this share and by more than half its interval.
 ODD = 0.03
 
 
@@ -47,7 +46,7 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
 
 
 def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...]:
-    """Return the pairs whose two devices were also measured alone."""
+    """Return the pairs whose two devices were also measured alone; without known GPUs, their link is host memory."""
     kinds = _link_kinds(facts)
     compared = []
     for point in points:

@@ -149,7 +149,7 @@ def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str
     matrix = np.array([_terms(n, growth) for n in devices]) / errors_ms[:, None]
     targets = (step_ms / errors_ms).T
     best = np.zeros((_TERMS, len(step_ms)))
-    best[0] = step_ms[:, 0]
+    best[0] = step_ms[:, 0]  # if no subset has a non-negative solution, compute takes the step of one device
     least = np.full(len(step_ms), np.inf)
     for subset in ((0,), (0, 1), (0, 2), (0, 1, 2)):
         if len(subset) > len(devices):
@@ -157,7 +157,7 @@ def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str
         columns = matrix[:, subset]
         solution, *_ = np.linalg.lstsq(columns, targets, rcond=None)
         squares = ((columns @ solution - targets) ** 2).sum(axis=0)
-        better = (solution >= 0).all(axis=0) & (squares < least - 1e-9)
+        better = (solution >= 0).all(axis=0) & (squares < least - 1e-9)  # of equal fits, the one with fewer terms
         least = np.where(better, squares, least)
         best[:, better] = 0.0
         for term, amounts in zip(subset, solution, strict=True):
@@ -302,7 +302,11 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
 
 
 def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> Iterator[Duration]:
-    """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point."""
+    """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point.
+
+    In weak scaling, iterations on several devices train more samples. `like_one_device_hours` is the time for as many
+    samples as the iterations have on one device.
+    """
     per_minute = samples_per_hour / point.global_batch / 60
     if wanted.samples is not None:
         yield Duration(

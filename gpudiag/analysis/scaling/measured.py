@@ -59,7 +59,7 @@ def with_figures(
     if run is None or not times:
         error = (outcome and outcome.error) or (run and run.error) or "the job ended without two unprofiled steps"
         return msgspec.structs.replace(point, status="failed", error=error, seconds=seconds)
-    samples = point.global_batch // len(times)
+    samples = point.global_batch // len(times)  # of one process in one step
     steps = [mean_of(timing.step_ms) for timing in times]
     slowest = max(range(len(times)), key=lambda rank: times[rank].mean_ms)
     if point.strategy == INDEPENDENT:
@@ -121,7 +121,10 @@ def _warmup(run: RunRecord) -> dict[str, Any]:
 
 
 def together(first: PointRecord, second: PointRecord) -> PointRecord:
-    """Merge two measurements of one point: average the figures and keep every start."""
+    """Merge two measurements of one point: average the figures, weighted by their starts, and keep every start.
+
+    A figure that one measurement lacks becomes None.
+    """
     starts = (*(first.starts or _single_start(first)), *(second.starts or _single_start(second)))
     rates = [
         Estimate(value=start.samples_per_s, low=start.ci95[0], high=start.ci95[1], freedom=start.freedom or math.inf)
@@ -134,7 +137,7 @@ def together(first: PointRecord, second: PointRecord) -> PointRecord:
         a, b = getattr(first, name), getattr(second, name)
         return None if a is None or b is None else weight * a + (1 - weight) * b
 
-    alone = zip(first.per_device_samples_per_s, second.per_device_samples_per_s, strict=False)
+    by_device = zip(first.per_device_samples_per_s, second.per_device_samples_per_s, strict=False)
     return msgspec.structs.replace(
         first,
         samples_per_s=rate.value,
@@ -144,7 +147,7 @@ def together(first: PointRecord, second: PointRecord) -> PointRecord:
         paced_by_host=first.paced_by_host or second.paced_by_host,
         steps=first.steps + second.steps,
         settled=first.settled and second.settled,
-        per_device_samples_per_s=tuple(weight * a + (1 - weight) * b for a, b in alone),
+        per_device_samples_per_s=tuple(weight * a + (1 - weight) * b for a, b in by_device),
         seconds=first.seconds + second.seconds,
         **{name: mean(name) for name in _MEANS},
     )

@@ -66,8 +66,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         return None
     on_cpu = timeline.tracks[0].is_cpu
     costs = what_if.corrected
-    # The scenarios are in the order of `STEP_PARTS`: the first has all causes, and each later scenario has one cause
-    # less.
+    # The scenarios are in the order of `STEP_PARTS`: the first has all causes, and each later one has one cause less.
     scenarios = [costs]
     if len(what_if.graph.ranks) > 1:
         costs = equalize_ranks(what_if, costs, each_step=True)
@@ -79,7 +78,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     scenarios.append(costs)
     costs = replace(costs, duration=what_if.model.contention.removed_from(costs.duration))
     scenarios.append(costs)
-    if fed:
+    if fed:  # batches are awaited, and then copied to the device
         costs = _without_waits(what_if, with_host_copies(what_if, costs))
     scenarios.append(costs)
     if not on_cpu:  # on CPUs the host's calls are the training itself
@@ -105,6 +104,8 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
 
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
     """Return the factor that scales the parts to the unprofiled step; 1 if the parts' sum is near the unprofiled step.
+
+    On CPUs it is a factor of all parts. On GPUs it is a factor of `_SCALABLE_PARTS`, and 1 if the sum is too short.
 
     Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
     in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels: 7 ms

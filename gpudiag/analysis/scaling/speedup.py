@@ -72,10 +72,10 @@ def _baselines(points: Iterable[PointRecord]) -> _Baselines:
 def _baseline_of(
     point: PointRecord, baselines: _Baselines, need_peers: Collection[tuple[str, str]]
 ) -> PointRecord | None:
-    """Return the baseline of a point.
+    """Return the baseline of a point; None if it was not measured.
 
     The baseline of `nccl-no-p2p` is `nccl` on one device, which has no peers anyway. If a strategy cannot run on one
-    device, its baseline is `independent`: the same training without communication.
+    device (`need_peers`), its baseline is `independent`: the same training without communication.
     """
     alone = point.strategy.removesuffix(NO_P2P)
     if (point.framework, alone) in need_peers:
@@ -139,7 +139,10 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
-    """Widen a point's interval by the relative scatter between starts, and until it contains every start's rate."""
+    """Widen a point's interval by the relative scatter between starts, and until it contains every start's rate.
+
+    `freedom` has the degrees of freedom of `scatter`.
+    """
     rate = rate_of(point)
     if rate is None:
         return point
@@ -211,7 +214,7 @@ def _far_apart(a: PointRecord, b: PointRecord) -> bool:
 
 
 def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[PointRecord]:
-    """Remove speedup and efficiency from the points whose baseline is doubtful."""
+    """Remove speedup and efficiency from the points whose baseline is doubtful (a key of `doubts`)."""
     return [
         msgspec.structs.replace(point, speedup=None, speedup_ci95=None, efficiency=None, efficiency_ci95=None)
         if point.baseline in doubts

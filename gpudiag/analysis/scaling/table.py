@@ -31,8 +31,7 @@ _SETTING = (
 )
 #: Maximum number of listed reasons against ranking together. The headings of the groups show all differences.
 _MOST_REFUSALS = 20
-#: Maximum number of machines that a row is compared with, because comparing 20,000 machines with each other takes too
-#: long.
+#: Maximum number of machines that a row is compared with, because comparing 20,000 with each other takes too long.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -98,7 +97,10 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
 
 
 def _ranked(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Sort by descending throughput, and rank the rows that communicate; overlapping intervals share a rank."""
+    """Sort by descending throughput, and rank the rows that communicate; overlapping intervals share a rank.
+
+    A single row gets no rank. Rows without a throughput come last.
+    """
     measured = [row for row in rows if row.point.samples_per_s is not None]
     others = [row for row in rows if row.point.samples_per_s is None]
     measured.sort(key=lambda row: -(row.point.samples_per_s or 0.0))

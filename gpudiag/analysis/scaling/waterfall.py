@@ -10,8 +10,7 @@ Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 ms compute, 7 ms transfe
 Slower compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. The sum is 100 %.
 
 T1 and TN are measured without the profiler. The parts come from simulations that are fitted to T1 and TN (`parts`).
-`rest` is the unexplained residual between T1 and TN. If parts were scaled to the unprofiled steps, a note states the
-factor.
+`rest` is the unexplained residual between T1 and TN. A note states the factor if parts were scaled to unprofiled steps.
 
 In strong scaling, each device has 1 / N of the samples, so that T1 is replaced by T1 / N.
 """

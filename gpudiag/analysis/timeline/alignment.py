@@ -87,6 +87,7 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
     good = _equally_good([fit for fit in fits if fit.believable])
+    # On busy CPUs, ends may be recorded too far apart to fit.
     if clocks_comparable and all(fit.coverage < TO_MOVE_A_CLOCK for fit in good):
         together = _by_overlap(a, b)
         if together.believable and len(together.a) > max((len(fit.a) for fit in good), default=0):
@@ -98,7 +99,11 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
 
 def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
-    """Return the offsets of b's clock with which many collectives end together, best candidates first."""
+    """Return the offsets of b's clock in ns with which many collectives end together, best candidates first.
+
+    The collectives in the middle of `a` vote, because those at the edges may have no partner. Votes within `tolerance`
+    (ns) of each other are for one offset. If the clocks are comparable, 0 comes first, and the nearest offsets follow.
+    """
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))
     lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
@@ -145,7 +150,7 @@ class _Fit(msgspec.Struct, frozen=True):
 
 
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
-    """Pair the collectives that end together under this offset.
+    """Pair the collectives that end together under this offset, within the tolerance (both in ns).
 
     The result is believable if at least half of the collectives during both captures fit. If the clock must be shifted,
     three quarters must fit, with a small spread. The fitting collectives must also be half of the shorter capture,
@@ -175,6 +180,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
+    # A few pairs may have a small spread by chance, so that only pairings with many pairs limit the spread.
     telling = [fit.spread for fit in many if len(fit.a) >= TELLING and 4 * len(fit.a) >= 3 * most]
     limit = max(EQUALLY_GOOD * min(telling), FINEST_SPREAD_NS) if telling else np.inf
     good: list[_Fit] = []
@@ -188,7 +194,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
 def _by_nearest_end(
     a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair collectives of one signature that are mutual nearest neighbours in end time within the tolerance."""
+    """Pair collectives of one signature whose ends, under the offset, are mutually nearest and within the tolerance."""
     keep_a, keep_b = np.flatnonzero(a.symmetric), np.flatnonzero(b.symmetric)
     if len(keep_a) == 0 or len(keep_b) == 0:
         empty = np.empty(0, np.intp)
@@ -240,14 +246,14 @@ def _nearest(points: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
     """Return the index of the value nearest to each point; values may be in any order."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    left = np.searchsorted(ordered[1:-1], points)
+    left = np.searchsorted(ordered[1:-1], points)  # the last value below each point, from the first to the second last
     right = np.minimum(left + 1, len(ordered) - 1)
     pick = np.where(np.abs(ordered[left] - points) <= np.abs(ordered[right] - points), left, right)
     return order[pick]
 
 
 def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], clocks_comparable: bool) -> Alignment:
-    """Choose one of the equally good pairings, and add the pairs of the other collectives."""
+    """Choose one of the equally good pairings, by offset if clocks are comparable, and add the other collectives."""
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]

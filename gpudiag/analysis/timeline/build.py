@@ -20,12 +20,7 @@ from gpudiag.analysis.timeline.completeness import covered_share, device_activit
 from gpudiag.analysis.timeline.lone_communication import without_lone_communication
 from gpudiag.analysis.timeline.mixed_runs import without_claims, without_copies
 from gpudiag.analysis.timeline.rank_events import RankEvents, events_of_rank, later
-from gpudiag.analysis.timeline.steps import (
-    Windows,
-    common_steps,
-    device_windows,
-    host_windows,
-)
+from gpudiag.analysis.timeline.steps import Windows, common_steps, device_windows, host_windows
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.model.event import HOST, Trace, framework_of
 from gpudiag.model.large_jobs.each import Each
@@ -190,7 +185,7 @@ def _thread_later(thread: HostThread, shift: int) -> HostThread:
 
 
 def _draft(view: RankEvents, device: int, shift: int) -> tuple[DeviceOps, HostSteps, Windows]:
-    """Return the (work, steps, windows) of a device on the common clock."""
+    """Return the (work, steps, windows) of a device on the common clock, which is `shift` ns ahead of its trace's."""
     steps = msgspec.structs.replace(view.steps, start=view.steps.start + shift, end=view.steps.end + shift)
     own = view.ops[device]
     ops = msgspec.structs.replace(

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
 from gpudiag.analysis.timeline.calibration import CORRECTED_NS, SAME_CLOCK_NS
 from gpudiag.intervals import distinct
-from gpudiag.model.event import (
-    POINT_TO_POINT,
-    CollectiveCall,
-    EventTable,
-    any_of,
-)
+from gpudiag.model.event import POINT_TO_POINT, CollectiveCall, EventTable, any_of
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
@@ -92,7 +87,17 @@ def track_calls(
     clock_known: bool,
     source: str = "",
 ) -> TrackCalls:
-    """Return the chosen communication of a trace; `start` and `end` are the times of all communication of the trace."""
+    """Return the chosen communication of a trace as the calls of one track.
+
+    Args:
+        calls: all communication of the trace.
+        chosen: indices of the track's communication in `calls`.
+        start, end: int64[len(calls)], ns on the trace's clock.
+        rank, trace, source: the track's rank, the index of its trace, and the trace's file.
+        on_host: whether the process has no devices.
+        origin_ns: origin of the trace's clock on the clock of all traces.
+        clock_known: whether the trace states this origin, so that its clock is comparable with others.
+    """
     own = tuple(calls[index] for index in chosen.tolist())
     return TrackCalls(
         rank=rank,
@@ -155,6 +160,8 @@ def match_collectives(
 
 
 class _Pair(msgspec.Struct, frozen=True):
+    """The alignment of two tracks, `a` and `b`, by the collectives of one group (or by `_MESSAGES`)."""
+
     group: GroupKey
     a: int
     b: int
@@ -185,6 +192,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
     signatures: dict[tuple[str, int | None], int] = {}
 
     def sequence(track: TrackCalls, indices: NDArray[np.intp]) -> CollectiveSequence:
+        """Return the calls at `indices` as columns; equal signatures have equal numbers on all tracks."""
         calls = [track.calls[i] for i in indices]
         return CollectiveSequence(
             start=track.start[indices],
@@ -214,7 +222,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     """Return (ns to add to the times of each track, clock alignments), from the pairs with the most matches.
 
     Pairs may connect only some processes, for example those of a pipeline stage. The first process of each connected
-    component keeps its clock.
+    component keeps its clock. Messages come last, because they only bound an offset. Up to `CORRECTED_NS` counts as 0.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
@@ -233,7 +241,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
         if first in offsets:
             continue
         offsets[first] = 0
-        nearby = list(links_of[first])
+        nearby = list(links_of[first])  # links to the component, as a heap: the link with the most matches is first
         heapify(nearby)
         while nearby:
             a, b, alignment = links[heappop(nearby)]
@@ -284,7 +292,8 @@ def _match_messages(
 ) -> list[Times]:
     """Fill the columns (instance, last arrival, last rank) for messages; return all ends on the common clock.
 
-    A host-side send's record lasts until its process waits for the send; the send really ends when it is received.
+    A host-side send's record lasts until its process waits for the send; the send really ends when it is received. A
+    side that came last, or whose record ends before the other side came, did not wait: its last rank is its own.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -314,7 +323,11 @@ def _instances(
     pairs: list[_Pair],
     offsets: list[int],
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
-    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`."""
+    """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
+
+    All three are `UNKNOWN` for messages, and for collectives without a match. `groups` is from `_group`, and `offsets`
+    (ns to add to each track's times) from `_clock_offsets`.
+    """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     last = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
@@ -323,9 +336,10 @@ def _instances(
     for pair in pairs:
         pairs_of[pair.group].append(pair)
     for group, by_track in groups.items():
-        reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
+        reference = max(by_track, key=lambda track: (len(by_track[track]), -track))  # as in `_align_groups`
         count = len(by_track[reference])
         order = [reference, *(track for track in by_track if track != reference)]
+        # [collective of the reference, track]; `_FAR_PAST` where a track has no match.
         start = np.full((count, len(order)), _FAR_PAST, np.int64)
         end = np.full((count, len(order)), _FAR_PAST, np.int64)
         at = {reference: (np.arange(count), by_track[reference])}

@@ -72,8 +72,7 @@ def covered_share(track: DeviceTrack) -> float:
 
     The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of the
     steps outside the windows are unknown, so that each counts at most the largest busy time of a window. Work after the
-    start of the last step belongs to the last step. On a CPU, training-thread operators and collectives replace device
-    work.
+    start of the last step belongs to it. On a CPU, training-thread operators and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           20 (#1) + 21 (#2) + 20 (#3) + 21 (#4) of 130 ms: 63 %
@@ -110,7 +109,10 @@ def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
 
 
 def partial_coverage(tracks: Sequence[DeviceTrack], shares: Sequence[float]) -> list[Validity]:
-    """Warn if the steps represent little of the recorded device work; `shares` has each `covered_share`."""
+    """Warn if the steps represent little of the recorded device work; `shares` has the `covered_share` of each track.
+
+    If they represent enough of it, the first track stands for all in the check for a short window.
+    """
     if not shares:
         return []
     if min(shares) >= COVERED_SHARE:
@@ -233,9 +235,9 @@ def device_activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
         # If no kernel was recorded, launches that led to device work are memsets. A process may only set and copy
-        # memory.
-        lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
-        missing = bool(lost or (uses_devices and not len(work)))
+        # memory, so that kernels are missing only if most launches have no work.
+        mostly_lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
+        missing = bool(mostly_lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))

@@ -66,7 +66,10 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
 
 
 def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the rows of asynchronous copy calls that blocked nevertheless, because the host memory was pageable."""
+    """Return the rows of asynchronous copy calls that blocked nevertheless, because the host memory was pageable.
+
+    `copy_rows` has copies on a device; `calls` has the row of the call of each, negative if it was not recorded.
+    """
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
@@ -94,8 +97,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
-    # A send's record lasts until its process waits for the send. The true end of a send is known only from a matched
-    # receive.
+    # A send's record lasts until its process waits for the send. Only a matched receive shows the true end of a send.
     messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
     communications = communications[~among(communications, messages)]
@@ -105,6 +107,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
         launches = _launches(events, rows)
         communications = np.concatenate([communications, _updates_on_host(events, rows, communications, launches)])
         of_host = np.array([call.row for call in trace.collectives], np.int64)
+        # Ranges around communication, which also span what other threads compute meanwhile.
         around = (events.kind[communications] == EventKind.ANNOTATION) & ~among(communications, of_host)
         launching = set(distinct(events.thread[launches]).tolist()) & threads.keys()
         for thread in distinct(events.thread[communications]).tolist():
@@ -149,7 +152,7 @@ def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.in
 def _awaited(
     events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
-    """Return the training thread's idle time from the last communication range to the update that needs its result.
+    """Return the training thread's idle time from the last of the communication `ranges` to the update that needs it.
 
     During such idle time a library's thread communicates, but no profiler records this thread.
     """
@@ -169,12 +172,12 @@ def _awaited(
 
 
 def _updates_on_host(
-    events: EventTable, rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
+    events: EventTable, host_rows: NDArray[np.intp], communications: NDArray[np.intp], launches: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Return the optimizer steps that contain communication and launch no kernels; empty in a job without devices."""
     if len(launches) == 0:
         return np.empty(0, np.intp)
-    steps = rows[events.role[rows] == Role.OPTIMIZER]
+    steps = host_rows[events.role[host_rows] == Role.OPTIMIZER]
     kept = [row for row in steps.tolist() if _holds(events, row, communications) and not _holds(events, row, launches)]
     return np.array(kept, np.intp)
 
@@ -215,7 +218,7 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
 def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple[int, int]]:
     """Return (enqueue, innermost operator that encloses it), as positions in `rows`, for enqueues inside operators."""
     end = events.end_ns[rows]
-    reach = np.maximum.accumulate(end)
+    reach = np.maximum.accumulate(end)  # no operator up to this position ends later, so that the search may stop
     enclosed = []
     for enqueue in np.flatnonzero(events.role[rows] == Role.ENQUEUE).tolist():
         outer = enqueue - 1
@@ -229,7 +232,10 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended."""
+    """Return the pauses inside the operator at `outer` and after `enqueue` that ended when a collective ended.
+
+    `rows` has operators by start, in which `outer` and `enqueue` are positions; `executed` has rows of collectives.
+    """
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]
@@ -273,17 +279,15 @@ def device_ops(
     calls: NDArray[np.intp],
     *,
     step_start: NDArray[np.int64],
-    shift_ns: int,
     communication: Spans,
 ) -> DeviceOps:
-    """Return the work of one device, with the launch and step of each op.
+    """Return the work of one device, with the launch and step of each op, on the trace's own clock.
 
     Args:
         events: the process's events, on the trace's own clock.
         rows: rows of the device's work.
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
-        shift_ns: offset from the trace's clock to the common clock, added to every time.
         communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
     """
     known = calls != UNKNOWN
@@ -297,13 +301,13 @@ def device_ops(
     copied = (op_class == OpClass.COPY) & beside
     op_class = np.where(copied, np.uint8(OpClass.COMMUNICATION), op_class)
     return DeviceOps(
-        start=events.start_ns[rows] + shift_ns,
-        end=events.end_ns[rows] + shift_ns,
+        start=events.start_ns[rows],
+        end=events.end_ns[rows],
         op_class=op_class,
         row=rows.astype(np.int64),
         stream=events.thread[rows],
         step=step.astype(np.int32),
-        launch_start=np.where(known, launch_start + shift_ns, UNKNOWN),
-        launch_end=np.where(known, launch_end + shift_ns, UNKNOWN),
+        launch_start=np.where(known, launch_start, UNKNOWN),
+        launch_end=np.where(known, launch_end, UNKNOWN),
         launch_thread=thread,
     )

@@ -262,8 +262,7 @@ def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray
 def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
     """Return whether enough of the member's collectives match.
 
-    `seen` selects the collectives during another trace's capture. With `few_others`, no other trace has enough
-    collectives.
+    `seen` selects the collectives during another trace's capture. `few_others`: no other trace has enough of them.
     """
     if len(member.ends) < FEWEST_SEEN:
         return True

@@ -54,7 +54,10 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
 
 
 def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives: list[int]) -> tuple[_Index, _Index]:
-    """Return (sends, matching receives). Without a common clock, the first send and receive are assumed to match."""
+    """Return (sends, matching receives). Without a common clock, the first send and receive are assumed to match.
+
+    A positive shift leaves out so many first sends, a negative shift so many first receives.
+    """
     send, receive = np.array(sends, np.intp), np.array(receives, np.intp)
     if not len(send) or not len(receive):
         return send[:0], receive[:0]
@@ -67,10 +70,11 @@ def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives:
 
 
 def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
-    """Return the number of messages by which the sender's capture begins earlier.
+    """Return the number of messages by which the sender's capture begins earlier; 0 if no shift fits.
 
-    With the right shift, nearly no receive ends before its send begins. Of such shifts, the shift with the shortest
-    median time from send to receive is returned.
+    With the right shift, nearly no receive (ends `ended`) ends before its send begins (`begun`). Of such shifts, the
+    shift with the shortest median time from send to receive is returned. Shifts that pair less than half of the shorter
+    side do not count, because few messages may fit by chance.
     """
     best, youngest = 0, np.inf
     widest = min(WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)
@@ -85,14 +89,19 @@ def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
 
 
 def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages]) -> list[tuple[int, int, Alignment]]:
-    """Return (track a, track b, alignment) of each pair that exchanged messages."""
-    latest: dict[tuple[int, int], list[Messages]] = defaultdict(list)
+    """Return (track a, track b, alignment) of each pair that exchanged messages.
+
+    The offset is the middle of its bounds, or the only bound if messages went in one direction. It is 0 if the clocks
+    are comparable and the bounds allow 0.
+    """
+    by_pair: dict[tuple[int, int], list[Messages]] = defaultdict(list)
     for matched in messages:
-        latest[min(matched[:2]), max(matched[:2])].append(matched)
+        by_pair[min(matched[:2]), max(matched[:2])].append(matched)
     alignments = []
-    for (a, b), both in latest.items():
-        low, high = -np.inf, np.inf
+    for (a, b), both in by_pair.items():
+        low, high = -np.inf, np.inf  # bounds of (clock of b - clock of a) in ns
         for matched in both:
+            # No receive ends before its send begins, so that `room` limits (clock of receiver - clock of sender).
             room = tracks[matched.receiver].end[matched.receive] - tracks[matched.sender].start[matched.send]
             if matched.sender == a:
                 high = min(high, float(room.min()))

@@ -81,7 +81,8 @@ def _group_of_thread(
 ) -> str:
     """Return the name of the group whose members' collectives end nearest to the chosen collectives; "" if unknown.
 
-    If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen.
+    If members of a group and of its subgroups all end nearer than by chance, the largest group is chosen. `groups` maps
+    names to groups, and `ends` ranks to operations to sorted ends in ns.
     """
     distance: dict[str, float] = {}
     chance: dict[str, float] = {}
@@ -122,7 +123,10 @@ def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    """Infer the peer of each message from the pass (forward or backward) before a send or after a receive."""
+    """Infer the peer of each message from the pass (forward or backward) before a send or after a receive.
+
+    Tracks without a pipeline's group stay unchanged.
+    """
     lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
     sends: dict[int, int] = {}
     for track, indices in zip(tracks, lacking, strict=True):
@@ -138,8 +142,9 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
         calls = list(track.calls)
         backward = _in_backward(track, traces[track.trace].events, indices)
         for index, of_backward in zip(indices, backward, strict=True):
-            to_next = of_backward != (calls[index].operation == "send")
-            peer = next_rank if to_next else previous_rank
+            # Activations are sent to, and gradients received from, the next stage. At an end only one stage is known.
+            with_next = of_backward != (calls[index].operation == "send")
+            peer = next_rank if with_next else previous_rank
             known = next(rank for rank in (peer, next_rank, previous_rank) if rank is not None)
             calls[index] = msgspec.structs.replace(calls[index], peer=known, group=name, group_ranks=group.ranks)
         start = _from_enqueue(track, traces[track.trace].events, indices)
@@ -157,7 +162,7 @@ def _from_enqueue(track: TrackCalls, events: EventTable, chosen: Sequence[int]) 
         return start
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] == Role.ENQUEUE]
-    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
+    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])  # from the trace's clock to the track's
     enqueued = events.start_ns[rows] + shift
     for index in chosen:
         at = int(np.searchsorted(enqueued, start[index], side="right")) - 1
@@ -187,12 +192,15 @@ def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup
 
 
 def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved."""
-    place = ranks.index(rank)
+    """Return (next stage's rank, previous stage's rank); None beyond an end of a pipeline that is not interleaved.
+
+    `ranks` are the stages in order; `sends` has the number of sends of each rank.
+    """
+    stage = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
-    following = ranks[(place + 1) % len(ranks)] if is_ring or place + 1 < len(ranks) else None
-    before = ranks[place - 1] if is_ring or place else None
+    following = ranks[(stage + 1) % len(ranks)] if is_ring or stage + 1 < len(ranks) else None
+    before = ranks[stage - 1] if is_ring or stage else None
     return following, before
 
 
@@ -200,7 +208,7 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     """Return, for each chosen call, whether the pass before the send or after the receive is a backward pass."""
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] != Role.ENQUEUE]
-    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
+    shift = int(track.start[0]) - int(events.start_ns[track.row[0]])  # from the trace's clock to the track's
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
     passes = backward_passes(events, shift)
     work = union(Intervals(start, end))

@@ -108,7 +108,15 @@ def _devices(events: EventTable) -> list[int]:
 
 
 class _Host:
-    """Host activity of one trace on its own clock, computed once for all its devices."""
+    """Host activity of one trace on its own clock, computed once for all its devices.
+
+    Attributes:
+        device_rows, calls: rows of all device work, and of the call that launched each (`UNKNOWN` if not recorded).
+        collective_rows: rows of the trace's collectives.
+        waits_in_collectives: whether the training thread waits in calls while other threads run its operators.
+        awaited: otherwise, on CPUs, the training thread's waits for collectives inside operators.
+        steps, threads, communication, communication_calls: as in `RankEvents`.
+    """
 
     def __init__(self, trace: Trace, events: EventTable) -> None:
         self.events = events
@@ -153,13 +161,15 @@ def _device_ops(host: _Host, device: int) -> DeviceOps:
         host.device_rows[on_device],
         host.calls[on_device],
         step_start=host.steps.start,
-        shift_ns=0,
         communication=host.communication,
     )
 
 
 def _host_ops(host: _Host) -> DeviceOps:
-    """Return the top-level operators of the training thread, which stand in for device work on CPU-only runs."""
+    """Return the top-level operators of the training thread, which stand in for device work on CPU-only runs.
+
+    Waits for collectives are cut out of the operators, because nothing is computed during a wait.
+    """
     events, steps = host.events, host.steps
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == steps.thread]

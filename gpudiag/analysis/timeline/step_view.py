@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Columns = NDArray[np.int64]
 
-#: Maximum number of spans per row. If there are more spans, the shortest spans are omitted, because they would be
-#: invisible.
+#: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
 #: Maximum nesting depth of the host's rows, and of the rows of source lines.
 _MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
@@ -92,8 +91,9 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return one step on all tracks, without names. `first_window` is the index of the step's window on the first
-    track.
+    """Return one step on all tracks, without names: its window `first_window` on the first track, by index.
+
+    Other tracks show the window with the same step number, or if they lack it, with the same index.
     """
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
@@ -122,7 +122,10 @@ def _view(
 
 
 def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
-    """Return the waits from the track's arrivals at collectives to the last arrivals, if all arrivals are known."""
+    """Return the waits from the track's arrivals at collectives to the last arrivals, if all arrivals are known.
+
+    Waits are cut to the drawn span from `begin` to `end` (ns on the common clock); too short waits are left out.
+    """
     table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
@@ -147,13 +150,9 @@ def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
 
 
 def _tracks(
-    timeline: Timeline,
-    track: DeviceTrack,
-    attributed: TrackAttribution,
-    span: tuple[int, int],
-    names: _NameTable,
+    timeline: Timeline, track: DeviceTrack, attributed: TrackAttribution, span: tuple[int, int], names: _NameTable
 ) -> list[StepTrack]:
-    """Return one rank's rows: buckets, device streams, host, and source lines."""
+    """Return one rank's rows in `span` (begin, end; ns on the common clock): buckets, streams, host, source lines."""
     tracks = [_bucket_track(attributed, span, names)]
     events = timeline.traces[track.trace].events
     ops = track.ops
@@ -186,7 +185,7 @@ def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _N
     """Return the row of bucket intervals; idle time that may be unmarked input has a separate name."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
-    _, idle_colour, idle = named.pop()
+    _, idle_colour, idle = named.pop()  # `idle` is the last bucket
     named += [
         ("idle", idle_colour, subtract(idle, attributed.unmarked_input)),
         (UNMARKED_INPUT, idle_colour, intersect(idle, attributed.unmarked_input)),
@@ -239,7 +238,7 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
-    """Return a row of spans from (start, end, name, colour); starts become relative to `zero`."""
+    """Return a row of spans from (start, end, name, colour); starts count from `zero`, and no `depth` means 0."""
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

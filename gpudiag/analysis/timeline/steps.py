@@ -44,16 +44,12 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     """Return steps from ranges around launches: user-defined ranges, else calls of the whole model, else None.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. If ranges have several
-    names, the repeating name with the longest total time is used. The chosen ranges must contain most launches of their
-    thread.
+    names, the repeating name with the longest total time is used. They must contain most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
     on_thread = events.thread == thread
-    for named in (
-        (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER),
-        events.role == Role.MODULE_CALL,
-    ):
+    for named in ((events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER), events.role == Role.MODULE_CALL):
         rows = np.flatnonzero(on_thread & named)
         rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
         rows = rows[events.end_ns[rows] > events.start_ns[rows]]
@@ -107,7 +103,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 
 
 def _after_optimizer(events: EventTable) -> HostSteps | None:
-    """Return steps that begin where a step of the optimizer ends; None if there are too few.
+    """Return steps that begin where a step of the optimizer ends; None for fewer than `FEWEST_REPEATS` of these.
 
     These steps are correct with gradient accumulation too. Of several optimizers, the most frequent optimizer is used.
     """
@@ -130,11 +126,10 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 
 
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
-    """Return steps from names of launches that recur after a constant number of launches.
+    """Return steps from names of launches that recur after a constant number of launches; None if none recurs so.
 
     A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
-    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of the
-    step.
+    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of it.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -260,7 +255,10 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of steps; of three or more, without the first and last step."""
+    """Return the windows between the begins `first` of the steps `numbers`; of three or more, without first and last.
+
+    Steps that begin at the same time as the step before are left out. A single step ends at `end`.
+    """
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
     if len(first) >= 3:
@@ -278,7 +276,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on each rank. Without common step numbers, the windows stay unchanged.
+    Captures start and end at different times on each rank. If some track has no window, or not one of the common
+    steps, all windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

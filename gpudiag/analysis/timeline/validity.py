@@ -78,7 +78,10 @@ def examine(
 
 
 def _missing_ranks(traces: Sequence[Trace], world_size: int, matching: Matching, repeated: Set[int]) -> list[Validity]:
-    """Warn about ranks without a trace, except `repeated` ranks, which another warning names."""
+    """Warn about ranks without a trace, except `repeated` ranks, which another warning names.
+
+    If the number of ranks shows none, the ranks that process groups name without a trace are missing.
+    """
     present = {trace.rank for trace in traces}
     absent = sorted(set(range(world_size)) - present - repeated) or sorted(matching.missing_ranks - repeated)
     if not absent:

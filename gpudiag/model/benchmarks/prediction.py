@@ -67,10 +67,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A strategy with its options, as in `gpudiag profile`.
-
-    `framework` distinguishes strategies of the same name.
-    """
+    """A strategy with its options, as in `gpudiag profile`. `framework` distinguishes strategies of the same name."""
 
     strategy: str
     compress: Compress | None = None

@@ -43,15 +43,13 @@ Amount = Literal["samples", "iterations", "voxels"]
 
 #: Losses from N times one device's throughput down to the measured throughput, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: Losses if no steps were recorded: by running together without communication (`together`), by communicating
-#: (`exchange`).
+#: Losses if no steps were recorded: by running together without communication, by communicating (`exchange`).
 MEASURED_LOSSES = ("together", "exchange")
 
 #: Parts of a step's time, in the order in which the simulation removes them.
 STEP_PARTS = ("waiting", "exposed_transfer", "disturbed", "input", "launch", "compute")
 PARTS_FILE = "parts.json"
 PARTS_SCHEMA = "gpudiag/step-parts/1"
-
 
 #: Software that does not change the step time.
 _HARMLESS = frozenset({"python"})

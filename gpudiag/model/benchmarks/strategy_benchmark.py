@@ -13,10 +13,8 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
-
 #: Reason why a candidate was never measured.
 NO_TIME = "there was no time left to measure it"
-
 
 #: Minimum number of rounds to rank a strategy, because intervals of fewer rounds are not informative.
 RANKED_ROUNDS = 3

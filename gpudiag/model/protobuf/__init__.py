@@ -21,8 +21,7 @@ def message_type(schema: str, message: str, undecoded: str = "") -> Any:
     Args:
         schema: `xplane`, `perfetto` or `summary`.
         message: name of the message in the schema.
-        undecoded: `Message.field` to keep as `bytes`, because decoding its many small messages as Python objects would
-            take most of the time.
+        undecoded: `Message.field` to keep as `bytes`, because decoding its many messages would take most of the time.
     """
     data = Path(__file__).with_name(f"{schema}.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(data).file

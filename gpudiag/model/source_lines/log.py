@@ -204,13 +204,13 @@ def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
             omitted.append(name)
             continue
         try:
-            content = _content(path, max(left, 0))
+            content = _content(path, left)
             log = None if content is None else _decode(content)
         except _UNREADABLE as error:
             unread.append(f"{name} ({type(error).__name__})")
             continue
         if log is None or content is None:
-            left = 0
+            left = 0  # smaller logs that follow are omitted too
             omitted.append(name)
             continue
         left -= len(content)

@@ -21,6 +21,7 @@ def recognises(path: Path) -> bool:
     """Return whether a file is a trace, by its name (also for a broken file) or else by its first bytes."""
     if path.name in _GPUDIAG_FILES or not path.name.lower().endswith(ENDINGS):
         return False
+    # Only the file's own name counts: files of other kinds may lie in a directory named like a rank.
     if "trace" in path.name.lower() or parse_name(path.relative_to(path.parent)).rank is not None:
         return True
     try:

@@ -173,7 +173,7 @@ class Columns:
                 )
 
     def _batch(self, events: list[Event], kind: NDArray[np.uint8]) -> _Batch:
-        """Return the columns of a batch, and store facts about its collectives, waits and operators."""
+        """Return the columns of a batch with kinds `kind`; store facts about its collectives, waits and operators."""
         count = len(events)
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
@@ -203,7 +203,7 @@ class Columns:
         )
 
     def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
-        """Add the work of operators if shapes were recorded, which one of the first operators shows."""
+        """Add the work of operators if one of the first shows shapes; `name` has the index of each event's name."""
         if self._work is None and self._without_shapes < _SHAPES_WITHIN:
             for event in events:
                 if event.name.startswith("aten::"):
@@ -271,7 +271,7 @@ class Columns:
         )
         table = msgspec.structs.replace(table, role=roles_with_hooks(table))
         table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
-        position = np.full(self._rows, -1, dtype=np.int64)
+        position = np.full(self._rows, -1, dtype=np.int64)  # index in the file → row; -1 for events that were left out
         position[order] = np.arange(len(order))
         return Finished(
             table=table,

@@ -130,7 +130,7 @@ def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterato
 
 
 def _last_comma(text: bytearray) -> int | None:
-    """Return the position of the last comma between two events."""
+    """Return the position of the last comma between two events; None if the last `_TRIES` braces precede none."""
     end = len(text)
     for _ in range(_TRIES):
         brace = text.rfind(b"},", 0, end)

@@ -143,6 +143,7 @@ def collective_calls(
     on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
     kernels = np.flatnonzero((table.kind == EventKind.KERNEL) & (table.role == Role.COMMUNICATION)).tolist()
+    # PyTorch before 2.2 describes the collective on the host range around the kernel's launch.
     undescribed = [row for row in kernels if row not in facts or not facts[row].word]
     launches = _launches(table, undescribed) if undescribed else {}
     ranges = _enqueue_ranges(table) if launches else {}
@@ -174,10 +175,17 @@ def _call(
     groups: Mapping[str, ProcessGroup],
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
-    """Return the call in `row`; `by_name` is the operation that the event's name states."""
+    """Return the call in `row`.
+
+    Args:
+        row: row of the kernel or host event.
+        by_name: the operation that the event's name states; None or `UNKNOWN` if it states none.
+        details: facts in the event's arguments; None if it has none.
+        groups: the header's process groups. If there is only one, it is the group of calls that state none.
+        blocks_per_sm: the kernel's blocks per multiprocessor; 1 or more occupy the whole device.
+    """
     details = details or CollectiveFacts()
-    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), unless they are unknown
-    # ("coalesced").
+    # Arguments are more precise than a kernel's name (SendRecv may be all_to_all), if they are known (not "coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
     only_group = next(iter(groups)) if len(groups) == 1 else ""
@@ -330,8 +338,7 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     """Return the waits whose call was recorded. `facts` maps rows of synchronization events to their facts.
 
     Profilers keep only the last call that recorded a CUDA event. If this call comes after the wait, the wait was for an
-    earlier, unknown call and stream. A host call is a wait only if it synchronizes: `cudaEventQuery` refers to events
-    too.
+    earlier, unknown call and stream. A host call is a wait only if it synchronizes, unlike `cudaEventQuery`.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T
@@ -342,6 +349,7 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     of_stream = events_named(table, lambda name: name.startswith("Stream Sync"))[rows]
     by_stream = events_named(table, lambda name: name.startswith("Stream Wait Event"))[rows]
     by_host = events_named(table, lambda name: name.startswith("Event Sync"))[rows] | of_stream
+    # The host waits for all earlier work of the stream, as if the waiting call itself had recorded an event in it.
     recorded_by[of_stream], stream[of_stream] = call[of_stream], table.thread[rows[of_stream]]
     too_late = ~of_stream & (recorded_by != NO_NUMBER) & (table.start_ns[recorded_by] >= table.start_ns[call])
     recorded_by[too_late] = stream[too_late] = NO_NUMBER

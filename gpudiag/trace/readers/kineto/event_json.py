@@ -52,8 +52,7 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Types for events of other phases (arrows, instants, counters, process names). No fields of such events, which are a
-#: third of a trace, are decoded.
+#: Types for events of other phases (arrows, instants, counters, process names), a third of a trace, without fields.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]

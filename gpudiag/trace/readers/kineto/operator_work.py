@@ -386,8 +386,5 @@ class WorkReader:
         works = np.array(self._works, np.int64)
         flops, moved_bytes, precision = works[np.array(self._work_of_row)[order]].T
         return OperatorWork(
-            row=row[order],
-            flops=flops.copy(),
-            moved_bytes=moved_bytes.copy(),
-            precision=precision.astype(np.int8),
+            row=row[order], flops=flops.copy(), moved_bytes=moved_bytes.copy(), precision=precision.astype(np.int8)
         )

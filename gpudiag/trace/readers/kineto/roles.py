@@ -206,7 +206,6 @@ _ROLE_OF_KIND: dict[int, Callable[[str], Role]] = {
     EventKind.DEVICE_ANNOTATION: _device_annotation_role,
 }
 
-
 _EVALUATED = re.compile(r"autograd::engine::evaluate_function: (?:torch::autograd::)?AccumulateGrad$")
 _ACCUMULATED = re.compile(r"(?:torch::autograd::)?AccumulateGrad$")
 _DDP = re.compile(r"DistributedDataParallel\.forward$|torch(?:::|\.)distributed(?:::|\.).*reducer::")
@@ -277,7 +276,8 @@ _HOST_KINDS = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.MODULE)
 def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
-    Kernels alone can show training, but only recorded operators can show that the workload is inference.
+    Kernels alone can show training, but only recorded operators can show that the workload is inference. Beside
+    operators, backward kernels prove nothing, because the forward pass of a transposed convolution runs some too.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:

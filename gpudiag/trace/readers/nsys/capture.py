@@ -82,7 +82,7 @@ def _first(database: Database, table: str, column: str) -> int:
 
 
 def _rows(database: Database, table: str, *columns: str) -> list[tuple[int, ...]]:
-    """Return the rows of a small table; nothing if a column is missing."""
+    """Return the rows of a small table (of a large one, the first ones); nothing if a column is missing."""
     if not set(columns) <= database.tables.get(table, frozenset()):
         return []
     rows: list[tuple[int, ...]] = []

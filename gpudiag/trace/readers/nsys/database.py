@@ -193,7 +193,7 @@ class Database:
         return {int(number): name.upper() for number, name in pairs if number.isdecimal() and len(number) < 10}
 
     def sampled_starts(self, table: str, samples: int) -> tuple[NDArray[np.int64], int]:
-        """Return (starts of evenly spaced rows, estimated number of rows); (empty, 0) without `start` or row ids."""
+        """Return (starts of `samples` evenly spaced rows, estimated rows); (empty, 0) without `start` or row ids."""
         none = np.empty(0, np.int64)
         if "start" not in self.tables.get(table, frozenset()):
             return none, 0

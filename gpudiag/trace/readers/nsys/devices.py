@@ -59,8 +59,8 @@ def _devices_of_threads(events: EventTable, called: NDArray[np.int16]) -> dict[i
 def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest: dict[int, int]) -> Trace:
     """Return a trace of a device's work, the calls that launched it, and other events of threads that serve the device.
 
-    Ranges of the thread with the step marks belong to all devices. `called` and `busiest`: devices of calls, of
-    threads.
+    Ranges of the thread with the step marks belong to all devices. `called` is from `_devices_of_calls`, and `busiest`
+    from `_devices_of_threads`; threads that launch nothing serve all devices.
     """
     events = trace.events
     other_threads = [thread for thread, served in busiest.items() if served != device]

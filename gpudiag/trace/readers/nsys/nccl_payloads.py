@@ -27,11 +27,7 @@ _HEADER = 32
 _THREAD_BITS = 24
 _LOW = 0xFFFFFFFF
 #: Beginning of a field's label, in lower case → (name of the field, bytes).
-_FIELDS = {
-    "communicator id": ("communicator", 8),
-    "message size": ("size", 8),
-    "no. of ranks": ("members", 4),
-}
+_FIELDS = {"communicator id": ("communicator", 8), "message size": ("size", 8), "no. of ranks": ("members", 4)}
 #: Operations whose message is the whole input of a rank.
 _WHOLE = {"all_reduce", "broadcast", "reduce", "send", "recv"}
 
@@ -106,19 +102,21 @@ def collective_facts(events: EventTable, process: int, first_ns: int, payloads: 
 
 
 def _facts(name: str, operation: str, fields: dict[str, int], members: dict[int, int]) -> CollectiveFacts:
-    """Return the facts in a payload (field → value). `members` maps communicators to their numbers of ranks."""
+    """Return the facts in a payload (field → value). `members` maps communicators to their numbers of ranks.
+
+    Sizes are stated only for operations in `_WHOLE`, for reduce_scatter, and for all_gather (the input of a rank).
+    """
     communicator, size = fields.get("communicator"), fields.get("size")
     count = members.get(communicator, 0) if communicator is not None else 0
-    if size is None or size >= 2**50:
-        whole = shaped = None
-    elif operation == "reduce_scatter":  # NCCL states the size of the output
-        whole, shaped = size * count or None, None
-    else:
-        whole, shaped = (size, None) if operation in _WHOLE else (None, size)
+    if size is not None and size >= 2**50:  # damaged
+        size = None
+    in_bytes = size if operation in _WHOLE else None
+    if operation == "reduce_scatter" and size is not None:  # NCCL states the size of the output
+        in_bytes = size * count or None
     return CollectiveFacts(
         word=name.rpartition(":")[2],
         group="" if communicator is None else f"{communicator:#x}",
         members=count,
-        in_bytes=whole,
-        shaped_bytes=shaped if operation == "all_gather" else None,
+        in_bytes=in_bytes,
+        shaped_bytes=size if operation == "all_gather" else None,
     )

@@ -80,7 +80,10 @@ def interpret(text: str, domain: str) -> NvtxRange:
 
 @lru_cache(_MOST_CACHED)
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
-    """Do the same as `interpret` for a text whose properties were removed."""
+    """Do the same as `interpret` for a text whose properties (`has_properties`: it had some) were removed.
+
+    A name without properties or namespace is not of an operator, but of a user's range.
+    """
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)
     if domain == _GPUDIAG:

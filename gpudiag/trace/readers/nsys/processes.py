@@ -117,7 +117,7 @@ def _notes(
 
 def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
     """Return the events with possible times: no end before the start, and within a day of the other events."""
-    length = events.end - events.start
+    length = events.end - events.start  # overflows to a negative length in damaged files
     possible = (events.end >= events.start) & (length >= 0) & (length <= _DAY_NS) & (np.abs(events.start) < 2**61)
     if possible.any():
         median = int(np.median(events.start[possible]))
@@ -129,7 +129,7 @@ def _possible(events: EventColumns, notes: list[str]) -> EventColumns:
 
 
 def _with_process(events: EventColumns, shown: str) -> EventColumns:
-    """Return the events with the process of device work, which old exports do not state.
+    """Return the events with the process of device work, which old exports do not state; unchanged if none is stated.
 
     Raises:
         UnreadableInputError: the process of device work is unknown, and there are several processes.

@@ -79,8 +79,7 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
     """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
     The analysis considers the outermost ranges of the thread with most launches (`busiest`). The analysis misses ranges
-    within ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if the backward pass launches
-    more.
+    within ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if backward launches more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():
@@ -97,12 +96,15 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
 
 
 def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
-    """Return whether most launches lie between the first and last range, and `share` of these lie within ranges."""
+    """Return whether most launches lie between the first and last range, and `share` of these lie within ranges.
+
+    Without any launch (a process that only marks ranges), return True.
+    """
     inside = launched[(launched >= events.start_ns[rows[0]]) & (launched < events.end_ns[rows].max())]
     if not len(launched):
         return True
     held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), inside)
-    return bool(np.count_nonzero(held) > share * len(inside) and len(inside) > _NUMBERED * len(launched))
+    return bool(np.count_nonzero(held) > share * len(inside) and 2 * len(inside) > len(launched))
 
 
 def _total(events: EventTable, rows: Rows) -> int:

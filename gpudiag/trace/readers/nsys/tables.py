@@ -174,7 +174,8 @@ class TableReader:
     ) -> int:
         """Read a table of device work; return its number of rows.
 
-        `name` maps the columns `more` to indices of names. `size` is the column with the number of bytes, or "".
+        `kind` is the kind of all events. `more` has further columns (name → value where missing), and `name` maps these
+        columns to indices of names. `size` is the column with the number of bytes; "" for kernels, which have none.
         """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
         first = len(columns) - len(more)
@@ -275,10 +276,7 @@ class TableReader:
         return np.array(index, np.int32)[position.reshape(-1)]
 
     def _add(self, events: EventColumns, *, unended: bool = False) -> None:
-        """Add events, and count them.
-
-        If `unended`, ranges that were open when the recording ended are left out.
-        """
+        """Add events, and count them. If `unended`, ranges that were open when the recording ended are left out."""
         if unended:
             ended = events.end >= events.start
             events = events.chosen(ended)
@@ -320,7 +318,7 @@ def _events(
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
 ) -> EventColumns:
-    """Return events with codes for missing values. Arrays are copied, so that the memory of fetched rows is freed."""
+    """Return events, with codes for a missing column (None) or value. Copies let memory of fetched rows be freed."""
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
     return EventColumns(

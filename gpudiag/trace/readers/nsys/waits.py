@@ -100,7 +100,7 @@ def _last_records(
 ) -> tuple[Column, Column]:
     """Return for each wait (row of the last earlier call that recorded its event, stream); `NO_NUMBER` if unknown.
 
-    `waited` and `call` have the event and the call of each wait.
+    `waited` and `call` have the event and the call of each wait; `calls` has the rows of all calls of the process.
     """
     recording = events.rows_with(records[:, 1], calls)
     known = recording != NO_NUMBER

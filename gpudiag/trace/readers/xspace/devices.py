@@ -89,7 +89,12 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
 def _device_trace(
     process: Process, device: int, threads: tuple[_LaunchingThread, ...], overhead: NDArray[np.intp]
 ) -> Trace:
-    """Return a GPU's trace: its work and calls, events around these calls, training thread, waits and `overhead`."""
+    """Return the trace of GPU `device`: its work and calls, events around these, training thread, waits, `overhead`.
+
+    Of the training thread, calls for other GPUs and events of zero length are left out. JAX's recorded waits are calls
+    that launch nothing, and are kept for all GPUs. `overhead` has the rows of the profiler's overhead that delayed the
+    GPU's calls.
+    """
     trace, events = process.trace, process.trace.events
     kept = np.zeros(len(events), np.bool_)
     kept[events.device == device] = True
@@ -136,7 +141,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 def _with_waits(
     events: EventTable, rows: NDArray[np.intp], waits: AddedWaits, thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return (table of these rows and of the waits as blocking calls, position of each row in the table)."""
+    """Return (table of these rows and of the waits as blocking calls of `thread`, position of each row in it)."""
     index = {name: position for position, name in enumerate(events.names)}
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
@@ -159,7 +164,7 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return a thread's events, except those around calls for other GPUs only; none if it never calls this GPU."""
+    """Return a thread's events, except those around calls for other GPUs only; none if it never calls GPU `device`."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():

@@ -69,7 +69,7 @@ def host_kinds(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
     """Return (each event's `EventKind`, its step number or `NO_STEP`, index of the training thread's line or None).
 
-    Without devices the training thread takes the place of the device, and its function calls are the work.
+    Unless `has_devices`, the training thread takes the place of the device, and its function calls are the work.
     """
     step = plane.whole(STEP, NO_STEP)
     if framework == "jax":
@@ -86,7 +86,11 @@ def host_kinds(
 def _tensorflow_kinds(
     plane: Plane, step: NDArray[np.int64], *, has_devices: bool
 ) -> tuple[NDArray[np.uint8], int | None]:
-    """Return (each event's `EventKind`, index of the training thread's line or None)."""
+    """Return (each event's `EventKind`, index of the line with the step marks or None); `step` as in `host_kinds`.
+
+    Events of the training thread that enclose others are annotations, because they span waits too. Unless
+    `has_devices`, function calls are the work, so that only events around a wait for input are annotations.
+    """
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
     marks = np.flatnonzero(step >= 0)
@@ -111,9 +115,16 @@ def host_roles(
     *,
     has_devices: bool,
 ) -> NDArray[np.uint8]:
-    """Return uint8[n]: the `Role` of each event of a host; `kind` and `step` are from `host_kinds`.
+    """Return uint8[n]: the `Role` of each event of a host.
 
-    Launched work may later change the roles of calls.
+    `name_calls` may later change the roles of calls to those of the launched work.
+
+    Args:
+        plane: the host's plane.
+        kind, step: from `host_kinds`.
+        communication: names of ops by which TensorFlow communicates without NCCL.
+        framework: `tensorflow`, `jax` or `unknown`.
+        has_devices: whether GPUs were recorded. If so, kernels are the collectives, and ops only launch them.
     """
     operator = kind == EventKind.OPERATOR
     role = np.where(operator, np.uint8(Role.OPERATOR), np.uint8(Role.OTHER))

@@ -28,7 +28,6 @@ from gpudiag.trace.readers.xspace.process import NO_NAME, Process, step_marks_of
 Rows = NDArray[np.intp]
 Times = NDArray[np.int64]
 
-
 #: Maximum number of CPU devices of a process, because the main thread's events are copied for each device.
 _MOST_DEVICES = 1024
 
@@ -60,14 +59,15 @@ def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
         return (process.trace,)
     main = _main_thread(process, process.training_thread)
     rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
-    traces = [_device_trace(process, device_rows, main, alone=len(devices) == 1) for device_rows in rows]
+    traces = [_device_trace(process, device_rows, main, only_device=len(devices) == 1) for device_rows in rows]
     return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
 
 
 def _main_thread(process: Process, thread: int) -> EventTable:
     """Return the main thread's events, with dispatches as runtime calls, and compilations and waits as annotations.
 
-    Each outermost call of a function is added as an annotation, so that reports can name the function.
+    Each outermost call of a function is added as an annotation, so that reports can name the function. Operations of
+    modules, which a CPU device may run on this thread too, are left out.
     """
     events = process.trace.events
     main = taken(events, np.flatnonzero((events.thread == thread) & (process.module == NO_NAME)))
@@ -84,9 +84,7 @@ def _main_thread(process: Process, thread: int) -> EventTable:
     calls_as_ranges = taken(main, calls[main.kind[calls] == EventKind.RUNTIME])
     count = len(calls_as_ranges)
     ranges = replace(
-        calls_as_ranges,
-        kind=np.full(count, EventKind.ANNOTATION, np.uint8),
-        role=np.full(count, Role.OTHER, np.uint8),
+        calls_as_ranges, kind=np.full(count, EventKind.ANNOTATION, np.uint8), role=np.full(count, Role.OTHER, np.uint8)
     )
     return _joined(main, ranges)[0]
 
@@ -102,19 +100,27 @@ def _joined(*tables: EventTable) -> tuple[EventTable, Rows]:
     return in_order({field: np.concatenate([c[field] for c in columns]) for field in columns[0]}, tables[0].names)
 
 
-def _device_trace(process: Process, rows: Rows, main: EventTable, *, alone: bool) -> Trace:
-    """Return the trace of the device whose operations are `rows`; in it, the main thread runs the device's modules.
+def _device_trace(process: Process, rows: Rows, main: EventTable, *, only_device: bool) -> Trace:
+    """Return the trace of one device, in which the main thread runs the device's modules and operations.
 
-    `alone` says that the process has no other device.
+    Args:
+        process: the process; its training thread is known.
+        rows: rows of the device's operations.
+        main: the main thread's events, from `_main_thread`.
+        only_device: whether the process has no other device. The main thread then waits for this device, so that its
+            runs last to the end of the wait. Among several devices, it is unknown for which the main thread waits.
     """
     trace, events = process.trace, process.trace.events
     thread = process.training_thread or 0
+    # Operations of zero length occupy no device, and a run with only such operations would have no length.
     rows = rows[events.end_ns[rows] > events.start_ns[rows]]
     runs = _runs(process, rows, main)
-    if alone:
+    if only_device:
         runs = _until_read(runs, main)
     modules = ops_of_thread(events, runs.row, Intervals(runs.start, runs.end), thread)
     modules = replace(modules, name=process.module[runs.row], role=np.full(len(runs.row), Role.OPERATOR, np.uint8))
+    # Collectives and other operations overlap, because several threads of the pool run them. `serialized` cuts
+    # overlapping events, so that each kind is serialized apart to keep its time.
     communicates = events.role[rows] == Role.COMMUNICATION
     operations, operation_row = serialized(events, rows[~communicates])
     collectives, collective_row = serialized(events, rows[communicates])
@@ -124,7 +130,9 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, alone: bool
         ops_of_thread(events, operation_row, operations, thread),
         ops_of_thread(events, collective_row, collectives, thread),
     )
-    row_in_table = dict(zip(collective_row.tolist(), position[-len(collective_row) :].tolist(), strict=False))
+    # The collectives were joined last. Those of other devices, and those without length, are not in the table.
+    first_collective = len(position) - len(collective_row)
+    row_in_table = dict(zip(collective_row.tolist(), position[first_collective:].tolist(), strict=True))
     calls = [replace(call, row=row_in_table[call.row]) for call in trace.collectives if call.row in row_in_table]
     return replace(
         trace,
@@ -135,7 +143,10 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, alone: bool
 
 
 def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
-    """Return the module runs to which the operations `rows` of one device belong, as spans without overlap."""
+    """Return the module runs to which the operations `rows` of one device belong, as spans without overlap.
+
+    Runs that an earlier run covers completely are left out. `main` has the calls that dispatched the runs.
+    """
     events = process.trace.events
     run = process.run[rows]
     # Operations without the number of their run count as one run each.
@@ -143,7 +154,7 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
     number, first, member = np.unique(run, return_index=True, return_inverse=True)
     end = np.full(len(number), np.iinfo(np.int64).min)
     np.maximum.at(end, member, events.end_ns[rows])
-    order = np.argsort(first, kind="stable")
+    order = np.argsort(first, kind="stable")  # `rows` are sorted by start, so that runs are too
     row, end = rows[first[order]], end[order]
     # A run that begins before an earlier run has ended gets only the time after the earlier run.
     earlier_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])[: len(end)]
@@ -157,8 +168,9 @@ def _runs(process: Process, rows: Rows, main: EventTable) -> _ModuleRuns:
 def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, Times]:
     """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
 
-    `row` has each run's first operation. If there are more or fewer runs than calls, the recording began with queued
-    runs or ended before the last runs.
+    `row` has each run's first operation. If there are more runs than calls, the recording began with queued runs, and
+    the first runs have no call. If there are fewer, it ended before the last runs. A run without a call, or that began
+    before its call, gets the begin of its first operation as begin and end.
     """
     begin = process.trace.events.start_ns[row]
     end = begin.copy()
@@ -177,18 +189,21 @@ def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, T
 
 
 def _until_read(runs: _ModuleRuns, main: EventTable) -> _ModuleRuns:
-    """Return a single device's runs. A run for which the main thread waits is extended to the end of the wait."""
+    """Return the only device's runs. A run that ends within a wait of the main thread is extended to the wait's end."""
     waits = np.flatnonzero(main.role == Role.SYNCHRONIZATION)
     wait_start, wait_end = main.start_ns[waits], main.end_ns[waits]
     end = runs.end.copy()
     last = np.searchsorted(runs.start, wait_end) - 1
-    ended = np.flatnonzero((last >= 0) & (end[np.maximum(last, 0)] > wait_start))
-    end[last[ended]] = np.maximum(end[last[ended]], wait_end[ended])
+    ended_inside = np.flatnonzero((last >= 0) & (end[np.maximum(last, 0)] > wait_start))
+    end[last[ended_inside]] = np.maximum(end[last[ended_inside]], wait_end[ended_inside])
     return _ModuleRuns(runs.row, runs.start, end, runs.dispatched)
 
 
 def _with_marks_when_free(main: EventTable, runs: _ModuleRuns) -> EventTable:
-    """Return the main thread's events with step marks that begin when the device has ended the earlier steps' runs."""
+    """Return the main thread's events with step marks that begin when the device has ended the earlier steps' runs.
+
+    A mark also lasts until the runs that its step dispatched have ended.
+    """
     marks = np.flatnonzero(main.role == Role.STEP_MARK)
     order = np.argsort(runs.dispatched, kind="stable")
     ended = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, runs.end[order]))

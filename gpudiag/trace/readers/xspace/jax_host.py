@@ -30,11 +30,9 @@ _DISPATCH = re.compile(
 _COMPILES = re.compile(
     r"lower_\w+|backend_compile|trace_to_jaxpr|\w*XlaCompil\w*|\w*::Compile\b|\w*Compile(?:AndLoad)?$"
 )
-#: Calls in which the host waits for a value from a device. The Python tracer adds `block_until_ready`, which JAX's
-#: runtime does not mark.
+#: Calls in which the host waits for a value from a device. Only the Python tracer marks `block_until_ready`.
 _WAITS = re.compile(r"np\.asarray\(jax\.Array\)$|\$api\.py:\d+ block_until_ready$|\$array\.py:\d+ block_until_ready$")
-#: Modules of libraries, whose functions the Python tracer records too. The tracer records file names without
-#: directories.
+#: Modules of libraries, whose functions the Python tracer records too, by file names without directories.
 _LIBRARY_MODULES = (
     "__init__ _dtypes _methods abc abstract_arrays ad ad_checkpoint api api_util array array_constructors "
     "array_methods basearray batching codecs compilation_cache compiler config config_ext contextlib "
@@ -135,7 +133,7 @@ def outermost_calls(plane: Plane, line: int) -> NDArray[np.intp]:
 
 
 def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
-    """Return the calls that begin steps of a loop without marks: the rarest function that is called regularly.
+    """Return the calls on a line that begin steps of a loop without marks: the rarest function called regularly.
 
     It is assumed that each step calls this function once, and makes about as many calls as the other steps, so that the
     function's calls are evenly spaced among all calls. Fewer than three calls are no steps. Of functions that are
@@ -200,7 +198,7 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
 def set_jax_roles(plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], role: NDArray[np.uint8]) -> None:
     """Set the roles of waits, of the user's functions, and of calls that begin steps; `role` is changed in place.
 
-    `kind` is from `jax_kinds`.
+    `kind` is from `jax_kinds`, and `step` is as there.
     """
     role[jax_waits(plane)] = Role.SYNCHRONIZATION
     role[(kind == EventKind.PYTHON) & plane.named(user_function)] = Role.USER_FUNCTION

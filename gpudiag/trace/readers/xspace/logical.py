@@ -47,13 +47,17 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
 
 
 def _device_trace(process: Process, device: int, thread: int) -> Trace:
-    """Return one device's trace, in which the training thread runs the device's ops and waits."""
+    """Return the trace of one logical `device`, in which the training thread `thread` runs the device's ops and waits.
+
+    A thread does one thing at a time: of a communication op, only the time beside no other op is kept.
+    """
     trace, events = process.trace, process.trace.events
     rows = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))
     communicates = events.role[rows] == Role.COMMUNICATION
     work, work_row = serialized(events, rows[~communicates])
     transfers, transfer_row = serialized(events, rows[communicates])
     exposed = subtract(transfers, work)
+    # The row of the communication op from which each exposed part is.
     transfer_row = transfer_row[np.searchsorted(transfers.start, exposed.start, side="right") - 1]
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
     executor = subtract(union(Intervals(*functions(process))), union(work, exposed, waits))
@@ -75,16 +79,22 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return (a device's ops as disjoint intervals, their rows). No op begins before all earlier ops have ended."""
+    """Return (a device's ops as disjoint intervals, their rows). No op begins before all earlier ops have ended.
+
+    `rows` are sorted by start. Ops that end before an earlier op ends, or have no length, are left out.
+    """
     lowest = [np.iinfo(np.int64).min]
-    earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
+    earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]  # may be empty
     start = np.maximum(events.start_ns[rows], earlier_end)
     lasting = start < events.end_ns[rows]
     return Intervals(start[lasting], events.end_ns[rows][lasting]), rows[lasting]
 
 
 def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return a device's pauses within steps before ops that need tensors from other devices."""
+    """Return a device's pauses within steps before ops that need tensors from other devices.
+
+    `rows` has the device's ops, here and in `_at_the_end`. Pauses shorter than `SHORT_PAUSE_NS` are overhead.
+    """
     events = process.trace.events
     busy = union(Intervals(events.start_ns[rows], events.end_ns[rows]))
     if not len(busy):
@@ -96,7 +106,11 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 
 
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return waits for communication from a device's last op in a function (or step) to the end of the function."""
+    """Return waits for communication from a device's last op in a function (or step) to the end of the function.
+
+    They count if a communication of any device ended in this time. If no function runs within a step, because the
+    profiler recorded none, steps take the place of functions.
+    """
     events = process.trace.events
     begin, end = functions(process)
     steps = _steps(process)

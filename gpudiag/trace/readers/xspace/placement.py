@@ -57,9 +57,15 @@ def placed(plane: Plane) -> NDArray[np.int16]:
 def _group_ops(
     plane: Plane, routes: dict[str, Route], servers: set[str]
 ) -> tuple[_OpGroups, list[tuple[int, str, int]]]:
-    """Return (groups of ops that ran on one device, list of (event, name, run of the function) of each op)."""
-    targets: dict[str, set[str]] = defaultdict(set)
-    ends: dict[str, set[str]] = defaultdict(set)
+    """Return (groups of ops that ran on one device, list of (event, name, run of the function) of each op).
+
+    Args:
+        plane: the host's plane.
+        routes: routes of tensors between devices, by key.
+        servers: devices of parameter servers, on which the ops of variables run.
+    """
+    targets: dict[str, set[str]] = defaultdict(set)  # op → devices that receive its tensor
+    ends: dict[str, set[str]] = defaultdict(set)  # op that produces or needs a sent tensor → its devices
     for route in routes.values():
         targets[route.tensor].add(route.target)
         ends[route.tensor].add(route.source)

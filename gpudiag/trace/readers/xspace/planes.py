@@ -172,7 +172,7 @@ def read_plane(plane: Any) -> Plane:
     begins = np.where((begins < 0) | (begins > _LAST_NS), _LAST_NS, begins)
     base_ns = int(begins.min()) if len(begins) else 0
     begin = (begins - base_ns)[line_of]
-    end_ps = raw.offset_ps + np.maximum(raw.duration_ps, 0)
+    end_ps = raw.offset_ps + np.maximum(raw.duration_ps, 0)  # the length of a damaged event may be negative
     timed = ~raw.aggregated
     name, names = _names(plane, raw.metadata_id[timed])
     stats, texts = _stats(metadata, wanted, raw)
@@ -192,7 +192,7 @@ def read_plane(plane: Any) -> Plane:
 
 
 def _lines_to_read(plane: Any, *, on_device: bool) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Return the lines to read, and the (id, name) of each."""
+    """Return the lines to read and the (id, name) of each: on a GPU only streams, and none that gpudiag added."""
     lines, idents = [], []
     for line in plane.lines:
         stream = _STREAM.match(line.name) if on_device else None
@@ -215,7 +215,10 @@ def _names(plane: Any, metadata_id: NDArray[np.int64]) -> tuple[NDArray[np.int64
 def _stats(
     metadata: Any, wanted: dict[int, str], raw: RawEvents
 ) -> tuple[dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]], dict[int, str]]:
-    """Return (name → (events, values) of stats, texts that values refer to), for events that have a time."""
+    """Return (name → (events, values) of stats, texts that values refer to), for events that have a time.
+
+    `metadata` has the names of stats and texts, by id; `wanted` has the stats to return (id → name).
+    """
     position = np.cumsum(~raw.aggregated) - 1
     stats: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     texts: dict[int, str] = {}
@@ -255,7 +258,7 @@ _DIRECTIONS = {
 
 
 def parse_copy(event: str, details: str) -> PlaneCopy:
-    """Parse a copy from the event's name and its `memcpy_details`. Example:
+    """Parse a copy from the event's name and its `memcpy_details`. What neither states is unknown. Example:
 
     MemcpyH2D   kind_src:pageable kind_dst:device size:38535168 dest:0 async:1
     → host to device, from pageable memory, 38535168 bytes, name "Memcpy HtoD (Pageable -> Device)"

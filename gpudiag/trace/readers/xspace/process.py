@@ -24,22 +24,10 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.trace.readers.names import (
-    UNKNOWN,
-    count_unrecorded_graphs,
-    kernel_operation,
-    roles_without_idle_launches,
-)
+from gpudiag.trace.readers.names import UNKNOWN, count_unrecorded_graphs, kernel_operation, roles_without_idle_launches
 from gpudiag.trace.readers.xspace import hlo
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, feeds_devices, find_communication
-from gpudiag.trace.readers.xspace.host import (
-    NO_STEP,
-    framework_of,
-    host_kinds,
-    host_operation,
-    host_roles,
-    workload_of,
-)
+from gpudiag.trace.readers.xspace.host import NO_STEP, framework_of, host_kinds, host_operation, host_roles, workload_of
 from gpudiag.trace.readers.xspace.jax_host import shown_name
 from gpudiag.trace.readers.xspace.launches import LaunchColumns, LaunchedWork, launched_work, name_calls
 from gpudiag.trace.readers.xspace.placement import NO_DEVICE, placed
@@ -101,7 +89,12 @@ class _SharedNames:
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of an `EventTable` for one plane, and further columns (from `target`) of its events."""
+    """Columns of an `EventTable` for one plane, and further columns of its events.
+
+    `target` is the GPU for which a call launches work, or the CPU's logical device that runs an op; else `NO_DEVICE`.
+    `buffer_bytes` is the size of a collective; 0 if unknown. `feeds_devices` marks a loader's copies. `hlo_op` and
+    `module` are names by index. `needs_communication` and `run` are as in `Process`.
+    """
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -185,7 +178,10 @@ def assemble(
 def _columns_of(
     planes: Sequence[Plane], names: _SharedNames, base: int, framework: str
 ) -> tuple[dict[str, NDArray[Any]], int | None]:
-    """Return (joined columns of all planes, with times in ns since `base`; training thread or None)."""
+    """Return (joined columns of all planes; training thread of the first host plane that shows one, else None).
+
+    `names` collects all names. Times are in ns since `base`. Devices come first: host calls are named by their work.
+    """
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
     by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
@@ -208,7 +204,14 @@ def _joined(by_plane: Sequence[_Columns]) -> dict[str, NDArray[Any]]:
 
 
 def _device_columns(plane: Plane, names: _SharedNames, base: int, communication: CommunicationNames) -> _Columns:
-    """Return the columns of a GPU's plane: kernels, copies and memsets, with times in ns since `base`."""
+    """Return the columns of a GPU's plane: kernels, copies and memsets.
+
+    Args:
+        plane: the GPU's plane.
+        names: returns the index of a name among the names of all planes.
+        base: the time from which the columns' times count; ns, like `plane.base_ns`.
+        communication: names of ops and copies by which TensorFlow communicates without NCCL.
+    """
     count = len(plane.name)
     kind = np.full(count, EventKind.KERNEL, np.uint8)
     size = np.full(count, NO_SIZE, np.int64)
@@ -292,7 +295,15 @@ def _host_columns(
     framework: str,
     has_devices: bool,
 ) -> tuple[_Columns, int | None]:
-    """Return the columns of a host plane, and the index of the line with the step marks."""
+    """Return (columns of a host's plane, index of its training thread's line or None).
+
+    Args:
+        plane: the host's plane.
+        names, base, communication: as for `_device_columns`.
+        launched: the work of all GPUs, after which the launching calls are named.
+        framework: `tensorflow`, `jax` or `unknown`.
+        has_devices: whether the file has planes of GPUs. Without them, `target` is the CPU's logical device of an op.
+    """
     kind, step, training = host_kinds(plane, framework, has_devices=has_devices)
     count = len(kind)
     name = np.array([names(shown_name(text)) for text in plane.names], np.int32)[plane.name]
@@ -302,7 +313,7 @@ def _host_columns(
     target = np.where(kind == EventKind.RUNTIME, plane.whole(DEVICE, NO_DEVICE), NO_DEVICE)
     if not has_devices:
         on_device = (module != NO_NAME) & (framework == "jax")
-        target = np.where(on_device, plane.whole(ORDINAL, 0), placed(plane))
+        target = np.where(on_device, plane.whole(ORDINAL, 0), placed(plane))  # a single device has no ordinal
     name_calls(plane, launched, names, LaunchColumns(kind, name, role, target, correlation))
     for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
         # TensorFlow's TraceMe encodes step numbers in this form.
@@ -331,7 +342,10 @@ def _host_columns(
 
 
 def _order(columns: dict[str, NDArray[Any]], notes: list[str]) -> tuple[NDArray[np.intp], int]:
-    """Return (rows with possible times, sorted by start (ties: longer first), first start in ns)."""
+    """Return (rows with possible times, sorted by start (ties: longer first), first start in ns; 0 without rows).
+
+    Damaged events have negative lengths or times far from the median. They are left out, and `notes` mentions them.
+    """
     start, end = columns["start_ns"], columns["end_ns"]
     length = end - start
     possible = (length >= 0) & (length <= _DAY_NS)
@@ -349,7 +363,7 @@ def _collectives(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives: kernels, or (in a process without GPUs) ops that wait for other processes or devices.
 
-    Neither TensorFlow nor JAX records process groups. All replicas or devices are taken as one group.
+    No process groups are recorded: all replicas or devices are one group. `buffer_bytes`, `hlo_op`: as in `_Columns`.
     """
     collectives = []
     for row in np.flatnonzero((table.role == Role.COMMUNICATION) & (table.kind != EventKind.COPY)).tolist():

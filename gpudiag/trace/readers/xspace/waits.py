@@ -71,12 +71,12 @@ class AddedWaits(msgspec.Struct, frozen=True):
 
 
 def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
-    """Return the waits of TensorFlow's executor for a GPU or for communication.
+    """Return the waits of TensorFlow's executor for the GPU `device` or for communication.
 
     `calls` has the rows of the calls that give the GPU work, sorted by start.
     """
     launches = _launches(process, device, calls)
-    if len(launches.calls) < 2:
+    if len(launches.calls) < 2:  # no pause between launches
         return _added()
     pauses, last = _pauses(process, launches)
     communicated = process.trace.events.role[launches.work[last]] == Role.COMMUNICATION
@@ -90,9 +90,9 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> Ad
 
 
 def unrecorded_jax_waits(process: Process, device: int, calls: NDArray[np.intp]) -> AddedWaits:
-    """Return the waits of JAX's main thread for a GPU or for a call's arguments; `calls` as in `executor_waits`."""
+    """Return the waits of JAX's main thread for a GPU or a call's arguments; arguments are as in `executor_waits`."""
     launches = _launches(process, device, calls)
-    if len(launches.calls) < 2:
+    if len(launches.calls) < 2:  # no pause between launches
         return _added()
     pauses, _ = _pauses(process, launches)
     waits = subtract(union(pauses), _recorded(process))
@@ -151,6 +151,7 @@ def _added(*groups: tuple[Intervals, Role, str]) -> AddedWaits:
 
 
 def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _DeviceLaunches:
+    """Return the calls that have work on a GPU with the same correlation."""
     events = process.trace.events
     work = events.rows_with(events.correlation[calls], np.flatnonzero(events.device == device))
     has_work = work != NO_NUMBER
@@ -158,12 +159,15 @@ def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _Device
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return (waits for device work from the last launch to the work's end, index of the launch of that work)."""
+    """Return (waits for device work from the last launch to the work's end, index of the launch of that work).
+
+    Index i of the local arrays is the pause before launch i + 1. Pauses with a wait for input are left out.
+    """
     events = process.trace.events
     start, end = events.start_ns[launches.calls], events.end_ns[launches.calls]
     work_end = events.end_ns[launches.work]
-    launched = np.maximum.accumulate(end)[:-1]
-    done = np.maximum.accumulate(work_end)[:-1]
+    launched = np.maximum.accumulate(end)[:-1]  # end of all launches before the pause
+    done = np.maximum.accumulate(work_end)[:-1]  # end of the work of these launches
     last = np.maximum.accumulate(np.where(work_end[:-1] == done, np.arange(len(done)), 0))
     resumed = start[1:]
     waits = (resumed - launched >= _PAUSE_NS) & (done > launched) & (done <= resumed) & (resumed - done <= _SOON_NS)
@@ -173,6 +177,7 @@ def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDA
     bounds = np.stack([begin, until], axis=1).ravel()
     without_input = np.ones(len(begin), np.bool_)
     if len(bounds):
+        # Every second length lies within a pause; the others are between pauses.
         input_ns = lengths_between(intersect(input_waits, union(Intervals(begin, until))), bounds)[::2]
         without_input = input_ns < _PAUSE_NS
     return Intervals(begin[without_input], until[without_input]), last[waits][without_input]
@@ -197,7 +202,10 @@ def _argument_copies(process: Process) -> Intervals:
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return, for each time, the time of the next launch, or the end of the function if that is earlier."""
+    """Return, for each time, the time of the next launch, or the end of the function if that is earlier.
+
+    A time after the last launch and function, and any time if no function was recorded, is returned itself.
+    """
     begin, end = functions(process)
     if not len(begin):
         return time
@@ -218,7 +226,10 @@ def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the times from a device's last launch in a function to the function's end, if communication ends there."""
+    """Return the times from a device's last launch in a function to the function's end, if communication ends there.
+
+    The communication may be of another device, because a function ends when all devices have ended.
+    """
     events = process.trace.events
     begin, end = functions(process)
     slot = np.searchsorted(events.start_ns[launches.calls], end) - 1

@@ -34,7 +34,6 @@ _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
 _NO_BODY = -1
 
-
 #: Number of events decoded at once, so that their columns stay in the processor's caches.
 _BATCH = 16384
 
@@ -131,7 +130,13 @@ def _stats(
     stop: NDArray[np.int64],
     wanted: Collection[int],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return (event, metadata id, integer value) of each wanted XStat. `owner` is the event of each XStat."""
+    """Return (event, metadata id, integer value) of each wanted XStat.
+
+    Args:
+        text: the bytes, followed by a margin.
+        owner, begin, stop: int64[m], event of each XStat, and its begin and end in `text`.
+        wanted: metadata ids of stats.
+    """
     ids = np.array(sorted(wanted), np.int64)
     # The id is nearly always the first field, so most unwanted stats are discarded by their first field alone.
     first = np.flatnonzero(text[begin] == _METADATA_ID_TAG)
