@@ -18,7 +18,7 @@ class Reading(Generic[Value]):
     The thread is a daemon, so that a call that blocks in the kernel does not keep this process alive.
 
     Args:
-        what: name of the reading, for the reason.
+        what: name of the reading, with which the reason of a failure begins.
         read: the function.
         limit_s: time limit in seconds, from the creation on.
     """

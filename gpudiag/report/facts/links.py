@@ -101,7 +101,7 @@ def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> Renderabl
 
 
 def islands_tree(facts: Facts) -> RenderableType:
-    """Return a tree of islands of directly connected GPUs: island, switch, GPU."""
+    """Return a tree of host, islands, PCIe switches and GPUs. In an island each pair has peer access, over any link."""
     kinds = {(link.a, link.b): link.kind for link in facts.links}
     names = {gpu.index: one_line(gpu.name)[:60] for gpu in facts.gpus}
     tree = Tree(Text(one_line(facts.host.name) or "host", style="bold"), guide_style="dim")

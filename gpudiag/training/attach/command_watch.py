@@ -163,7 +163,8 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # then a process without a number is a launcher
+    # If a launcher has set RANK for some processes, a process without RANK and without calls is the launcher itself.
+    if any(report.numbered for report in reports):
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 

@@ -1,4 +1,4 @@
-"""Test messages for real processes that fail, that do not train, or whose ranks end early or drift apart."""
+"""Test what is reported on real commands that fail or do not train, or whose ranks end early or drift apart."""
 
 from __future__ import annotations
 

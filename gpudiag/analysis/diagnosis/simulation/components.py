@@ -163,7 +163,10 @@ def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *
 
 
 def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, each_step: bool) -> Times:
-    """Return the share of each node or op, in ns, in its rank's excess over peers or (`each_step`) all their steps."""
+    """Return float64[n or m], ns: the part of a rank's excess over its peers that falls on each node or op.
+
+    With `each_step`, the excess of each step is over all steps of the peers.
+    """
     if not amounts.any():
         return amounts
     process, step = _process_and_step(what_if, component)

@@ -78,8 +78,8 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
     """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
-    The analysis considers the outermost ranges of the thread with most launches (`busiest`). The analysis misses ranges
-    within ranges that occur once (`train`, `epoch 0`), and ranges of the main thread if backward launches more.
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It misses ranges within a
+    range that occurs once (`train`, `epoch 0`), and all ranges of the main thread if backward's thread launches more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():

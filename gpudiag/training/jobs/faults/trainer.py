@@ -130,14 +130,14 @@ class Trainer(ABC):
         return self.clock.series()
 
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
-        """Return the times in ms of steps whose kernels are launched before the device begins the step.
+        """Return the times in ms of steps without launch overhead: kernels are queued before the device begins them.
 
-        No kernel of such a step waits for its launch, except after the 1,024 launches that the launch queue holds.
-        Before each step the device is kept busy for `hold_ms` (not timed). All ranks begin at about the same time.
+        Before each step the device is kept busy for `hold_ms` (not timed), which must exceed the time of launching a
+        step. Only kernels after the 1,024 launches that the launch queue holds can wait for their launch.
         """
         times = []
         for _ in range(steps):
-            self.gather(None)
+            self.gather(None)  # all ranks begin at about the same time
             self.hold(hold_ms)
             self.clock.restart()
             self.step()
