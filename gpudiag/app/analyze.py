@@ -15,17 +15,19 @@ import msgspec
 
 from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
-from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.kernel_only import least_disturbed
-from gpudiag.trace.parallel import safe_path
+from gpudiag.trace.parallel import WhileReading, safe_path
 from gpudiag.trace.recordings import check_one_recording
 from gpudiag.trace.sources import find_operation_table, find_sources
 
 if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.rank_events import RankEvents
     from gpudiag.app.digests.write import DigestEngine
     from gpudiag.app.stages import AnalysedTraces
+    from gpudiag.model.event import Trace
     from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
 Item = TypeVar("Item")
@@ -110,12 +112,20 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
 
 
 def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
-    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
+    # Kernel-only traces are joined with the full traces, so that the events of a rank are known only after reading.
+    views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
+    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views)
     check_one_recording(paths, full)
     traces, unused = least_disturbed(paths, full, limits)
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused, views=views)
+
+
+def _events_of_rank(trace: Trace) -> RankEvents:
+    from gpudiag.analysis.timeline.rank_events import events_of_rank  # noqa: PLC0415 # as in `_import_stages`
+
+    return events_of_rank(trace)
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:

@@ -45,10 +45,11 @@ from gpudiag.model.run_directory import (
 )
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
-from gpudiag.trace.parallel import each_rank
+from gpudiag.trace.parallel import WhileReading, each_rank
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.source_lines import CaseLines
+    from gpudiag.analysis.timeline.rank_events import RankEvents
     from gpudiag.model.parallelism import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
@@ -71,6 +72,7 @@ def analysis_of_traces(
     *,
     world_size: int | None,
     unused: tuple[Validity, ...],
+    views: WhileReading[RankEvents] | None = None,
 ) -> AnalysedTraces:
     """Analyse the traces of one job.
 
@@ -79,8 +81,9 @@ def analysis_of_traces(
         paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
+        views: returns what was computed of the traces while they were read.
     """
-    timeline = build_timeline(traces, world_size, each=each_rank)
+    timeline = build_timeline(traces, world_size, each=views or each_rank)
     attribution = attribute(timeline, each=each_rank)
     detailed, detailed_attribution = represent(timeline, attribution)
     run = find_run_record(paths)
