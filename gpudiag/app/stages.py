@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.representatives import represent
@@ -21,7 +22,7 @@ from gpudiag.analysis.attribution.summary import (
     summarise_waits,
 )
 from gpudiag.analysis.compute.work import ComputeWork, compute_classes, compute_work
-from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
+from gpudiag.analysis.diagnosis.case import Case, only_steps, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
@@ -148,7 +149,8 @@ def analysis_of_traces(
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
-        parallelism=_parallelism(case, case.attribution, findings),
+        parallelism=_parallelism(case, timeline, attribution, findings),
+        simulated_ranks=tuple(sorted({track.rank for track in detailed.tracks})) if detailed.left_out else (),
     )
     return AnalysedTraces(analysis, timeline, attribution, case.lines)
 
@@ -170,15 +172,21 @@ def _compute_classes(timeline: Timeline, attribution: Attribution, work: Compute
     return with_reached(classes, timeline, attribution, work)
 
 
-def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
-    """Return the grid, communication and imbalance of a job; None if the job divides only its batches."""
+def _parallelism(
+    case: Case, timeline: Timeline, attribution: Attribution, findings: Sequence[Finding]
+) -> Parallelism | None:
+    """Return the grid, communication and imbalance of a job; None if the job divides only its batches.
+
+    Bubble and imbalance are simulated, so they are of the case's ranks. `timeline` and `attribution` have all ranks.
+    """
     if not case.timeline.divides_work:
         return None
     from gpudiag.analysis.diagnosis.even_step import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
     from gpudiag.analysis.diagnosis.rules.pipeline_bubble import bubble_of  # noqa: PLC0415  # see above
     from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
 
-    parallelism = summarise_parallelism(case.timeline, attribution)
+    steps = np.array(sorted({step for track in case.tracks for step in track.window_steps.tolist()}), np.int64)
+    parallelism = summarise_parallelism(*only_steps(timeline, attribution, steps), sample=case.timeline)
     if parallelism is None or case.what_if is None:
         return parallelism
     bubble = bubble_of(case, case.what_if)
