@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,24 +54,9 @@ def analyze(
         engine: where the traces are read; this machine by default. It must be picklable.
 
     Raises:
-        SeveralRecordingsError: two of the paths are of different jobs. Not with an engine: of two traces of one rank,
-            the first is kept, with a warning.
+        SeveralRecordingsError: two of the paths are of different jobs.
     """
-    if engine is None:
-        return _analyse(paths, world_size, limits).analysis
-    from gpudiag.app.digests.write import digest, independent  # noqa: PLC0415  # only with a cluster
-    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # likewise
-
-    if not independent(paths, find_sources(paths)):
-        return _analyse(paths, world_size, limits).analysis
-    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
-        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
-        with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
-        digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
-    traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
-    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.warnings)
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=left_out).analysis
+    return _analyse(paths, world_size, limits, engine).analysis
 
 
 def analyze_with_step(
@@ -111,15 +97,45 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
     return analysed
 
 
-def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
+def _analyse(
+    paths: Sequence[Path | str],
+    world_size: int | None,
+    limits: ReadLimits | None,
+    engine: DigestEngine | None = None,
+) -> AnalysedTraces:
     # Kernel-only traces are joined with the full traces, so that the events of a rank are known only after reading.
     views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
-    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views)
+    read = partial(
+        read_traces, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views
+    )
+    full, left_out = (read(paths), ()) if engine is None else _read_elsewhere(paths, engine, limits, read)
     check_one_recording(paths, full)
     traces, unused = least_disturbed(paths, full, limits)
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused, views=views)
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=(*left_out, *unused), views=views)
+
+
+def _read_elsewhere(
+    paths: Sequence[Path | str],
+    engine: DigestEngine,
+    limits: ReadLimits | None,
+    read: Callable[[Sequence[Path | str]], tuple[Trace, ...]],
+) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
+    """Read traces by an engine if each file can be read alone; return them, and warnings about unreadable files."""
+    from gpudiag.app.digests.write import independent, read_elsewhere  # noqa: PLC0415  # only with a cluster
+
+    files = find_sources(paths)
+    if not independent(paths, files):
+        return read(paths), ()
+    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
+        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
+        with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            future = pool.submit(read_elsewhere, files, Path(directory), limits or ReadLimits(), engine)
+            source, warnings = future.result()
+        digests = read([directory])
+    traces = tuple(msgspec.structs.replace(trace, source=source[Path(trace.source).name]) for trace in digests)
+    return traces, tuple(Validity(code="repaired-input", message=message) for message in warnings)
 
 
 def _events_of_rank(trace: Trace) -> RankEvents:
