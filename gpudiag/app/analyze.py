@@ -147,8 +147,10 @@ def _events_of_rank(trace: Trace) -> RankEvents:
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
     from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415 # already imported
 
-    lines = None if analysed.lines is None else analysed.lines.spans
-    return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution, lines)
+    analysis, lines = analysed.analysis, None if analysed.lines is None else analysed.lines.spans
+    of_some_ranks = [finding.ranks for finding in analysis.findings if len(finding.ranks) < len(analysis.ranks_present)]
+    important = {rank for ranks in of_some_ranks for rank in ranks}
+    return analysis, view_of_step(analysed.timeline, analysed.attribution, lines, important)
 
 
 def _import_stages() -> None:
