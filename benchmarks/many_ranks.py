@@ -74,7 +74,7 @@ def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
         group |= {"pg_size": ranks, "ranks": list(range(ranks))}
     body = rest.replace('"Process Group Ranks":"[0, 1, 2, 3]"', '"Process Group Ranks":"[0, 1, ..., N]"')
     body = re.sub(r'"Group size":\d+', f'"Group size":{ranks}', body)
-    head = json.dumps(document, separators=(",", ":"))[:-1]
+    head = json.dumps(document)[:-1]  # with spaces, without which HTA takes all files for rank 0
     path = out / f"rank{rank}.pt.trace.json.gz"
     path.write_bytes(gzip.compress(f'{head},"traceEvents"{_moved(body, rank)}'.encode(), 1))
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,17 +16,19 @@ import msgspec
 
 from gpudiag.errors import NotATraceError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
-from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.kernel_only import least_disturbed
-from gpudiag.trace.parallel import safe_path
+from gpudiag.trace.parallel import WhileReading, safe_path
 from gpudiag.trace.recordings import check_one_recording
 from gpudiag.trace.sources import find_operation_table, find_sources
 
 if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.rank_events import RankEvents
     from gpudiag.app.digests.write import DigestEngine
     from gpudiag.app.stages import AnalysedTraces
+    from gpudiag.model.event import Trace
     from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
 Item = TypeVar("Item")
@@ -51,24 +54,9 @@ def analyze(
         engine: callable that reads the traces, for instance on a cluster; None to read them here. It must be picklable.
 
     Raises:
-        SeveralRecordingsError: the paths have traces of different jobs. With an engine this is not checked; of two
-            traces of one rank, the first is kept, and a warning is added.
+        SeveralRecordingsError: two of the paths are of different jobs.
     """
-    if engine is None:
-        return _analyse(paths, world_size, limits).analysis
-    from gpudiag.app.digests.write import digest, independent  # noqa: PLC0415  # only with a cluster
-    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # likewise
-
-    if not independent(paths, find_sources(paths)):  # an engine reads each file alone
-        return _analyse(paths, world_size, limits).analysis
-    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
-        # The engine's threads stay in another process, because this process forks to analyse the ranks of large jobs.
-        with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            written = pool.submit(digest, paths, output=Path(directory), limits=limits, engine=engine).result()
-        digests = read_traces([directory], world_size=world_size, limits=limits, repeated=True)
-    traces = [msgspec.structs.replace(trace, source=written.digests[Path(trace.source).name]) for trace in digests]
-    left_out = tuple(Validity(code="repaired-input", message=message) for message in written.warnings)
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=left_out).analysis
+    return _analyse(paths, world_size, limits, engine).analysis
 
 
 def analyze_with_step(
@@ -109,21 +97,61 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
     return analysed
 
 
-def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
+def _analyse(
+    paths: Sequence[Path | str],
+    world_size: int | None,
+    limits: ReadLimits | None,
+    engine: DigestEngine | None = None,
+) -> AnalysedTraces:
     """Analyse the traces, or the kernel-only traces of the same run, which have less overhead, if they are usable."""
-    full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
+    # Kernel-only traces are joined with the full traces, so that the events of a rank are known only after reading.
+    views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
+    read = partial(
+        read_traces, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views
+    )
+    full, left_out = (read(paths), ()) if engine is None else _read_elsewhere(paths, engine, limits, read)
     check_one_recording(paths, full)
     traces, unused = least_disturbed(paths, full, limits)
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 
-    return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
+    return analysis_of_traces(traces, paths, world_size=world_size, unused=(*left_out, *unused), views=views)
+
+
+def _read_elsewhere(
+    paths: Sequence[Path | str],
+    engine: DigestEngine,
+    limits: ReadLimits | None,
+    read: Callable[[Sequence[Path | str]], tuple[Trace, ...]],
+) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
+    """Read traces by an engine if each file can be read alone; return them, and warnings about unreadable files."""
+    from gpudiag.app.digests.write import independent, read_elsewhere  # noqa: PLC0415  # only with a cluster
+
+    files = find_sources(paths)
+    if not independent(paths, files):
+        return read(paths), ()
+    with tempfile.TemporaryDirectory(prefix="gpudiag-") as directory:
+        # The engine's threads stay in another process, because ranks of large jobs are analysed in forks of this one.
+        with safe_path(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            future = pool.submit(read_elsewhere, files, Path(directory), limits or ReadLimits(), engine)
+            source, warnings = future.result()
+        digests = read([directory])
+    traces = tuple(msgspec.structs.replace(trace, source=source[Path(trace.source).name]) for trace in digests)
+    return traces, tuple(Validity(code="repaired-input", message=message) for message in warnings)
+
+
+def _events_of_rank(trace: Trace) -> RankEvents:
+    from gpudiag.analysis.timeline.rank_events import events_of_rank  # noqa: PLC0415 # as in `_import_stages`
+
+    return events_of_rank(trace)
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
     from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415 # already imported
 
-    lines = None if analysed.lines is None else analysed.lines.spans
-    return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution, lines)
+    analysis, lines = analysed.analysis, None if analysed.lines is None else analysed.lines.spans
+    of_some_ranks = [finding.ranks for finding in analysis.findings if len(finding.ranks) < len(analysis.ranks_present)]
+    important = {rank for ranks in of_some_ranks for rank in ranks}
+    return analysis, view_of_step(analysed.timeline, analysed.attribution, lines, important)
 
 
 def _import_stages() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.representatives import represent
@@ -21,7 +22,7 @@ from gpudiag.analysis.attribution.summary import (
     summarise_waits,
 )
 from gpudiag.analysis.compute.work import ComputeWork, compute_classes, compute_work
-from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
+from gpudiag.analysis.diagnosis.case import Case, only_steps, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
@@ -45,10 +46,11 @@ from gpudiag.model.run_directory import (
 )
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
-from gpudiag.trace.parallel import each_rank
+from gpudiag.trace.parallel import WhileReading, each_rank
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.source_lines import CaseLines
+    from gpudiag.analysis.timeline.rank_events import RankEvents
     from gpudiag.model.parallelism import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
@@ -71,6 +73,7 @@ def analysis_of_traces(
     *,
     world_size: int | None,
     unused: tuple[Validity, ...],
+    views: WhileReading[RankEvents] | None = None,
 ) -> AnalysedTraces:
     """Analyse the traces of one job.
 
@@ -79,8 +82,9 @@ def analysis_of_traces(
         paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
+        views: returns what was computed of the traces while they were read.
     """
-    timeline = build_timeline(traces, world_size, each=each_rank)
+    timeline = build_timeline(traces, world_size, each=views or each_rank)
     attribution = attribute(timeline, each=each_rank)
     # Details of a large job are those of representative ranks.
     detailed, detailed_attribution = represent(timeline, attribution)
@@ -146,7 +150,8 @@ def analysis_of_traces(
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
-        parallelism=_parallelism(case, case.attribution, findings),
+        parallelism=_parallelism(case, timeline, attribution, findings),
+        simulated_ranks=tuple(sorted({track.rank for track in detailed.tracks})) if detailed.left_out else (),
     )
     return AnalysedTraces(analysis, timeline, attribution, case.lines)
 
@@ -170,15 +175,21 @@ def _compute_classes(timeline: Timeline, attribution: Attribution, work: Compute
     return with_reached(classes, timeline, attribution, work)
 
 
-def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
-    """Return the grid, communication and imbalance of a job; None if the job divides only its batches."""
+def _parallelism(
+    case: Case, timeline: Timeline, attribution: Attribution, findings: Sequence[Finding]
+) -> Parallelism | None:
+    """Return the grid, communication and imbalance of a job; None if the job divides only its batches.
+
+    Bubble and imbalance are simulated, so they are of the case's ranks. `timeline` and `attribution` have all ranks.
+    """
     if not case.timeline.divides_work:
         return None
     from gpudiag.analysis.diagnosis.even_step import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
     from gpudiag.analysis.diagnosis.rules.pipeline_bubble import bubble_of  # noqa: PLC0415  # see above
     from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
 
-    parallelism = summarise_parallelism(case.timeline, attribution)
+    steps = np.array(sorted({step for track in case.tracks for step in track.window_steps.tolist()}), np.int64)
+    parallelism = summarise_parallelism(*only_steps(timeline, attribution, steps), sample=case.timeline)
     if parallelism is None or case.what_if is None:
         return parallelism
     bubble = bubble_of(case, case.what_if)

@@ -345,6 +345,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
         inference: speed at which the run wrote a volume; None if the run trained.
         parallelism: grid of the ranks; None if the job divides only its batches.
+        simulated_ranks: the ranks on which savings were simulated, and from which kernels, operators and modules come,
+            if the job is too large to simulate all ranks; empty if all were simulated.
     """
 
     schema: str = ANALYSIS_SCHEMA
@@ -375,6 +377,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     tries: tuple[TriedChange, ...] = ()
     inference: InferenceRecord | None = None
     parallelism: Parallelism | None = None
+    simulated_ranks: tuple[Ordinal, ...] = ()
 
     def __repr__(self) -> str:
         from gpudiag.model.frames import summary  # noqa: PLC0415 # only for printing

@@ -157,14 +157,21 @@ def step_line(analysis: Analysis) -> Text:
 
 
 def header_lines(analysis: Analysis) -> list[str]:
-    """Return one line each for grid, compute rate, written volume, host times and clocks, if known."""
+    """Return one line each for simulated ranks, grid, compute rate, written volume, host times and clocks, if known."""
     return [
+        *sample_lines(analysis),
         *grid_lines(analysis),
         *compute_lines(analysis),
         *volume_lines(analysis),
         *host_lines(analysis),
         *clock_lines(analysis),
     ]
+
+
+def sample_lines(analysis: Analysis) -> list[str]:
+    """Return a line with the number of simulated ranks; none if all ranks were simulated."""
+    simulated, ranks = len(analysis.simulated_ranks), figures.thousands(len(analysis.ranks_present))
+    return [f"Simulated on {simulated} of {ranks} ranks: those that differ, and an even sample"] if simulated else []
 
 
 def grid_lines(analysis: Analysis) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
 import warnings
@@ -96,6 +97,7 @@ class ForkedReaders(Generic[Result]):
 
     def _read(self, connection: Connection[Any, Any], inherited: list[Connection[Any, Any]]) -> None:
         """Run the tasks that arrive until the parent process ends."""
+        gc.freeze()  # collecting garbage would copy the pages of all objects that the parent shares
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         for end in inherited:  # a reader notices the parent's exit only if no other process keeps the parent's end open
             end.close()

@@ -7,7 +7,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
+
+from gpudiag.model.event import Trace
+from gpudiag.model.large_jobs.packed_events import PackedEvents
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -35,6 +38,31 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
             "a process that analysed ranks was killed, probably for lack of memory",
             "Close other programs, or analyse fewer ranks at once.",
         ) from error
+
+
+class WhileReading(Generic[Outcome]):
+    """A task for each trace of a large job, done where the trace is read, because its events are unpacked there.
+
+    Called like `map`, it returns the outcomes for traces with the events that were read. For other traces it calls the
+    task. Each outcome is returned once.
+    """
+
+    def __init__(self, task: Callable[[Trace], Outcome]) -> None:
+        self.task = task
+        self._outcomes: dict[Any, Outcome] = {}
+
+    def keep(self, read: Iterable[tuple[Trace, Outcome | None]]) -> None:
+        """Keep the outcomes of traces."""
+        self._outcomes |= {trace.events: outcome for trace, outcome in read if outcome is not None}
+
+    def __call__(self, task: Callable[[Trace], Outcome], traces: Iterable[Trace], /) -> list[Outcome]:
+        """Return the outcome for each trace; `task` is the task of this object."""
+        ranks = [
+            (trace, self._outcomes.pop(trace.events, None) if isinstance(trace.events, PackedEvents) else None)
+            for trace in traces
+        ]
+        others = iter(each_rank(task, [trace for trace, outcome in ranks if outcome is None]))
+        return [next(others) if outcome is None else outcome for _, outcome in ranks]
 
 
 @contextlib.contextmanager

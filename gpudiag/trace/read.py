@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.event import ProcessGroup, Trace
-from gpudiag.model.large_jobs.packed_events import with_packed_events
+from gpudiag.model.large_jobs.packed_events import unpacked, with_packed_events
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.parallel import MOST_IN_MEMORY, can_fork, usable_cpus
+from gpudiag.trace.parallel import MOST_IN_MEMORY, WhileReading, can_fork, usable_cpus
 from gpudiag.trace.ranks import ReadFile, check_rank_limits, check_unique_ranks
 from gpudiag.trace.readers import assign_ranks, memory_bytes, reader_of
 from gpudiag.trace.sources import TraceFile, find_sources
@@ -20,6 +21,9 @@ from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 
 #: Traces that together need fewer bytes of memory than this are read in one process, because starting one takes 20 ms.
 _MIN_PARALLEL_BYTES = 16_000_000
+
+Outcomes = tuple[tuple[Trace, Any], ...]
+"""The traces of a file, each with the outcome of the task that is done while it is read, or None."""
 
 
 def read_traces(
@@ -29,6 +33,7 @@ def read_traces(
     world_size: int | None = None,
     repeated: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
+    then: WhileReading[Any] | None = None,
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
@@ -38,6 +43,7 @@ def read_traces(
         world_size: number of ranks in the job, used if neither the traces nor their names state it.
         repeated: whether to accept two files that claim one rank, so that the caller resolves the conflict.
         meanwhile: function to call while other processes read; not called if this process reads the files.
+        then: task for each trace of a job of many files, in the process that reads it.
 
     Returns:
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
@@ -55,9 +61,11 @@ def read_traces(
     files = find_sources(paths)
     read: list[ReadFile] = []
     refused: list[NotATraceError] = []
-    for file, outcome in zip(files, _read_all(files, limits, meanwhile), strict=True):
+    for file, outcome in zip(files, _read_all(files, limits, meanwhile, then), strict=True):
         if not isinstance(outcome, NotATraceError):
-            read.append((file, outcome))
+            read.append((file, tuple(trace for trace, _ in outcome)))
+            if then is not None:
+                then.keep(outcome)
         elif file.from_directory:
             refused.append(outcome)
         else:
@@ -87,22 +95,29 @@ def _check_frameworks(traces: Sequence[Trace]) -> None:
 
 
 def _read_all(
-    files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None]
-) -> list[tuple[Trace, ...] | NotATraceError]:
+    files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None], then: WhileReading[Any] | None
+) -> list[Outcomes | NotATraceError]:
     """Return the traces of each file, or the error if the file is not a trace."""
     many = len(files) > MOST_IN_MEMORY
+
+    def read(file: TraceFile) -> Outcomes | NotATraceError:
+        return _read_file(file, limits, many=many, then=then)
+
     memory = [memory_bytes(file.path, file.size) for file in files]
     workers = min(limits.workers or usable_cpus(), len(files))
     if (free := free_memory_bytes()) is not None:
         workers = min(workers, max(1, free // (max(memory) or 1)))
     if workers > 1 and sum(memory) > _MIN_PARALLEL_BYTES and can_fork():
-        return _read_in_processes(files, limits, workers, meanwhile)
-    return [_read_file(file, limits, many=many) for file in files]
+        return _read_in_processes(files, read, workers, meanwhile)
+    return [read(file) for file in files]
 
 
 def _read_in_processes(
-    files: Sequence[TraceFile], limits: ReadLimits, workers: int, meanwhile: Callable[[], None]
-) -> list[tuple[Trace, ...] | NotATraceError]:
+    files: Sequence[TraceFile],
+    read: Callable[[TraceFile], Outcomes | NotATraceError],
+    workers: int,
+    meanwhile: Callable[[], None],
+) -> list[Outcomes | NotATraceError]:
     """Read the files in forked processes.
 
     `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
@@ -110,10 +125,14 @@ def _read_in_processes(
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 
+    def task(number: int) -> Outcomes | NotATraceError:
+        try:
+            return read(files[number])
+        finally:
+            unpacked.cache_clear()  # this process does not use the events again
+
     try:
-        with ForkedReaders(
-            workers, lambda number: _read_file(files[number], limits, many=len(files) > MOST_IN_MEMORY)
-        ) as readers:
+        with ForkedReaders(workers, task) as readers:
             readers.start(len(files))
             meanwhile()
             return readers.results()
@@ -125,13 +144,17 @@ def _read_in_processes(
         ) from error
 
 
-def _read_file(file: TraceFile, limits: ReadLimits, *, many: bool) -> tuple[Trace, ...] | NotATraceError:
-    """Return the traces of a file; their events are packed if the job has many files."""
+def _read_file(
+    file: TraceFile, limits: ReadLimits, *, many: bool, then: WhileReading[Any] | None
+) -> Outcomes | NotATraceError:
+    """Return the traces of a file, with the outcomes of `then`; events are packed if the job has many files."""
     try:
         traces = reader_of(file.path).read(file.path, file.shown, limits)
     except NotATraceError as error:  # the caller ignores this error for files found in a directory
         return error
-    return tuple(with_packed_events(trace) for trace in traces) if many else traces
+    if not many:
+        return tuple((trace, None) for trace in traces)
+    return tuple((with_packed_events(trace), None if then is None else then.task(trace)) for trace in traces)
 
 
 def _sharing_groups(traces: Sequence[Trace]) -> list[Trace]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpudiag.model.analysis import Analysis, Finding, Steps
 from gpudiag.report.figures import TIMES
 from gpudiag.report.header import recorded_steps_note, step_line, what_ran
+from gpudiag.report.page.render import report
 from gpudiag.report.text.run import to_markdown
 from gpudiag.report.verdict import verdict_of
 from tests import builders
@@ -45,6 +46,27 @@ def test_report_of_cpu_job_or_unread_device_mentions_no_gpu() -> None:
     for analysis in (job(name="", ordinal="cpu", device_kind="cpu"), job(name="TPU", device_kind="unread")):
         assert "GPU" not in drawn(analysis, 100, full=True)
         assert "GPU" not in to_markdown(analysis)
+
+
+def test_every_report_says_that_only_a_sample_of_the_ranks_was_simulated() -> None:
+    whole = builders.many_ranks(128)
+    sampled = replace(whole, simulated_ranks=tuple(range(40)))
+    line = "Simulated on 40 of 128 ranks: those that differ, and an even sample"
+    for write in (_short, _full, to_markdown, _page):
+        assert write(sampled).count(line) == 1
+        assert "Simulated on" not in write(whole)
+
+
+def _short(analysis: Analysis) -> str:
+    return drawn(analysis, 80)
+
+
+def _full(analysis: Analysis) -> str:
+    return drawn(analysis, 80, full=True)
+
+
+def _page(analysis: Analysis) -> str:
+    return report(analysis=analysis)
 
 
 def test_unread_accelerator_gets_no_verdict() -> None:

@@ -25,7 +25,7 @@ from gpudiag.analysis.diagnosis.unprofiled_steps import (
     input_ms_above_most,
     unprofiled_input,
 )
-from gpudiag.intervals import Intervals, intersect, median
+from gpudiag.intervals import Intervals, among, intersect, median
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import ComputeRate, RunRecord
@@ -167,13 +167,12 @@ def without_outlier_steps(case: Case) -> Case:
     few = len(outliers_by_step) <= MOST_OUTLIERS * len(steps)
     if len(longest) < FEWEST_STEPS_LEFT or (unprofiled_ms is None and not few):
         return whole
-    first, after = longest[0], longest[-1] + 1
-    tracks = tuple(_cut_track(track, first, after) for track in case.tracks)
-    attributed = tuple(_cut_attribution(track, first, after) for track in case.attribution.tracks)
+    kept = case.tracks[0].window_steps[longest[0] : longest[-1] + 1]
+    timeline, attribution = only_steps(case.timeline, case.attribution, kept)
     cut = replace(
         case,
-        timeline=msgspec.structs.replace(case.timeline, tracks=tracks),
-        attribution=msgspec.structs.replace(case.attribution, tracks=attributed),
+        timeline=timeline,
+        attribution=attribution,
         outlier_steps=_message(outliers_by_step, left_out=True),
     )
     if unprofiled_ms is not None and abs(case.slowest_ms - unprofiled_ms) < abs(cut.slowest_ms - unprofiled_ms):
@@ -218,6 +217,22 @@ def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out:
     return (
         f"step {number}{others} took rank {rank} {took}: the findings describe {analysed}. Record steps after warm-up, "
         "without an evaluation or a checkpoint."
+    )
+
+
+def only_steps(timeline: Timeline, attribution: Attribution, steps: NDArray[np.int64]) -> tuple[Timeline, Attribution]:
+    """Return the windows of these consecutive steps; tracks that have only other steps are left out."""
+    kept = []
+    for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
+        windows = np.flatnonzero(among(track.window_steps, steps))
+        if len(windows) == len(track.window_steps):
+            kept.append((track, attributed))
+        elif len(windows):
+            span = int(windows[0]), int(windows[-1]) + 1
+            kept.append((_cut_track(track, *span), _cut_attribution(attributed, *span)))
+    return (
+        msgspec.structs.replace(timeline, tracks=tuple(track for track, _ in kept)),
+        msgspec.structs.replace(attribution, tracks=tuple(attributed for _, attributed in kept)),
     )
 
 

@@ -25,8 +25,16 @@ from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttr
 from gpudiag.units import milliseconds
 
 
-def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Parallelism | None:
-    """Return the summary; None if ranks differ only in their data, or if the traces are of different runs."""
+def summarise_parallelism(
+    timeline: Timeline, attribution: Attribution, sample: Timeline | None = None
+) -> Parallelism | None:
+    """Return the summary; None if ranks differ only in their data, or if the traces are of different runs.
+
+    Args:
+        timeline: the tracks of all ranks.
+        attribution: the buckets of the tracks.
+        sample: ranks of a large job whose events show the schedule; all ranks by default.
+    """
     grid = find_grid(timeline)
     if grid is None or any(doubt.code == "mixed-runs" for doubt in timeline.validity):
         return None
@@ -35,7 +43,7 @@ def summarise_parallelism(timeline: Timeline, attribution: Attribution) -> Paral
         stated=grid.stated,
         traffic=_traffic(timeline, attribution, grid),
         ranks=_places(attribution, grid),
-        pipeline=_pipeline(timeline, attribution, grid),
+        pipeline=_pipeline(timeline, attribution, grid, sample or timeline),
     )
 
 
@@ -112,9 +120,12 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
     )
 
 
-def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> PipelineShape | None:
-    """Return the pipeline's shape, with the passes of one step; None without a pipeline of known schedule."""
-    stages, schedule = grid.stages, schedule_of(timeline, grid)
+def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid, sample: Timeline) -> PipelineShape | None:
+    """Return the pipeline's shape, with the passes of one step; None without a pipeline of known schedule.
+
+    `sample` has the simulated ranks.
+    """
+    stages, schedule = grid.stages, schedule_of(sample, grid)
     if schedule is None:
         return None
     return PipelineShape(

@@ -277,6 +277,8 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     the first match and after the last match, a capture may lack collectives. In these parts, rooted collectives are
     paired outwards from the match, as long as their signatures agree.
     """
+    if len(fit.a) == len(a) and len(fit.b) == len(b):
+        return fit.a[:0], fit.b[:0]  # all are matched, as in most jobs
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])
     matched_a, matched_b = fit.a[in_order], fit.b[in_order]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -23,7 +23,6 @@ from gpudiag.analysis.timeline.rank_events import RankEvents, events_of_rank, la
 from gpudiag.analysis.timeline.steps import Windows, common_steps, device_windows, host_windows
 from gpudiag.analysis.timeline.validity import examine
 from gpudiag.model.event import HOST, Trace, framework_of
-from gpudiag.model.large_jobs.each import Each
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, HostThread, Timeline
 
 Times = NDArray[np.int64]
@@ -31,13 +30,18 @@ Slot = tuple[int, int]
 """(Index of a trace, device number in that trace)."""
 
 
-def build_timeline(traces: Sequence[Trace], world_size: int | None = None, *, each: Each = map) -> Timeline:
+def build_timeline(
+    traces: Sequence[Trace],
+    world_size: int | None = None,
+    *,
+    each: Callable[[Callable[[Trace], RankEvents], Iterable[Trace]], Iterable[RankEvents]] = map,
+) -> Timeline:
     """Put the traces of one job on one clock and cut them into steps.
 
     Args:
         traces: one per process. Traces without a rank get unused ranks. Of two traces of one rank, the first is used.
         world_size: number of ranks in the job, if known; by default it is inferred from the traces.
-        each: like `map`; may call the function for several traces at once.
+        each: like `map`; may call the function for several traces at once, or have called it before.
     """
     copies = without_copies(traces)
     claims = without_claims(_with_ranks(copies.kept))

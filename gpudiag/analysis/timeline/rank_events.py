@@ -73,9 +73,10 @@ def events_of_rank(trace: Trace) -> RankEvents:
     on_device = {
         id(call.group_ranks): index for index, call in enumerate(trace.collectives) if events.device[call.row] != HOST
     }
+    activity = device_activity(trace, uses_devices=trace.uses_devices)
     return RankEvents(
-        activity=device_activity(trace, uses_devices=trace.uses_devices),
-        activity_with_device=device_activity(trace, uses_devices=True),
+        activity=activity,
+        activity_with_device=activity if len(host.device_rows) else device_activity(trace, uses_devices=True),
         groups=tuple(on_device.values()),
         calls={
             device: calls_by_start(events, rows, (device, HOST) if device == devices[0] else (device,))

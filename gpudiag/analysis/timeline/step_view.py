@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.lines.spans import LineSpans
 
 Columns = NDArray[np.int64]
+_AttributedTrack = tuple[DeviceTrack, TrackAttribution]
 
 #: Maximum number of spans per row. If there are more, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
@@ -54,7 +55,10 @@ class _NameTable:
 
 
 def view_of_step(
-    timeline: Timeline, attribution: Attribution, lines: Mapping[int, LineSpans] | None = None
+    timeline: Timeline,
+    attribution: Attribution,
+    lines: Mapping[int, LineSpans] | None = None,
+    important: Collection[int] = (),
 ) -> StepView | None:
     """Return a step of about median length on the first track, and other steps; None if no track has a window.
 
@@ -64,6 +68,7 @@ def view_of_step(
         timeline: the job's device tracks.
         attribution: buckets of each track's steps.
         lines: spans of the user's source lines, by index of the trace.
+        important: ranks to show if there are too many to show all.
     """
     attributed_tracks = [
         (track, attributed)
@@ -78,25 +83,32 @@ def view_of_step(
     by_length = [window for window in np.argsort(lengths, kind="stable").tolist() if window != typical]
     chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
     names = _NameTable(lines or {})
-    view = _view(timeline, attributed_tracks, typical, names)
-    others = tuple(
-        _view(timeline, attributed_tracks, window, names) for window in sorted(by_length[index] for index in chosen)
-    )
-    return msgspec.structs.replace(view, names=tuple(names.known), others=others)
+    shown = _shown(attributed_tracks, important)
+    left_out = len(attributed_tracks) - len(shown)
+
+    def view(window: int) -> StepView:
+        number = int(attributed_tracks[0][0].window_steps[window])
+        return msgspec.structs.replace(_view(timeline, shown, number, window, names), ranks_left_out=left_out)
+
+    first = view(typical)
+    others = tuple(view(window) for window in sorted(by_length[index] for index in chosen))
+    return msgspec.structs.replace(first, names=tuple(names.known), others=others)
+
+
+def _shown(tracks: list[_AttributedTrack], important: Collection[int]) -> list[_AttributedTrack]:
+    """Return the tracks that fit on the page, in order: those of important ranks, and the first of the others."""
+    by_importance = sorted(range(len(tracks)), key=lambda index: tracks[index][0].rank not in important)
+    return [tracks[index] for index in sorted(by_importance[:_MOST_RANKS])]
 
 
 def _view(
     timeline: Timeline,
-    attributed_tracks: list[tuple[DeviceTrack, TrackAttribution]],
+    shown: list[_AttributedTrack],
+    number: int,
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return one step on all tracks, without names: its window `first_window` on the first track, by index.
-
-    Other tracks show the window with the same step number, or if they lack it, with the same index.
-    """
-    number = int(attributed_tracks[0][0].window_steps[first_window])
-    shown = attributed_tracks[:_MOST_RANKS]
+    """Return the step `number` on the shown tracks, without names. `first_window` is its window on the first track."""
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
     begin = min(int(track.bounds[window]) for track, _, window in windows)
     end = max(int(track.bounds[window + 1]) for track, _, window in windows)
@@ -116,7 +128,6 @@ def _view(
         length=end - begin,
         names=(),
         ranks=ranks,
-        ranks_left_out=len(attributed_tracks) - len(shown),
         waits=tuple(sorted(waits, key=lambda wait: -wait.length)[:_MOST_WAITS]),
     )
 

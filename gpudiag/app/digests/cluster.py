@@ -66,7 +66,7 @@ def _outcome(future: Any, file: TraceFile) -> Digested:
 def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
     if address == LOCAL:
         cluster = stack.enter_context(
-            distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=40)
+            distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=50)
         )
         return distributed.Client(cluster)
     try:

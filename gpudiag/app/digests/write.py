@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from gpudiag.errors import GpudiagError, NotATraceError
-from gpudiag.model.run_directory import DIGESTS_DIR, below, find_kernel_only_traces, whole_file
+from gpudiag.model.run_directory import DIGEST_ENDING, DIGESTS_DIR, below, find_kernel_only_traces, whole_file
 from gpudiag.model.sanitize import one_line
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.digest_files import Digested, digest_file, digest_name
@@ -108,6 +108,33 @@ class _Names:
             self.files[name] = outcome.file
             self.sizes[name] = len(content)
             _write(self._directory / name, content)
+
+
+def read_elsewhere(
+    files: Sequence[TraceFile], directory: Path, limits: ReadLimits, engine: DigestEngine
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Write the digests of all files, named by the order of the files, also if several are of one rank.
+
+    Returns:
+        (name of the digest's file → the trace of which it is, messages about files that were left out).
+
+    Raises:
+        NotATraceError: no file is a trace.
+    """
+    number = {file.shown: index for index, file in enumerate(files)}
+    traces: dict[str, str] = {}
+    warnings: list[str] = []
+    no_traces: list[str] = []
+    for outcome in engine(files, limits):
+        if outcome.error:
+            (no_traces if outcome.no_trace else warnings).append(outcome.error)
+        for index, content in enumerate(outcome.digests.values()):
+            name = f"{number[outcome.file]:07}-{index:07}{DIGEST_ENDING}"
+            _write(directory / name, content)
+            traces[name] = outcome.file
+    if not traces:
+        raise NotATraceError(f"no traces: {min([*warnings, *no_traces])}", "Check the traces.")
+    return traces, tuple(sorted(warnings))
 
 
 def independent(paths: Sequence[Path | str], files: Sequence[TraceFile]) -> bool:

@@ -85,7 +85,7 @@ class PackedEvents:
         return len(self.table)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_unpacked(self.table), name)
+        return getattr(unpacked(self.table), name)
 
     def __reduce__(self) -> tuple[type[PackedEvents], tuple[PackedTable]]:
         return PackedEvents, (self.table,)
@@ -163,12 +163,12 @@ def unpack(table: PackedTable) -> EventTable:
     columns = {}
     for name, dtype in _DTYPES.items():
         constant = name in table.columns and table.columns[name].width == 0 and name not in {"thread", "correlation"}
-        columns[name] = (whole[name] if constant else whole[name][order]).astype(dtype)
+        columns[name] = np.array(whole[name], dtype) if constant else whole[name][order].astype(dtype, copy=False)
     return EventTable(**columns, names=table.names)
 
 
-#: `PackedTable` is hashed by identity.
-_unpacked = lru_cache(maxsize=_MOST_UNPACKED)(unpack)
+#: `unpack`, without unpacking again what was used last. `PackedTable` is hashed by identity.
+unpacked = lru_cache(maxsize=_MOST_UNPACKED)(unpack)
 
 
 def _by_time(start: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -246,10 +246,12 @@ class ColumnReader:
         if column.width not in (1, 2, 4, 8) or column.length < 0 or not 0 <= column.begin <= end <= len(self._data):
             raise ValueError("a column outside of the packed bytes")
         planes = np.frombuffer(self._data, np.uint8, column.length * column.width, column.begin)
-        unsigned = (
-            np.ascontiguousarray(planes.reshape(column.width, column.length).T).view(f"<u{column.width}").reshape(-1)
-        )
-        one = unsigned.dtype.type(1)
-        # Integers keep this width, because converting each intermediate result to int64 would take most of the time.
-        signed: NDArray[Any] = (unsigned >> one) ^ (np.zeros_like(unsigned) - (unsigned & one))
-        return signed.view(f"<i{column.width}")
+        lowest, *higher = planes.reshape(column.width, column.length)
+        # Of the type with as many bytes, because conversions of every step to int64 take most of the time.
+        unsigned = lowest.astype(f"<u{column.width}")
+        for significance, plane in enumerate(higher, 1):
+            unsigned |= plane.astype(unsigned.dtype) << unsigned.dtype.type(8 * significance)
+        signs = -(unsigned & unsigned.dtype.type(1))
+        unsigned >>= unsigned.dtype.type(1)
+        unsigned ^= signs
+        return unsigned.view(f"<i{column.width}")

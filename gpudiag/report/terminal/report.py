@@ -62,10 +62,11 @@ def render_analysis(
 
 
 def _header(analysis: Analysis) -> list[Text]:
-    """Return a line on the job and a line on the step time; for a run that only loads data, also the host times."""
+    """Return lines on the job, its step time and its simulated ranks; if a run only loads data, also its times."""
     steps = header.step_line(analysis)
     mfu = brief.utilization(analysis)
     lines = [Text(brief.title_line(analysis), style="bold"), steps.append(f" · {mfu}" if mfu else "")]
+    lines += [Text(line, style="dim") for line in header.sample_lines(analysis)]
     return lines + [Text(line) for line in header.host_lines(analysis) if analysis.source.input_only]
 
 

@@ -36,8 +36,8 @@ TRACES = Path(__file__).parents[2] / "traces"
 JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
 ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
 LINE = 320
-LEFT_OUT = {"advice", "source", "portions", "schema", "modules"}
-"""Advice is on the pages of the findings. No job here has marks of modules, and no verdict hangs on them."""
+LEFT_OUT = {"advice", "source", "portions", "schema", "modules", "simulated_ranks"}
+"""Advice is on the pages of the findings. No job here has marks of modules or more than 64 ranks."""
 
 
 def name_of(path: Path) -> str:

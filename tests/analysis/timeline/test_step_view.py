@@ -66,7 +66,7 @@ def test_all_kept_steps_share_names(late: StepView) -> None:
     assert [rank.rank for rank in other.ranks] == [rank.rank for rank in late.ranks]
 
 
-def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
+def of_lengths(lengths: Sequence[int], ranks: int = 1, important: Sequence[int] = ()) -> StepView:
     """Make steps of `lengths` µs, each with a kernel and an all-reduce that rank 0 enters late."""
     traces = []
     for rank in range(ranks):
@@ -78,9 +78,15 @@ def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
             at += length
         traces.append(trace.build())
     timeline = build_timeline(traces)
-    view = view_of_step(timeline, attribute(timeline))
+    view = view_of_step(timeline, attribute(timeline), important=important)
     assert view is not None
     return view
+
+
+def test_ranks_that_findings_name_are_shown_of_many() -> None:
+    view = of_lengths([100, 100, 100], ranks=20, important=(17, 19))
+    assert [rank.rank for rank in view.ranks] == [*range(14), 17, 19]
+    assert (view.ranks_left_out, {other.ranks_left_out for other in view.others}) == (4, {4})
 
 
 def test_typical_step_is_near_the_median_and_kept_steps_span_all_lengths() -> None:

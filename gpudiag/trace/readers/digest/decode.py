@@ -28,7 +28,7 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.model.large_jobs.packed_events import ColumnReader, PackedTable, decompressed, stand_in, unpack
+from gpudiag.model.large_jobs.packed_events import ColumnReader, PackedTable, decompressed, stand_in, unpacked
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, File, Header, PartColumns
 from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
@@ -73,7 +73,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
         header = _HEADER.decode(decompressed(packed, size))
         bound.check(_memory(header), len(content))
         table = PackedTable(columns=header.events, names=header.names, size=header.events_size, data=events)
-        return _trace(header, table, checked(unpack(table)), ColumnReader(header.size, others), shown)
+        return _trace(header, table, checked(unpacked(table)), ColumnReader(header.size, others), shown)
     except (msgspec.MsgspecError, ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise UnreadableInputError(f"{shown} is damaged: {with_escapes(str(error))}", _AGAIN) from error
 
