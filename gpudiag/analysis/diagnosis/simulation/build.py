@@ -14,6 +14,7 @@ from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostNodes, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_chain import Chain, build_chain
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps, analysed_ops
+from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct, median
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 
@@ -150,7 +151,9 @@ def _peers(
     for participants in members.values():
         for member in participants:
             # An op does not wait for participants that start after its end, because a broadcast's root goes on alone.
-            peers[member] = np.array([peer for peer in participants if start[peer] <= end[member]], np.int64)
+            # As in the timeline, clocks agree to `SAME_CLOCK_NS` at best, so that the transfer may seem negative.
+            until = end[member] + SAME_CLOCK_NS
+            peers[member] = np.array([peer for peer in participants if start[peer] <= until], np.int64)
             transfer[member] = end[member] - start[peers[member]].max()
     return peers, transfer
 

@@ -142,7 +142,7 @@ def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 def without_transfer_time(scenario: Scenario) -> Scenario:
     """Let transfers take no time; kernels beside the collectives are unchanged."""
-    return replace(scenario, transfer=np.where(np.isnan(scenario.transfer), scenario.transfer, 0.0))
+    return replace(scenario, transfer=np.minimum(scenario.transfer, 0.0))  # unmatched collectives stay NaN
 
 
 def without_communication(what_if: WhatIf, scenario: Scenario) -> Scenario:
