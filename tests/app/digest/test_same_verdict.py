@@ -23,6 +23,8 @@ from tests.traces.pack import unpack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _pytest.mark import ParameterSet
+
 TRACES = Path(__file__).parents[2] / "traces"
 MANY_RANKS = Path(__file__).parents[3] / "benchmarks" / "many_ranks.py"
 WHOLE = TRACES / "whole"
@@ -52,13 +54,18 @@ def _without_files(text: bytes) -> object:
     return document
 
 
-@pytest.mark.parametrize("name", JOBS)
+def _most_apart(values: Sequence[str | Path]) -> list[ParameterSet]:
+    """Return parameters of which every fourth runs in `make test`, and the others only in `.ci/run`."""
+    return [pytest.param(value, marks=[pytest.mark.apart] if index % 4 else []) for index, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("name", _most_apart(JOBS))
 def test_digests_of_a_recorded_job_give_the_same_analysis(name: str, tmp_path: Path) -> None:
     digest([TRACES / name], output=tmp_path)
     assert analysed([tmp_path]) == analysed([TRACES / name])
 
 
-@pytest.mark.parametrize("path", SINGLE, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("path", _most_apart(SINGLE), ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_digest_of_one_process_gives_the_same_analysis(path: Path, tmp_path: Path) -> None:
     assert_same_analysis(path, tmp_path / "digests")
 

@@ -80,7 +80,7 @@ def device_times(traces: tuple[Trace, ...]) -> dict[str, tuple[int, int]]:
     return times
 
 
-@pytest.mark.parametrize("job", ["slow_loader_rank2", "gloo_dataloader"])
+@pytest.mark.parametrize("job", [pytest.param("slow_loader_rank2", marks=pytest.mark.apart), "gloo_dataloader"])
 @SCHEMAS
 def test_events_are_those_of_the_recording(export_of: Exporter, job: str, schema: Schema) -> None:
     recorded = read_traces([TRACES / job])
@@ -139,8 +139,8 @@ def same_verdict(recording: Path, export: Path) -> Analysis:
 @pytest.mark.parametrize(
     ("job", "code", "schema"),
     [
-        ("slow_loader_rank2", "straggler", SCHEMA_2022),
-        ("slow_loader_rank2", "straggler", SCHEMA_2024),
+        pytest.param("slow_loader_rank2", "straggler", SCHEMA_2022, marks=pytest.mark.apart),
+        pytest.param("slow_loader_rank2", "straggler", SCHEMA_2024, marks=pytest.mark.apart),
         ("tiny", "launch-bound", SCHEMA_2024),
         ("vgg_p2poff", "communication-bound", SCHEMA_2022),
         ("gloo_dataloader", "communication-bound", SCHEMA_2022),
@@ -151,7 +151,9 @@ def test_verdict_is_that_of_the_recording(export_of: Exporter, job: str, code: s
     assert same_verdict(TRACES / job, export_of(job, schema)).findings[0].code == code
 
 
-@pytest.mark.parametrize("job", ["slow_loader_rank2", "tiny", "vgg_p2poff"])
+@pytest.mark.parametrize(
+    "job", ["tiny", *(pytest.param(job, marks=pytest.mark.apart) for job in ("slow_loader_rank2", "vgg_p2poff"))]
+)
 def test_verdict_does_not_need_operators(export_of: Exporter, job: str) -> None:
     ours, theirs = analyze([export_of(job, operators=False)]).findings[0], analyze([TRACES / job]).findings[0]
     assert (ours.code, ours.cause, ours.ranks) == (theirs.code, theirs.cause, theirs.ranks)
