@@ -25,11 +25,11 @@ from gpudiag.analysis.timeline.calibration import (
     LEAST_TOLERANCE_NS,
     MATCHED_SHARE,
     NEARLY_ALL,
-    SAME_CLOCK_NS,
     TELLING,
     TO_MOVE_A_CLOCK,
 )
 from gpudiag.intervals import median
+from gpudiag.model.timeline import SAME_CLOCK_NS
 
 #: Maximum number of collectives by which one capture may begin later than another.
 _WIDEST_LAG = 256

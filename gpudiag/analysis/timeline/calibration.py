@@ -7,9 +7,6 @@ from gpudiag.units import NS_PER_S, NS_PER_US
 LEAST_TOLERANCE_NS = 300 * NS_PER_US
 """Two ranks' ends that are further apart than this, without the clock offset, are of different collectives. Measured:
 participants leave a collective at most 70 µs apart on one host; the rest allows for drifting clocks."""
-SAME_CLOCK_NS = 100 * NS_PER_US
-"""Offsets up to this are due to participants that leave at different times, not to different clocks. A larger median
-distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 CORRECTED_NS = 20 * NS_PER_US
 """Clocks whose median distance is larger than this are corrected. Measured: at most 13 µs between ranks on one host. A
 clock that is 0.1 ms early makes a short broadcast end before the last rank arrives, so that its wait is not seen."""

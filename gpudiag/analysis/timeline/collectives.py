@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
-from gpudiag.analysis.timeline.calibration import CORRECTED_NS, SAME_CLOCK_NS
+from gpudiag.analysis.timeline.calibration import CORRECTED_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import POINT_TO_POINT, CollectiveCall, EventTable, any_of
-from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
+from gpudiag.model.timeline import SAME_CLOCK_NS, UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
+from gpudiag.analysis.timeline.calibration import FEW_STEPS
 from gpudiag.analysis.timeline.collectives import Matching
 from gpudiag.analysis.timeline.completeness import (
     DeviceActivity,
@@ -17,7 +17,7 @@ from gpudiag.analysis.timeline.completeness import (
 from gpudiag.analysis.timeline.mixed_runs import mixed_runs
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace, framework_of
-from gpudiag.model.timeline import DeviceTrack
+from gpudiag.model.timeline import SAME_CLOCK_NS, DeviceTrack
 from gpudiag.units import NS_PER_MS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
-from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
+from gpudiag.model.timeline import SAME_CLOCK_NS
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.examples import examples
 

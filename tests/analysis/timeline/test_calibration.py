@@ -25,7 +25,7 @@ from gpudiag.analysis.timeline.completeness import DeviceActivity
 from gpudiag.analysis.timeline.steps import device_windows
 from gpudiag.analysis.timeline.validity import _clocks, _steps
 from gpudiag.model.event import CollectiveCall, ProcessGroup, Role
-from gpudiag.model.timeline import UNKNOWN, HostSteps
+from gpudiag.model.timeline import SAME_CLOCK_NS, UNKNOWN, HostSteps
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
 from tests.timeline_builder import TraceBuilder
@@ -58,9 +58,10 @@ def distinct_offsets(at: float) -> object:
     return len(_equally_good([fit(20), fit(20, offset=int(at))]))
 
 
-@CASES.of("SAME_CLOCK_NS")
-def blurred_clock(at: float) -> object:
-    return bool(_clocks(Of(clocks=[Of(rank=1, residual_ns=at)], ambiguous=False)))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("residual_ns", "reported"), [(SAME_CLOCK_NS, False), (SAME_CLOCK_NS + 1, True)])
+def test_clocks_that_differ_by_more_than_the_limit_are_reported(residual_ns: int, *, reported: bool) -> None:
+    matching: Any = Of(clocks=[Of(rank=1, residual_ns=residual_ns)], ambiguous=False)
+    assert bool(_clocks(matching)) == reported
 
 
 @CASES.of("CORRECTED_NS")

@@ -14,9 +14,8 @@ from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostNodes, Index, Times
 from gpudiag.analysis.diagnosis.simulation.host_chain import Chain, build_chain
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps, analysed_ops
-from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct, median
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
+from gpudiag.model.timeline import SAME_CLOCK_NS, UNKNOWN, DeviceTrack, OpClass, Timeline
 
 
 def build_graph(timeline: Timeline) -> Graph | None:
