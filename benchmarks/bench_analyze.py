@@ -139,11 +139,11 @@ def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
             Candidate("HTA 0.5.0, what gpudiag's report answers", [str(hta), "-c", _HTA_REPORT_PROGRAM, directory]),
         )
         for candidate in comparison.candidates:
-            _run(candidate.command)  # fill the page cache and Python's bytecode caches
+            run_whole(candidate.command)  # fill the page cache and Python's bytecode caches
         for number in range(rounds):
             print(f"{comparison.name}: round {number + 1} of {rounds}", file=sys.stderr)
             for candidate in comparison.candidates:
-                wall_s, cpu_s = _run(candidate.command)
+                wall_s, cpu_s = run_whole(candidate.command)
                 candidate.wall_s.append(wall_s)
                 candidate.cpu_s.append(cpu_s)
             for candidate in comparison.candidates:
@@ -181,7 +181,7 @@ def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
     return python
 
 
-def _run(command: list[str]) -> tuple[float, float]:
+def run_whole(command: list[str]) -> tuple[float, float]:
     """Run one whole process; return its wall time and CPU time with its children, in seconds."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ELSEWHERE, check=False)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import resource
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+from bench_analyze import run_whole
 from rich.console import Console
 from rich.table import Table
 
@@ -39,10 +38,7 @@ main()
 
 def cpu_seconds(variant: str, traces: Path) -> float:
     """Return the CPU time of one analysis, `with` or `without` kernel classes, in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", _ANALYZE, variant, str(traces)], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return run_whole([sys.executable, "-c", _ANALYZE, variant, str(traces.resolve())])[1]
 
 
 def main() -> None:
