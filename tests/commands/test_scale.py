@@ -17,7 +17,7 @@ from gpudiag.commands import main as cli
 from tests.cli_process import SECONDS, environment
 from tests.exposure import run_watched
 from tests.forked_jobs import with_forked_jobs
-from tests.listeners import beyond_loopback, listeners
+from tests.listeners import beyond_loopback, listening_sockets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,11 +117,13 @@ def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureF
 
 
 def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
+    earlier = listening_sockets(os.getpid())  # of processes that an earlier test has not ended yet
     addresses: set[str] = set()
 
     def kill() -> None:
         victim = _wait_for_point(tmp_path, "gloo-2x")
-        addresses.update(listeners(os.getpid()))  # each point has one TCPStore listener
+        new = listening_sockets(os.getpid()) - earlier
+        addresses.update(address for address, _ in new)  # each point has one TCPStore listener
         os.kill(victim, signal.SIGKILL)
 
     killing = threading.Thread(target=kill)

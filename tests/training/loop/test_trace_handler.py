@@ -44,6 +44,7 @@ with torch.profiler.profile(schedule=schedule, on_trace_ready=gpudiag.trace_hand
             {last}
         prof.step()
 print("trained")
+del model  # before the process group is closed; `PytorchStrategy.close` explains the order
 if {group}:
     torch.distributed.destroy_process_group()
 """
