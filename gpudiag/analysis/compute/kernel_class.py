@@ -10,7 +10,6 @@ matters, because names contain each other: `softmax` contains `max`, and a convo
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Literal, get_args
 
 #: Class of a kernel by what it computes; `other` if its name and its operator do not say.
@@ -174,7 +173,6 @@ _TENSOR_CORE = re.compile(
 )
 
 
-@lru_cache(maxsize=16_384)
 def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -> KernelClass:
     """Return the class of a kernel.
 
@@ -231,7 +229,6 @@ def _without_arguments(name: str) -> str:
     return name
 
 
-@lru_cache(maxsize=16_384)
 def tensor_core(name: str) -> bool | None:
     """Return True if a matrix kernel uses tensor cores, False if fp32 units, and None if its name does not say.
 
@@ -254,7 +251,6 @@ _COMPILED_KERNEL = re.compile(r"^triton_|fusion|^wrapped_|^(loop|input)_")
 _BATCHED = re.compile(r"^aten::(bmm|baddbmm)")
 
 
-@lru_cache(maxsize=16_384)
 def is_fused(name: str) -> bool:
     """Return whether a kernel already does the work of several operations: fused updates, compiled kernels.
 

@@ -189,25 +189,29 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
 
 
 def _classify(events: EventTable, key: int) -> tuple[int, ...]:
-    """Return (class code, use of tensor cores, *properties in the order of `_FLAGS`).
+    """Return the `_properties` of a kernel.
 
     `key` is (name * (number of names + 1) + operator + 1) * 2 + `in_update`, with `UNKNOWN` (-1) for no operator.
     """
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
-    name = events.names[index][:_LONGEST_NAME]
     operator = events.names[launcher - 1][:_LONGEST_NAME] if launcher else ""
-    class_name = kernel_class(name, operator, in_optimizer=bool(in_update))
+    return _properties(events.names[index][:_LONGEST_NAME], operator, in_update=bool(in_update))
+
+
+@lru_cache(maxsize=16_384)  # because all ranks run the same kernels
+def _properties(name: str, operator: str, *, in_update: bool) -> tuple[int, ...]:
+    """Return (class code, use of tensor cores, *properties in the order of `_FLAGS`) of a kernel."""
+    class_name = kernel_class(name, operator, in_optimizer=in_update)
     uses = tensor_core(name) if class_name in MATRIX_CLASSES else None
-    code = CLASS_CODES[class_name]
-    properties = (
+    flags = (
         is_fused(name),
         is_batched(operator),
         is_across_rows(class_name, name, operator),
         is_contiguous_depthwise(name),
         "cudnn::" in name,
     )
-    return code, UNKNOWN if uses is None else int(uses), *map(int, properties)
+    return CLASS_CODES[class_name], UNKNOWN if uses is None else int(uses), *map(int, flags)
 
 
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel
