@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
-from gpudiag.model.run_directory import DIGESTS_DIR, KERNEL_ONLY_TRACES, TRACES_DIR
+from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.run_directory import DIGESTS_DIR, KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, readable_json
 from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name, rank_per_file
 from gpudiag.trace.readers import may_be_trace, reader_of, recognised
@@ -119,8 +120,14 @@ def _in_directory(directory: Path) -> tuple[TraceFile, ...]:
 
 
 def no_traces(directory: Path) -> NotATraceError:
-    """Return the error for a directory without traces; its message names subdirectories that have traces."""
+    """Return the error for a directory without traces.
+
+    The message gives the error of a run that failed, or names subdirectories that have traces.
+    """
     message = f"no traces in {with_escapes(str(directory))}"
+    run = readable_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
+    if run is not None and run.error is not None:
+        return NotATraceError(f"{message}: {with_escapes(run.error)}", "Measure again without this error.")
     below = list(islice(_directories_with_traces(directory, _MAX_DEPTH, _SearchBudget()), _MAX_NAMED + 1))
     if not below:
         return NotATraceError(message, NO_TRACES_HINT)

@@ -193,6 +193,15 @@ def test_directory_of_runs_names_subdirectories_with_traces(tmp_path: Path) -> N
     assert len(read_traces([tmp_path / "first"])) == 1
 
 
+def test_error_of_a_failed_run_is_the_reason_for_missing_traces(tmp_path: Path) -> None:
+    run = {"schema": "gpudiag/run/1", "created": "", "command": ["python"], "workload": "train.py", "strategy": "own"}
+    run |= {"framework": "pytorch", "world_size": 1, "nodes": 1, "batch_size_per_device": None, "status": "failed"}
+    write(tmp_path / "run.json", run | {"error": "the loop ended after 113 steps"})
+    write(tmp_path / "ranks" / "rank0.json", {"rank": 0})
+    with pytest.raises(NotATraceError, match=r"no traces in .*: the loop ended after 113 steps$"):
+        read_traces([tmp_path])
+
+
 def test_search_for_subdirectories_is_bounded(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number:03}").mkdir()
