@@ -1,4 +1,4 @@
-"""Run hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag, and compare effects.
+"""Compare the effects of hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag.
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
@@ -44,7 +44,10 @@ QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
-    """Run a job in an empty `folder`; return its output, exit code, remaining files and remaining processes."""
+    """Run a job in an empty `folder`; return its output, exit code, remaining files and remaining processes.
+
+    The exit code is "none" if the job has not ended after `SECONDS`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     temporary, work = folder / job.temporary, folder / "work"
     temporary.mkdir(parents=True)

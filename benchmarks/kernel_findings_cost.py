@@ -3,9 +3,9 @@
     python benchmarks/kernel_findings_cost.py [TRACES…] [--pairs 20]
 
 Whole processes run by turns, in random order within each pair: `gpudiag analyze --json` as it is, and the same without
-kernel classes and the finding `slow-compute`. Both import the same modules; those of kernel classes take about 10 ms.
-The figures are medians of the CPU
-times (user and system, with child processes), and the median ratio of a pair with its 95 % confidence interval.
+kernel classes and the finding `slow-compute`. Both processes import the modules of kernel classes, which takes about
+10 ms; this time is not measured. The figures are medians of the CPU times (user and system, with child processes), and
+the median ratio of a pair with its 95 % confidence interval.
 """
 
 from __future__ import annotations

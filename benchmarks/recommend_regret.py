@@ -171,6 +171,7 @@ def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
         return 0.0, 0.0
+    # `recommend` measures the three strategies with the best predictions, and training without communication.
     finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {"independent"}
     few = msgspec.structs.replace(
         benchmark, turns=tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)
