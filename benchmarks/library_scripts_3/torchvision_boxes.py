@@ -75,7 +75,7 @@ class Detector(nn.Module):
 
 
 def assign(centers, boxes):
-    """Return each cell's distances to the sides of its smallest box, that box's index, and whether it is in a box."""
+    """Return each cell's smallest box (distances to its sides, and its index), and whether the cell is in a box."""
     left_top = centers[:, None] - boxes[..., None, :, :2]
     right_bottom = boxes[..., None, :, 2:] - centers[:, None]
     sides = torch.cat([left_top, right_bottom], dim=-1)
