@@ -1,6 +1,6 @@
 """Run gpudiag in this process, and its training processes as forks of a process that has imported PyTorch.
 
-Separate processes are used by tests of imports, of command lines, and of a killed gpudiag.
+Tests of imports, of command lines, and of a killed gpudiag use separate processes instead.
 """
 
 from __future__ import annotations

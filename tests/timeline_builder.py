@@ -188,7 +188,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
-        """Add an NCCL kernel with the facts of its collective."""
+        """Add an NCCL kernel, with the operation, group, ranks, size and sequence number of its collective."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )

@@ -39,7 +39,7 @@ import torch
 import gpudiag
 
 torch.distributed.init_process_group("gloo")
-model = torch.nn.Linear(256, 256)  # exchanged here: DistributedDataParallel and optimizers import the compiler
+model = torch.nn.Linear(256, 256)  # without DDP and optimizers, which import PyTorch's compiler
 with gpudiag.profile(sys.argv[1], warmup=2, steps=5, active=4, stop=True, model=model, batch_size=8) as prof:
     for _ in prof.steps(range(40)):
         model(torch.ones(8, 256)).square().mean().backward()
@@ -50,7 +50,7 @@ torch.distributed.destroy_process_group()
 
 
 class Network(NamedTuple):
-    """The command prefix of each node, their rendezvous address, and each node's interface."""
+    """The command prefix of each node, the address of the rendezvous, and the network interface of each node."""
 
     prefixes: tuple[tuple[str, ...], ...]
     address: str

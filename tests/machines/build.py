@@ -315,7 +315,7 @@ def h200(directory: Path) -> Facts:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Return True for the default of a missing field: null, an empty container, or a zero count."""
+    """Return True for a default: null, an empty text or container, or 0 or false for the keys in DEFAULT_FALSE."""
     return value is None or value in ("", [], {}) or (key in DEFAULT_FALSE and not value)
 
 

@@ -1,4 +1,4 @@
-"""Test that packed events are equal to the events, for any event table."""
+"""Test that any event table is equal after packing and unpacking."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
-#: `each` runs at the begin of each step, and `last` runs before the call in which the trace of the first six steps is
-#: ready.
+#: The statement `each` runs at the beginning of each step. The statement `last` runs just before the call of
+#: `prof.step` in which the trace of the first six steps becomes ready.
 TRAIN = """
 import os, time
 import torch
