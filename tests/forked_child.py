@@ -51,6 +51,7 @@ class _Waiting:
         reading, self._writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            # With a copy of these pipes here, waiting processes would not notice that the parent has ended.
             os.close(self._writing)
             for pipe in _pipes:
                 os.close(pipe)

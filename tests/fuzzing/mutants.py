@@ -91,6 +91,7 @@ Command = tuple[str, ...]
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     """Write mutant `number` into an empty directory; return the commands to run on it."""
     chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
+    # Kinds that are listed twice are written twice as often.
     kinds = (
         *(_json_trace, _json_trace, _xspace, _nsys, _run_directory, _facts),
         *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads, _digest),

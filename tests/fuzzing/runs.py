@@ -111,7 +111,7 @@ def run_mutant(number: int, directory: Path) -> dict[str, Any]:
 
 
 def run(words: list[str]) -> tuple[str | None, float, int]:
-    """Run one command line in this process; return its error, duration and peak memory."""
+    """Run one command line in this process; return (error or None, duration in s, peak memory in bytes)."""
     from gpudiag.commands.main import main
 
     errors = io.StringIO()

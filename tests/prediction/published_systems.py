@@ -222,6 +222,7 @@ def groups() -> list[Group]:
     strategy."""
     entries = []
     for row in rows("strategy_winners.csv"):
+        # `all` is a list "label=samples per second; label=…", and labels contain "=" too.
         rates = {
             label: float(rate)
             for label, _, rate in (part.rpartition("=") for part in re.split(r"; (?=param|repl|horo)", row["all"]))

@@ -27,7 +27,10 @@ ALONE, FSDP = Candidate(strategy="independent"), Candidate(strategy="fsdp")
 def _benchmark(
     means: dict[Candidate, float], *, noise: float, drift: float = 0.0, rounds: int = 8
 ) -> StrategyBenchmark:
-    """Make turns with mean step times `means` in ms, independent noise and a common drift."""
+    """Make turns with mean step times `means` in ms.
+
+    `noise` is the relative standard deviation of a round, and `drift` the relative increase per round of all means.
+    """
     chance = random.Random(1)  # noqa: S311  # noise, not secrets
     turns = tuple(
         Turns(

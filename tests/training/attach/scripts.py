@@ -344,7 +344,7 @@ def checkpoints(steps: int) -> None:
 
 
 def full_disk(steps: int) -> None:
-    """Limit the file size after 20 steps, so that no file can grow."""
+    """After 20 steps, limit the size of files to LIMIT (a variable) bytes, as if the disk were full."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches(steps)

@@ -55,12 +55,12 @@ class Job:
 
     def __init__(self, seed: int, late: int) -> None:
         self._random, self._late = Random(seed), late  # noqa: S311 # not security
-        self._slow = self._random.choice((1.0, 10.0))
+        self._slow = self._random.choice((1.0, 10.0))  # factor of the store's delays
         self._now_s = 0.0
         self._store = Store(self._answer)
         self._ranks: dict[int, StartBarrier] = {}
         self._steps = [0, 0, 0]
-        self._looking: set[int] = set()
+        self._looking: set[int] = set()  # ranks that wait for the store's answer
         self.started: dict[int, StartStep] = {}
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ class Job:
             return ended <= min(others)
         if rank == 1:
             return min(others) == self._late
-        return ended < self._late and ended <= self._steps[2 - rank]
+        return ended < self._late and ended <= self._steps[2 - rank]  # compared with the other of ranks 0 and 2
 
     def _step(self, rank: int) -> None:
         """Take a rank's next step and check the barrier, if the rank may step."""

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 def run(
     run_dir: Path, *words: str, devices: int = 2, short: tuple[str, ...] = SHORT
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the analysis and the record."""
+    """Run `gpudiag profile` with `words` and the options `short`; return the analysis and the run record."""
     many = ("--devices", str(devices))
     words = ("profile", *words, *many, *short, "--output", str(run_dir), "--json")
     result = with_forked_jobs(*words, CUDA_VISIBLE_DEVICES="")

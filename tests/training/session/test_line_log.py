@@ -57,7 +57,7 @@ def numbers() -> Any:
 
 
 def train(log: LineLog, *, hot: bool = False) -> None:
-    """Run steps as a loop does: the session is called at the end of each step."""
+    """Run steps as a loop does: the session is called at the end of each step. With `hot`, each step computes 5 ms."""
     for step in range(STEPS + 1):
         if step == 0:
             log.begin("alone")
