@@ -226,6 +226,7 @@ def test_hostile_record_reads_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s", encoding="utf-8")
     link = "traces/rank2.pt.trace.json.gz"
     (tmp_path / "b" / link).symlink_to(tmp_path / "secret")
+    # One path leads out of the directory, one trace is a link, and the job has no rank 9.
     for rank, trace in ((1, "../secret"), (2, link), (9, None)):
         record = msgspec.structs.replace(ours, rank=rank, trace=trace, error="it died" if rank == 2 else None)
         write_json(tmp_path / "b" / "ranks" / f"rank{rank}.json", record)

@@ -249,7 +249,7 @@ def test_logs_beyond_the_total_limit_are_named_and_ranks_come_first(
         write_lines(tmp_path / LINES_DIR / f"{name}.json.gz", content)
     logs = find_line_logs([tmp_path])
     assert (list(logs.ranks), len(logs.workers), logs.missing) == ([0, 2, 10], 2, "")
-    monkeypatch.setattr(log_reader, "MAX_TOTAL_BYTES", 2 * size + size // 2)
+    monkeypatch.setattr(log_reader, "MAX_TOTAL_BYTES", 2 * size + size // 2)  # enough for two logs
     logs = find_line_logs([tmp_path])
     assert (list(logs.ranks), logs.workers, logs.unread) == ([0, 2], (), ())
     assert logs.missing.startswith("lines/rank10.json.gz and 2 more were not read, because all logs together exceed")
