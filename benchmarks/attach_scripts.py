@@ -144,6 +144,7 @@ def beside_own_profiler(runs: int) -> None:
 
 
 def main() -> None:
+    """Score each kind of script, print its row, and write the rows with the reasons for each verdict to rows.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kinds", default=",".join(EXPECTED))

@@ -86,7 +86,7 @@ class Rank:
             world_size=self.world,
             device_id=self.device if self.on_gpu else None,
         )
-        self.control = dist.new_group(backend="gloo")
+        self.control = dist.new_group(backend="gloo")  # for barriers and results, without work on the GPUs
         self.peer = "nccl" if self.on_gpu else "gloo"
 
     def meet(self) -> None:
@@ -247,6 +247,7 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
     """
     rows = []
     for engine in ("native", "torch"):
+        # The engine `torch` chooses its number of threads itself.
         for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
             try:
                 made = SharedHostAllReduce(
@@ -471,6 +472,7 @@ def show_pieces(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
+    """Run the groups of processes and print the tables; return 1 if any sum was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="processes; by default one per GPU, or 2")
     parser.add_argument("--sizes-mb", default="1,5,25,100,400")

@@ -151,7 +151,10 @@ def _lines(stderr: bytes) -> list[bytes]:
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:
-    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds."""
+    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds.
+
+    `measured` is true if gpudiag recorded a trace.
+    """
     plain = outcome(job, folder, profiled=False)
     profiled = outcome(job, folder, profiled=True)
     record = folder / "run" / "run.json"

@@ -55,6 +55,7 @@ def main() -> None:
             times = {variant: cpu_seconds(variant, traces) for variant in random.sample(("with", "without"), 2)}
             pairs.append((times["with"], times["without"]))
         ratios = np.array([with_classes / without for with_classes, without in pairs])
+        # The interval is that of the median over bootstrap samples.
         draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
         low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
         medians = [statistics.median(times) for times in zip(*pairs, strict=True)]

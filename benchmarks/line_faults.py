@@ -134,6 +134,7 @@ def main() -> None:
     torch.set_num_threads(1)
     layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     plain = nn.Sequential(*layers).to(DEVICE)
+    # The hook is on a weight in the middle of the model.
     next(plain[6].parameters()).register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
     model: nn.Module = DistributedDataParallel(plain) if WORLD > 1 else plain
     forward: Callable[[Tensor, float], Tensor] = lambda batch, _: model(batch)  # noqa: E731

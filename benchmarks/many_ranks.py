@@ -76,6 +76,7 @@ def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
     document["distributedInfo"] |= {"rank": rank, "world_size": ranks}
     for group in document["distributedInfo"]["pg_config"]:
         group |= {"pg_size": ranks, "ranks": list(range(ranks))}
+    # PyTorch also shortens long lists of ranks.
     body = rest.replace('"Process Group Ranks":"[0, 1, 2, 3]"', '"Process Group Ranks":"[0, 1, ..., N]"')
     body = re.sub(r'"Group size":\d+', f'"Group size":{ranks}', body)
     head = json.dumps(document)[:-1]  # with spaces, without which HTA takes all files for rank 0

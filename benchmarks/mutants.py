@@ -143,6 +143,7 @@ class Tests:
         data.read()
         for module in modules():
             by_line = data.contexts_by_lineno(str(TREE / module))
+            # Contexts are test ids with the phase of the test.
             self._lines[module] = {
                 line: {context.removesuffix("|run").removesuffix("|setup") for context in contexts if context}
                 for line, contexts in by_line.items()
@@ -150,6 +151,7 @@ class Tests:
         took: dict[str, float] = {}
         for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # the file is written by pytest
             where = Path(case.attrib["file"])
+            # `classname` is the module, followed by the classes that contain the test.
             nested = case.attrib["classname"].removeprefix(".".join(where.with_suffix("").parts)).strip(".")
             took["::".join(filter(None, (str(where), nested, case.attrib["name"])))] = float(case.attrib["time"])
         self._took = took

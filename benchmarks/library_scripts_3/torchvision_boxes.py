@@ -100,7 +100,7 @@ def centredness(sides):
 
 
 def loss_by_image(outputs, centers, boxes, labels):
-    """Return the loss; the positive cells of each image are selected with a mask."""
+    """Return the loss over cells with the given `centers`; a mask selects the positive cells of each image."""
     losses = []
     for scores, sides, centres, image_boxes, image_labels in zip(*outputs, boxes, labels, strict=True):
         target, index, positive = assign(centers, image_boxes)
