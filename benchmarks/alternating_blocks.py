@@ -3,11 +3,11 @@
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
 The script runs unchanged. The script must have a switch `--fixed`, and read `args.fixed` where the problem would occur.
-This program keeps a reference to `args` and changes `args.fixed` every `--block` steps, in the order with, without,
-without, with the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and
-end of each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read
-`args.fixed` only at the start of an epoch: it makes each epoch as long as a block. Forked DataLoader workers also read
-the changed `args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under
+This program keeps a reference to `args` and changes `args.fixed` every `--block` steps. Of four consecutive blocks, the
+first and the last have the problem. A step ends at a call of an optimizer's `step`. The device is synchronized at the
+start and end of each block, and the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that
+read `args.fixed` only at the start of an epoch: it makes each epoch as long as a block. Forked DataLoader workers also
+read the changed `args.fixed`. `--skip` must be larger than the number of batches that workers have prepared. Under
 `torchrun`, use `--seconds inf`, so that all ranks measure the same blocks; rank 0 prints the result.
 
 The last line of output is a JSON object in ms. It has the step times with and without the problem (medians, and one per
@@ -48,13 +48,19 @@ class SharedSwitch(argparse.Namespace):
 
 
 class Blocks:
-    """Time blocks of steps, and switch the problem on and off at their boundaries."""
+    """Time blocks of steps, and switch the problem on and off at their boundaries.
+
+    Args:
+        block: number of steps in a block.
+        skip: number of steps at the start of a block that are not timed.
+        seconds: after this time, no further four blocks are begun.
+    """
 
     def __init__(self, *, block: int, skip: int, seconds: float) -> None:
         self.block, self.skip, self.seconds = block, skip, seconds
         self.args: argparse.Namespace | None = None
-        self.times: list[tuple[bool, float]] = []
-        self.leads: list[float] = []
+        self.times: list[tuple[bool, float]] = []  # per block: (has the problem, ms per step)
+        self.leads: list[float] = []  # per block: ms that the host waited for the device at the end
         self.steps = -block  # one warm-up block
         self.began = self.first = 0.0
 
@@ -72,11 +78,11 @@ class Blocks:
         self.steps += 1
         if self.steps < 0:
             return
-        place = self.steps % self.block
-        if place == self.skip:
+        number_in_block = self.steps % self.block
+        if number_in_block == self.skip:
             self.synchronize()
             self.began = time.perf_counter()
-        if place == 0:
+        if number_in_block == 0:
             self._end_block()
 
     def _end_block(self) -> None:
@@ -95,7 +101,7 @@ class Blocks:
             self.args.fixed = not ORDER[done % 4]
 
     def _is_enough(self, done: int, spent: float) -> bool:
-        """Return whether `done` blocks are enough: 8 are, and so are 4 or 2 that took too many seconds (`spent`)."""
+        """Return True after 8 blocks, 4 that took over `self.seconds` in total, or 2 that took three times as long."""
         if done and done % 4 == 0:
             return done == 8 or spent > self.seconds
         return done == 2 and spent > 3 * self.seconds
@@ -117,7 +123,10 @@ class Blocks:
 
 
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
-    """Patch `ArgumentParser` so that `blocks` gets the options that the script parses."""
+    """Patch `ArgumentParser` so that `blocks` gets the options that the script parses.
+
+    With `by_epoch`, set the options `steps_per_epoch` and `epochs` so that each epoch is one block.
+    """
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:

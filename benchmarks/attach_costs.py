@@ -3,12 +3,12 @@
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
 `starts` measures whole processes that import nothing or import PyTorch, alternately with and without gpudiag. `steps`
-measures alternating blocks of steps with and without gpudiag's hook in one process, before all ranks have joined and
-after the measurement. A second result is the cost of a call of the hook minus that of an empty call. `processes`
-measures the steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward` is like
-`steps`, for optimizers that step within backward (one optimizer per parameter, or one that steps for each parameter).
-On a GPU `backward` measures elapsed time instead of CPU time. Results are medians over pairs of measurements, each with
-a 95 % interval.
+measures alternating blocks of steps with and without gpudiag's hook in one process: first after gpudiag has recorded
+its steps, then while gpudiag waits for a rank that never steps. `steps` also reports the cost of a call of the hook
+minus that of an empty call. `processes` measures the steps of whole processes after the recorded steps, alternately
+with and without gpudiag. `backward` is like `steps`, for optimizers that step within backward (one optimizer per
+parameter, or one that steps for each parameter). On a GPU `backward` measures elapsed time instead of CPU time. Results
+are medians over pairs of measurements, each with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: A training program. The program's first argument is the number of pairs of blocks with and without the hook; with 0
-#: it measures steps only once.
+#: A training program. The program's first argument is the number of pairs of blocks with and without the hook. If the
+#: number is 0, the program measures one block of 400 steps.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -42,7 +42,7 @@ torch.manual_seed(7)
 torch.set_num_threads(1)
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
-    if os.environ["RANK"] == "1":  # never steps, so that all go on waiting for it
+    if os.environ["RANK"] == "1":  # this rank never steps, so that rank 0 continues to wait for it
         dist.distributed_c10d._get_default_store().wait(["over"])
         sys.exit()
 on_gpu, within = torch.cuda.is_available(), os.environ.get("WITHIN_BACKWARD")
@@ -126,7 +126,11 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 
 
 def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
-    """Return the environment of a process. With `entered`, the process loads gpudiag's hook when it starts."""
+    """Return the environment of a process without GPUs, with the variables `more`.
+
+    If `entered` is true, the process loads gpudiag's hook when it starts, and writes recordings to `run_dir`.
+    """
+    # With this patience, gpudiag waits for a rank that never steps until the process ends.
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
     inside = {}
     if entered:
@@ -162,7 +166,10 @@ def starts() -> None:
 
 
 def steps(**more: str) -> None:
-    """Print the cost of the hook per step, from blocks with and without it in one process."""
+    """Print the cost of the hook per step, from blocks with and without it in one process.
+
+    `more` has further environment variables of the training processes.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(

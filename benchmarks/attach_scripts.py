@@ -32,7 +32,7 @@ from gpudiag.training.attach import entered
 from tests.training.attach import scripts
 
 for number in range(int(sys.argv[1])):
-    before, place = number % 48, tempfile.mkdtemp()  # of some 40 steps that finding, timing and both recordings take
+    before, place = number % 48, tempfile.mkdtemp()  # gpudiag needs about 40 steps for all its phases
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = [os.fork()]
@@ -68,7 +68,11 @@ EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
 
 
 def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
-    """Run one script under `gpudiag profile -- torchrun`; return its row with the first finding and its verdict."""
+    """Run one script under `gpudiag profile -- torchrun`; return its row with the first finding and its verdict.
+
+    `right` is the verdict. `lacks` has the ranks with incomplete measurements and the warnings that make them useless;
+    None if there are none. `error` is the error of the run record, or the end of standard error if there is no record.
+    """
     command = [
         sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(run_dir), "--",
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}",
@@ -109,12 +113,16 @@ def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
         return False
     workers = (own_record["timed"].get("loader") or {"workers": 0})["workers"]
     needed = ("unprofiled", "trace", "light_trace")
+    # gpudiag must have detected the number of DataLoader workers that the script has.
     fetching = own_record["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
     return fetching and all(own_record[name] for name in needed)
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:
-    """Return True if `first` is a correct first finding for a script of kind `kind`."""
+    """Return True if `first` is a correct first finding for a script of kind `kind`.
+
+    A finding with the correct code and cause may also name no rank.
+    """
     causes, rank = EXPECTED[kind]
     if first is None or first["code"] not in causes:
         return False
@@ -136,6 +144,7 @@ def beside_own_profiler(runs: int) -> None:
 
 
 def main() -> None:
+    """Score each kind of script, print its row, and write the rows with the reasons for each verdict to rows.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kinds", default=",".join(EXPECTED))

@@ -83,11 +83,13 @@ def run_peers(output: Path, number: int) -> PeerFigures:
         printed += f"{program} {' '.join(arguments)} {variables}: exit code {finished.returncode}\n"
         printed += finished.stdout + finished.stderr
         for line in finished.stdout.splitlines():
+            # A line of `all_reduce` is (bytes, µs, busbw in GB/s), and a line of `copies` is (test, GPUs, GB/s).
             fields = line.split()
             if len(fields) != 3:
                 continue
             if collective:
                 size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
+                # The reference of the small message is its time, because latency limits it.
                 figures.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
             else:
                 figures.setdefault((fields[0], 0), []).append(float(fields[2]))
@@ -96,7 +98,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """Return the reference rows; values measured on this machine replace values of the other machine."""
+    """Return the reference rows; means of `rounds`, measured on this machine, replace values of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
@@ -124,7 +126,11 @@ def run_gpudiag(python: str, output: Path, mode: str, number: int) -> tuple[Fact
 
 
 def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
-    """Return gpudiag's figures for the test of a reference row, one per GPU or pair."""
+    """Return gpudiag's figures for the test of a reference row, one per GPU or pair.
+
+    An empty `initiator` or `peer_access` of the row matches any value. For the scope `one direction`, the total of both
+    directions is halved.
+    """
     path, size = row["path"], int(row["bytes"])
     if row["direction"] == "collective":
         chosen = [

@@ -6,8 +6,8 @@ HTA is timed with two analyses. The minimal analysis loads the traces and comput
 analysis also answers the questions that gpudiag's report answers, as far as HTA can. Each directory has its own table,
 and a summary has one line per directory.
 
-Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
-candidates equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
+Each command is timed as a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
+commands equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
 once), sampled every few milliseconds. Peaks between two samples are missed.
 
 HTA and gpudiag are installed into `build/`, each with its dependencies only, as users install them. `--hta` and
@@ -87,7 +87,7 @@ read_traces([sys.argv[1]])
 
 @dataclass
 class Candidate:
-    """A command, and its time and memory in each round."""
+    """A command to compare, and its time and memory in each round."""
 
     name: str
     command: list[str]
@@ -98,7 +98,14 @@ class Candidate:
 
 @dataclass
 class Comparison:
-    """All candidates on the traces of one directory."""
+    """The commands to compare, on the traces of one directory.
+
+    Attributes:
+        ours: `gpudiag analyze`.
+        reading: gpudiag's reading of the traces, without analysis.
+        floor: decompression and JSON decoding only.
+        hta, hta_report: HTA's minimal and full analysis.
+    """
 
     name: str
     ours: Candidate
@@ -170,7 +177,10 @@ def _absolute(path: str) -> Path:
 
 
 def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
-    """Install a requirement with its dependencies into a new environment; return its interpreter."""
+    """Install a requirement with its dependencies into an environment; return its interpreter.
+
+    An existing environment is used as it is, unless `again` is true.
+    """
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)

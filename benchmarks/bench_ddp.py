@@ -3,8 +3,8 @@
     python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
 
 Each process trains three copies of the model on a batch that is on the device. One copy uses plain DDP, one uses the
-strategy `nccl`, and one uses DDP with a Python communication hook from the start. gpudiag needs such a hook to name the
-communication of each bucket. The copies take turns of some steps each, in a different order each round. The output is
+strategy `nccl`, and one uses DDP with a Python communication hook from the start. gpudiag needs a hook to name the
+communication of each bucket. The copies train in turns of some steps, in a different order each round. The output is
 the median step time of each copy, and its ratio to bare DDP with a 95 % interval (Student's t). The interval is
 computed from the ratio of each round, because the machine changes little within a round. Without GPUs, small models run
 in CPU processes with gloo.
@@ -34,14 +34,20 @@ from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.registry import load_strategy
 
-#: 97.5 % quantiles of Student's t by degrees of freedom; the normal quantile is used beyond the last one.
+#: 97.5 % quantiles of Student's t by degrees of freedom; for other degrees of freedom, 2.1 is used.
 T_975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 14: 2.145, 19: 2.093}
-#: Approximate duration of a turn.
+#: Approximate duration of a turn in seconds.
 TURN_S = 0.4
 
 
 class Trainer:
-    """A wrapped model with an optimizer and a batch."""
+    """One copy of a model with its optimizer and a batch.
+
+    Args:
+        name: the copy's kind of communication: `bare` (plain DDP), `gpudiag` (its strategy) or `python hook`.
+        workload_name: the model, a built-in workload of gpudiag.
+        device: the device of this rank.
+    """
 
     def __init__(self, name: str, workload_name: str, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -93,7 +99,12 @@ class Trainer:
 
 
 def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Return the step times of the three copies, in milliseconds, and their ratios to bare DDP."""
+    """Measure the three copies of one workload.
+
+    Returns:
+        the settings, and for each copy: `ms` (median step time), `ratio` (mean ratio to bare DDP), `ci95` (half the
+        ratio's interval) and `all` (step time in ms of each round).
+    """
     trainers = {name: Trainer(name, workload, device) for name in ("bare", "gpudiag", "python hook")}
     for trainer in trainers.values():
         trainer.seconds(5)

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
-    """Return the table row of one size, with medians over the rounds."""
+    """Return the table row for traces with `steps` analysed steps, with medians over the rounds."""
     # Two more steps than are analysed are needed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
@@ -82,24 +82,28 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
 
 
 def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -> Trace:
-    """Return a trace of `steps` steps, each made of as many original steps as `events_per_step` requires."""
+    """Return the trace `index` with `steps` steps, each made of as many original steps as `events_per_step` requires.
+
+    The analysed part of the trace is copied several times in a row, and only every n-th step mark is kept.
+    """
     trace = timeline.traces[index]
     track = next(track for track in timeline.tracks if track.trace == index)
     events = trace.events
     first = int(np.searchsorted(track.steps.number, track.window_steps[0]))
     after = int(np.searchsorted(track.steps.number, track.window_steps[-1])) + 1
     step_count = after - first
+    # `shift_ns` aligned the track's clock with other ranks, and the trace's own times are not aligned.
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
-    # the host events of the copied steps, and the device work that they launched
+    # Copy the host events of the analysed steps, and the device work that they launched.
     body = on_host & (events.start_ns >= begin) & (events.start_ns < end)
     launched = np.unique(events.correlation[body & (events.correlation != NO_CORRELATION)])
     body |= ~on_host & np.isin(events.correlation, launched)
     rows = np.flatnonzero(body)
     marks = (events.role[rows] == Role.STEP_MARK) & (events.start_ns[rows] >= begin)
-    per_step = max(round(events_per_step * step_count / len(rows)), 1)
-    copies = -(-steps * per_step // step_count)
-    length, stride = end - begin, int(events.correlation.max()) + 1
+    per_step = max(round(events_per_step * step_count / len(rows)), 1)  # original steps per new step
+    copies = -(-steps * per_step // step_count)  # rounded up
+    length, stride = end - begin, int(events.correlation.max()) + 1  # a copy's shift of times and of correlation ids
     names = list(events.names)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in events.columns()}
     calls = []
@@ -108,7 +112,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     for copy in range(copies):
         number = copy * step_count + np.arange(int(marks.sum()))
         keep = np.ones(len(rows), np.bool_)
-        keep[np.flatnonzero(marks)] = number % per_step == 0
+        keep[np.flatnonzero(marks)] = number % per_step == 0  # all events, but only every n-th step mark
         chosen = rows[keep]
         table = {name: column[chosen].copy() for name, column in events.columns().items()}
         for column in ("start_ns", "end_ns"):
@@ -120,21 +124,23 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
             table["name"][at] = len(names)
             names.append(f"ProfilerStep#{which}")
             numbers.append(which)
-        place = dict(zip(chosen.tolist(), range(offset, offset + len(chosen)), strict=True))
-        calls += [replace(call, row=place[call.row], sequence=None) for call in trace.collectives if call.row in place]
+        new_rows = dict(zip(chosen.tolist(), range(offset, offset + len(chosen)), strict=True))
+        calls += [
+            replace(call, row=new_rows[call.row], sequence=None) for call in trace.collectives if call.row in new_rows
+        ]
         for field, pieces in parts.items():
             pieces.append(table[field])
         offset += len(chosen)
     columns = {name: np.concatenate(parts[name]) for name in parts}
-    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
-    back = np.argsort(order)
+    order = np.lexsort((-columns["end_ns"], columns["start_ns"]))  # by start; an enclosing event before its parts
+    sorted_row = np.argsort(order)
     events = EventTable(names=tuple(names), **{name: column[order] for name, column in columns.items()})
     marked = np.flatnonzero(events.role == Role.STEP_MARK)
     return replace(
         trace,
         events=events,
         step_marks=(StepMarks(source="ProfilerStep", row=marked, number=np.array(numbers, np.int64)),),
-        collectives=tuple(replace(call, row=int(back[call.row])) for call in calls),
+        collectives=tuple(replace(call, row=int(sorted_row[call.row])) for call in calls),
     )
 
 

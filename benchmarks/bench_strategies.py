@@ -42,6 +42,8 @@ ROUNDS = 3
 AIM_S = 0.06
 #: Megabytes of the all-reduce in the sweep over the parameters of cpu-reduce.
 SWEEP_MB = 100
+#: Parameters of cpu-reduce: bytes of a chunk, chunks in shared memory per rank (`slots`), concurrent copies per
+#: direction and device (`lanes`), and summing threads per rank.
 SWEEP: list[dict[str, Any]] = [
     {"chunk_bytes": chunk << 20, "slots": slots, "lanes": lanes, "threads": threads}
     for chunk, slots, lanes, threads in (
@@ -84,7 +86,7 @@ class Rank:
             world_size=self.world,
             device_id=self.device if self.on_gpu else None,
         )
-        self.control = dist.new_group(backend="gloo")
+        self.control = dist.new_group(backend="gloo")  # for barriers and results, without work on the GPUs
         self.peer = "nccl" if self.on_gpu else "gloo"
 
     def meet(self) -> None:
@@ -125,7 +127,11 @@ class Rank:
 
 
 def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dict[str, Any]]:
-    """Return a row for each size and method of all-reduce, with its time, bandwidth and correctness."""
+    """Return a row for each size and method of all-reduce, with its time, bandwidth and correctness.
+
+    The methods are NCCL (or gloo), and cpu-reduce if `with_ours` is true. A row's `lowest` and `highest` bandwidth are
+    those of single rounds, and `verified` is true if the sum is right on all ranks.
+    """
 
     def compressed(tensor: torch.Tensor, dtype: torch.dtype) -> None:
         small = tensor.to(dtype)
@@ -165,11 +171,11 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             method(work)
             right[name] = torch.equal(work, truth)
         # The results of the following sums are not checked, so their values may grow.
-        plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
+        repeats = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
                 work.copy_(source)
-                times[name].append(at.seconds(partial(method, work), plans_s[name]))
+                times[name].append(at.seconds(partial(method, work), repeats[name]))
         for name, seconds in times.items():
             verified = torch.tensor([float(right[name])])
             dist.all_reduce(verified, op=dist.ReduceOp.MIN, group=at.control)
@@ -235,9 +241,13 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
 
 
 def sums_alone(at: Rank) -> list[dict[str, Any]]:
-    """Return the rates, in GB/s of float32 gradients, at which all ranks' threads sum without copies."""
+    """Return the rates, in GB/s of float32 gradients, at which all ranks' threads sum without copies.
+
+    Each rank marks all chunks as arrived and fetched in advance, so that its threads never wait for a copy.
+    """
     rows = []
     for engine in ("native", "torch"):
+        # The engine `torch` chooses its number of threads itself.
         for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
             try:
                 made = SharedHostAllReduce(
@@ -266,7 +276,10 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
-    """Measure the copies of cpu-reduce without its sums: from a GPU to its slots in host memory, and back."""
+    """Measure the copies of cpu-reduce without its sums: from a GPU to its slots in host memory, and back.
+
+    Return a row for each direction and one for both, in GB/s per GPU and direction; no rows without GPUs.
+    """
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)
@@ -332,6 +345,7 @@ def worker(options: argparse.Namespace) -> None:
     """Run one process of a group; rank 0 prints the results of all measurements."""
     at = Rank(options.worker)
     sizes = [float(size) for size in options.sizes_mb.split(",")]
+    # On GPUs, a group without peer access measures everything, and a group with peer access only NCCL.
     ours = os.environ.get("NCCL_P2P_DISABLE") == "1" or not at.on_gpu
     found: dict[str, Any] = {}
     if ours and options.pieces:
@@ -379,7 +393,7 @@ def host_memory() -> list[dict[str, Any]]:
 
 
 def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str, Any]:
-    """Run one group of processes, and return the results of its rank 0."""
+    """Run one group of `ranks` processes with the environment `variables`, and return the results of its rank 0."""
     meeting = tempfile.TemporaryDirectory(prefix="bench-")
     command = [
         sys.executable,
@@ -414,7 +428,7 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print the tables."""
+    """Print the bandwidth of all-reduces by size, and the measured upper bounds."""
     sizes = sorted({row["megabytes"] for row in found["all_reduces"]})
     methods = dict.fromkeys(row["method"] for row in found["all_reduces"])
     print(f"\nall-reduce bus bandwidth in GB/s, {found['ranks']} ranks, by megabytes of float32 gradients")
@@ -458,6 +472,7 @@ def show_pieces(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
+    """Run the groups of processes and print the tables; return 1 if any sum was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="processes; by default one per GPU, or 2")
     parser.add_argument("--sizes-mb", default="1,5,25,100,400")

@@ -62,6 +62,7 @@ def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) 
         return now() - began
 
     def noting() -> Iterable[int]:
+        # Yield batches as `prof.steps` does, and report only the host's times of each step.
         while True:
             begin_ns = time.perf_counter_ns()
             fetched_ns = time.perf_counter_ns()

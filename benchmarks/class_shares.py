@@ -41,7 +41,10 @@ def share(ms: dict[str, float], names: tuple[str, ...], total_ms: float) -> floa
 
 
 def differences(recording: dict[str, Any], analysis: Analysis) -> dict[str, tuple[float, float]]:
-    """Return row → (percentage of gpudiag, percentage of TraceLens), for rows that are not empty."""
+    """Return row → (percentage of gpudiag, percentage of TraceLens), for rows that are not empty.
+
+    `recording` is an entry of `class_shares.json`, whose `ms` has TraceLens's time of each category.
+    """
     ours = {row.kernel_class: row.ms_per_step for row in analysis.compute_classes}
     theirs: dict[str, float] = recording["ms"]
     # gpudiag does not count copies without a kernel as compute time.

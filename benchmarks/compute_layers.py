@@ -81,7 +81,10 @@ class _ConvNeXtBlock(nn.Sequential):
 
 
 class WaveNet(nn.Module):
-    """A WaveNet: gated dilated convolutions over a sound, with residual and skip connections."""
+    """A WaveNet: gated dilated convolutions over a sound, with residual and skip connections.
+
+    A sample of the sound is one of `levels` integers.
+    """
 
     def __init__(self, levels: int, width: int, layers: int) -> None:
         super().__init__()
@@ -132,6 +135,7 @@ class _TranslatorLayer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor, source: Tensor | None) -> Tensor:
+        """Return the layer's result; `source` is the encoder's result in a decoder layer, None in an encoder layer."""
         normed = self.norms[0](hidden)
         hidden = hidden + self.attentions[0](normed, normed, causal=source is not None)
         if source is not None:

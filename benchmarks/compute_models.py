@@ -2,7 +2,7 @@
 
     cd benchmarks; gpudiag profile compute_models:gpt2 --devices 1 --try tf32,fused,sdpa,compile
 
-Without changes, the functions do what costs time on a GPU. Matrix products are in full fp32 (with PyTorch's defaults,
+Without changes, the functions train with slow settings. Matrix products are in full fp32 (with PyTorch's defaults,
 convolutions and cuDNN's LSTM compute in tf32), images are in contiguous format, attention writes its scores to memory,
 and the optimizer is not fused. Each function has one argument for each change that it implements. ResNet-50, ViT, Llama
 and ConvNeXt compute in bf16 under autocast. All models have random weights and train on one batch, which stays on the
@@ -73,7 +73,7 @@ def prepare(
     channels_last: bool = False,
     compiled: bool = False,
 ) -> Training:
-    """Move the model and its batch to the device, and apply the chosen changes.
+    """Move the model and its batch to the device, and apply the chosen changes. The default loss is cross entropy.
 
     The precision of matrix products need not be restored, because `gpudiag profile --try` does so before another job.
     """
@@ -196,9 +196,9 @@ def efficientnet(
     fused: bool = False,
     compile: bool = False,  # noqa: A002
 ) -> None:
-    """Train torchvision's EfficientNet-B0 in fp32 on 64 images of 224 x 224, with a kernel per parameter and operation.
+    """Train torchvision's EfficientNet-B0 in fp32 on 64 images of 224 x 224.
 
-    The update is neither fused nor `foreach`.
+    The optimizer is neither fused nor `foreach`, so that it launches a kernel per parameter and operation.
     """
     from torchvision import models  # noqa: PLC0415  # see `prepare_resnet50`
 
@@ -275,9 +275,9 @@ class WordModel(nn.Module):
 
 
 def lstm(*, tf32: bool = False, fused: bool = False) -> None:
-    """Train an LSTM of width 1024 in fp32 on 64 sequences of 128 words out of 10,000, with a kernel per operation.
+    """Train an LSTM of width 1024 in fp32 on 64 sequences of 128 words out of 10,000.
 
-    The update is neither fused nor `foreach`. The change `compile` is missing, because `torch.compile` skips models
+    The optimizer is neither fused nor `foreach`. The change `compile` is missing, because `torch.compile` skips models
     with an `nn.LSTM`.
     """
     words, width = size((10_000, 1024), (200, 32))
@@ -393,9 +393,9 @@ def convnext(*, channels_last: bool = False, fused: bool = False, compile: bool 
 
 
 def wavenet(*, fused: bool = False, compile: bool = False) -> None:  # noqa: A002
-    """Train a WaveNet of 20 layers in fp32 on 8 sounds of 8192 samples, with a kernel per parameter and operation.
+    """Train a WaveNet of 20 layers in fp32 on 8 sounds of 8192 samples.
 
-    The update is neither fused nor `foreach`.
+    The optimizer is neither fused nor `foreach`, so that it launches a kernel per parameter and operation.
     """
     levels, width = size((256, 128), (16, 8))
     inputs = torch.randint(0, levels, size((8, 8192), (2, 64)))

@@ -21,14 +21,21 @@ from gpudiag.prediction import overlap, paths
 from gpudiag.training.strategies import tensorflow1
 from tests.prediction import published_systems as published
 
+#: Values that the cross-validation tries: ms per launched operation, GB/s of host memory per core, and the share of the
+#: backward pass in forward plus backward.
 _LAUNCH_MS = (0.010, 0.015, 0.020, 0.025, 0.030)
 _PER_CORE = (2.0, 4.0, 8.0)
 _BACKWARD = (0.6, 2 / 3, 0.72)
 
 
 def main() -> None:
-    """Print all tables."""
+    """Print all tables.
+
+    A verdict on a group of measurements is strictly right if it names the winner, or a tie. A verdict is also right if
+    it names a strategy that is in effect as fast as the winner.
+    """
     groups = published.groups()
+    # The other groups are repeated runs of one strategy, whose truth is a tie.
     apart = [group for group in groups if not group.alike]
     right, strict = (sum(getattr(group, how) for group in groups) for how in ("right", "strict"))
     print(f"{len(groups)} groups: {right} right, {strict} by the stricter count;")

@@ -2,7 +2,8 @@
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
 kind (`misleading` or `incomplete`). If a `misleading` check fails, the output is wrong, whatever the results of other
-checks. If only `incomplete` checks fail, the output is partly right.
+checks. If only `incomplete` checks fail, the output is partly right. The output is silent if it has no finding although
+one is expected, and failed if there is no analysis.
 """
 
 from __future__ import annotations
@@ -20,7 +21,26 @@ Range = tuple[float | None, float | None]
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Expected output for one recording."""
+    """Expected output for one recording. Phrases are regular expressions, and paths have the form of `value_at`.
+
+    Attributes:
+        path: the recording below the root, a directory or a packed file.
+        light: packed kernel-only traces of the same run, if any.
+        run: the run record, if any: its file, and the keys that lead to it in the file.
+        why: the reason for the expectation, for readers.
+        codes: right codes of the main finding; None for no check. For other codes, see `most_percent`.
+        silent_is_right: no finding, or no analysis with an error as in `says`, is right too.
+        causes, ranks, place: right causes, ranks and a phrase of the source location of the main finding.
+        ms, percent: range of its savings per step.
+        most_percent: largest savings that a finding with another code may promise.
+        not_codes: codes that no finding may have.
+        validity, not_validity: codes of required and of forbidden warnings.
+        headline: phrases, one of which the report's headline must have; the main finding is then not checked.
+        says, never: phrases that the report must have, and must not have.
+        fields, not_fields: path → right values, path → wrong values.
+        ranges: path → range of a number.
+        buckets_percent: bucket → range of its share of the first device's step.
+    """
 
     name: str
     path: str
@@ -69,7 +89,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the finding with which a report begins, or None if there are no findings."""
+    """Return the finding with which a report begins, or None if there are no findings.
+
+    It is the first finding of a severity above `info`, otherwise `compute-bound`, otherwise the first finding.
+    """
     worthwhile = [finding for finding in findings if finding["severity"] != "info"]
     plain = [finding for finding in findings if finding["code"] == "compute-bound"]
     return next(iter([*worthwhile, *plain, *findings]), None)
@@ -84,7 +107,7 @@ def score(expected: Expectation, said: Said) -> Score:
     main = main_finding(findings)
     misleading = [*_wrong_findings(expected, findings), *_wrong_words(expected, said)]
     silent = main is None
-    headline = said.report.partition("Where a step's time goes")[0]
+    headline = said.report.partition("Where a step's time goes")[0]  # the part before the report's first table
     by_headline = any(matches(text, headline) for text in expected.headline)
     if expected.codes is not None and main is not None and not by_headline:
         misleading += _wrong_main(expected, main)

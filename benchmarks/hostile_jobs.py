@@ -1,4 +1,4 @@
-"""Run hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag, and compare effects.
+"""Compare the effects of hostile training scripts (signals, crashes, forks, closed streams) with and without gpudiag.
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
@@ -44,7 +44,10 @@ QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
-    """Run a job in an empty `folder`; return its output, exit code, remaining files and remaining processes."""
+    """Run a job in an empty `folder`; return its output, exit code, remaining files and remaining processes.
+
+    The exit code is "none" if the job has not ended after `SECONDS`.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     temporary, work = folder / job.temporary, folder / "work"
     temporary.mkdir(parents=True)
@@ -148,7 +151,10 @@ def _lines(stderr: bytes) -> list[bytes]:
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:
-    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds."""
+    """Return the row of a job: its exit code, the differences, and the duration of each run in seconds.
+
+    `measured` is true if gpudiag recorded a trace.
+    """
     plain = outcome(job, folder, profiled=False)
     profiled = outcome(job, folder, profiled=True)
     record = folder / "run" / "run.json"

@@ -30,7 +30,15 @@ BODY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostileJob:
-    """A training script, and how to start it."""
+    """A training script, and how to start it.
+
+    Attributes:
+        body: lines that replace BODY in `PRELUDE`; the whole script if `prelude` is false.
+        options: options of the Python interpreter.
+        environment: additional environment variables.
+        directory: current directory; "" for an empty directory of the run.
+        temporary: name of the run's temporary directory.
+    """
 
     name: str
     body: str

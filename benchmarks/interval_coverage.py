@@ -17,7 +17,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,19 @@ def main() -> int:
     return 0
 
 
-def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
-    """Print how many intervals contain the true step time, and each interval that does not."""
-    if not ones:
+def _print(how: str, where: str, recordings: list[dict[str, Any]]) -> None:
+    """Print how many intervals contain the true step time, and each interval that does not.
+
+    `how` and `where` describe the recordings: analysed alone or with unprofiled steps; on GPUs or CPU processes.
+    """
+    if not recordings:
         return
-    misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]
-    low, high = wilson(len(ones) - len(misses), len(ones))
-    widths = sorted((recording["high"] - recording["low"]) / 2 / recording["true"] for recording in ones)
+    misses = [recording for recording in recordings if not recording["low"] <= recording["true"] <= recording["high"]]
+    hits, count = len(recordings) - len(misses), len(recordings)
+    low, high = wilson(hits, count)
+    widths = sorted((recording["high"] - recording["low"]) / 2 / recording["true"] for recording in recordings)
     print(
-        f"{how}, {where}: {len(ones) - len(misses)} of {len(ones)} ({100 * low:.0f} to {100 * high:.0f} %), half the "
+        f"{how}, {where}: {hits} of {count} ({100 * low:.0f} to {100 * high:.0f} %), half the "
         f"interval {100 * widths[len(widths) // 2]:.0f} % of the step in the median, at most {100 * widths[-1]:.0f} %"
     )
     for recording in misses:
@@ -109,7 +112,7 @@ def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, An
 
 
 def _run(name: str, where: Path, record: RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield two intervals of a run: from its traces alone, and from its traces and its run record."""
+    """Yield two intervals of a run: from its full traces alone, and from all its traces and its run record."""
     true = _timed_ms(record)
     assert true is not None
     yield from _alone(name, sorted(path for path in (where / "traces").iterdir() if path.is_file()), true)
@@ -134,8 +137,8 @@ def _alone(name: str, traces: list[Path], true: float) -> Iterator[dict[str, Any
 
 
 def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str, Any]]:
-    """Yield the interval of a case with its components; nothing if gpudiag would show no interval."""
-    case = without_outlier_steps(replace(case))
+    """Yield the interval of a case with its components in ms; nothing if gpudiag would show no interval."""
+    case = without_outlier_steps(case)
     what_if = case.what_if
     if what_if is None or abs(what_if.simulated_ms - case.slowest_ms) > FAILED * case.slowest_ms:
         return

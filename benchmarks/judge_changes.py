@@ -57,7 +57,7 @@ CHANGES = {
     "regnet": "channels-last,fused,compile",
     "deit": "fused,sdpa,compile",
 }
-#: Two limits in percent of the step: from the first on, savings need a finding; below the second, a finding is false.
+#: Limits in percent of the step: larger savings than the first need a finding; below the second, a finding is false.
 MATTERS_PERCENT, FALSE_PERCENT = 5.0, 2.0
 #: Largest relative difference of a right amount to the measured savings.
 TOLERANCE = 0.35
@@ -66,7 +66,14 @@ RESCUE_SECONDS = 40.0
 
 
 def judge(tried: dict[str, Any]) -> dict[str, Any]:
-    """Return a change of `analysis.json` with its verdicts. An unmeasured change has no verdicts."""
+    """Return the row of a change with its verdicts.
+
+    An unmeasured change has no verdicts. `sign_right` and `amount_right` are missing if the savings are too small to
+    need a finding, and `in_interval` is missing if there is no finding.
+
+    Args:
+        tried: the change in `tries` of `analysis.json`; `predicted_ms` is None without a finding.
+    """
     row = {key: tried[key] for key in ("change", "verdict", "reason", "measured_ms", "ci95_ms", "base_ms")}
     row |= {key: tried[key] for key in ("predicted_ms", "predicted_low_ms", "predicted_high_ms")}
     measured_ms, predicted_ms = row["measured_ms"], row["predicted_ms"]
@@ -96,6 +103,7 @@ def profile(model: str, changes: str, folder: Path, seconds: float) -> dict[str,
 def rescue(folder: Path) -> dict[str, Any]:
     """Return the analysis of a run that was stopped, with the changes that had been measured until then."""
     run_dir = folder / "run"
+    # `gpudiag profile` would have copied this file at its end; `gpudiag analyze` reads only the copy.
     shutil.copy(run_dir / "tries" / "tries.json", run_dir / "tries.json")
     command = [sys.executable, "-m", "gpudiag", "analyze", str(run_dir), "--json"]
     analysis: dict[str, Any] = json.loads(run(command, RESCUE_SECONDS, folder / "rescue.log"))

@@ -56,7 +56,13 @@ runpy.run_path(sys.argv[0], init_globals={"range": longer}, run_name="__main__")
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run an example: its options and number of processes."""
+    """A way to run an example.
+
+    Attributes:
+        options: replace the example's options; `Scripts.command` inserts values for names in braces.
+        processes: number of processes; None for that of `--processes`.
+        logging: False to disable the `logging` module.
+    """
 
     name: str = ""
     options: tuple[str, ...] = ()
@@ -66,7 +72,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Example:
-    """A script of pytorch/examples."""
+    """A script of pytorch/examples.
+
+    Attributes:
+        variants: further ways to run it; the first one lacks the problem.
+        codes: right codes of the main finding; empty if it is not known in advance.
+        launcher: `torchrun`, `gpu` (torchrun, and the option `--gpu` with the local rank), or `spawn` (the script
+            starts its processes).
+        longer: replace `range(10)` by a longer range.
+        truth_of: another example, whose variants are used instead of `variants`.
+    """
 
     name: str
     script: str
@@ -148,7 +163,13 @@ EXAMPLES = (
 
 
 class Scripts:
-    """The scripts with their dependencies, in a temporary directory."""
+    """The scripts with their dependencies, which are unpacked into `scratch`.
+
+    Args:
+        directory: the files of pytorch/examples.
+        processes: number of processes of a run.
+        each: maximum duration of a run in seconds.
+    """
 
     def __init__(self, directory: Path, scratch: Path, processes: int, each: float) -> None:
         self.directory, self.scratch, self.processes, self.each = directory, scratch, processes, each
@@ -242,7 +263,10 @@ def try_variants(scripts: Scripts, example: Example, archives: Archives) -> dict
 
 
 def try_example(scripts: Scripts, example: Example, archives: Archives, truths: dict[str, Any]) -> dict[str, Any]:
-    """Profile an example and its variants, and judge its main finding; errors of runs are part of the result."""
+    """Profile an example and its variants, and judge its main finding; errors of runs are part of the result.
+
+    Read the step times of variants of earlier examples from `truths`, and add those of this example.
+    """
     began = time.perf_counter()
     folder = scripts.scratch / example.name
     row: dict[str, Any] = {"example": example.name, "processes": scripts.processes, "problem": example.problem}
@@ -258,7 +282,7 @@ def try_example(scripts: Scripts, example: Example, archives: Archives, truths: 
     row["left_out"] = archives.keep(example.name, folder)
     row["variants_ms"] = truths.get(example.truth_of or "", {}) or try_variants(scripts, example, archives)
     truths[example.name] = row["variants_ms"]
-    without = next(iter(row["variants_ms"].values()), None)
+    without = next(iter(row["variants_ms"].values()), None)  # step time without the problem, or an error
     if analysis is not None:
         truth = dict[str, Any]()
         problem_ms = step_ms(analysis)

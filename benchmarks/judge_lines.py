@@ -43,7 +43,7 @@ def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
     marked = {number for number, names in faults.items() if fault in names}
     if any("spin(" in lines[number - 1] for number in marked):
         begin = next(number for number, line in enumerate(lines, 1) if line.startswith("def spin"))
-        marked |= set(range(begin + 2, begin + 7))
+        marked |= set(range(begin + 2, begin + 7))  # its body, after the `def` and the docstring
     return marked
 
 
@@ -56,7 +56,10 @@ def run(command: list[str], seconds: float) -> str:
 
 
 def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the row of one fault: its true cost, the finding that names a line, and the verdicts."""
+    """Return the row of one fault: its true cost, the first finding that names a line, and the verdicts.
+
+    `first` is true if that finding is also the first of all findings. Without it, the row has no line.
+    """
     program = [str(options.script), "--fault", fault, "--ms", str(options.ms), "--steps", "4000"]
     start = [sys.executable]
     if options.processes > 1:
@@ -104,14 +107,17 @@ def verdict_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
     """Return the fault's cost (`costs_ms`) and the step time with it (`problem_ms`) in ms, from alternating blocks."""
-    seconds = "inf" if options.processes > 1 else "3"
+    seconds = "inf" if options.processes > 1 else "3"  # no limit, so that all ranks measure the same blocks
     out = run([*start, "--block", "24", "--skip", "12", "--seconds", seconds, *program], options.each)
     result: dict[str, float] = json.loads(out.strip().splitlines()[-1])
     return result
 
 
 def line_step_ms(run_dir: Path) -> float:
-    """Return the median time in ms of steps with recorded lines, without the first two, which record every line."""
+    """Return the median time in ms of steps with recorded lines, without the first two, which record every line.
+
+    `ns` of an event is the time since the previous event. gpudiag's own work between two steps does not count.
+    """
     with gzip.open(run_dir / "lines" / "rank0.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["sections"][0]["events"]
     at_ns, begins, lengths = 0, 0, []

@@ -93,7 +93,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def measure(script: dict[str, Any], arguments: list[str], folder: Path, seconds: float) -> dict[str, Any]:
-    """Return the result of `alternating_blocks.py` for the script."""
+    """Return the result of `alternating_blocks.py` for the script, an entry of `expected.json`."""
     block, skip = script["block"]
     program = [sys.executable, str(HERE / "alternating_blocks.py"), "--block", str(block), "--skip", str(skip)]
     program += ["--seconds", "3.5", *(["--by-epoch"] if script.get("by_epoch") else [])]
@@ -113,7 +113,16 @@ def profile(script: dict[str, Any], arguments: list[str], folder: Path, seconds:
 
 
 def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict on the first finding of the report, and on its amount."""
+    """Return a row with the first finding of the report and its `verdict`.
+
+    The verdict is "right", "wrong", "silent" (no finding for a script without a problem) or "no problem here" (the
+    problem costs too little). `amount_right` is added if both the true and the reported cost are known.
+
+    Args:
+        script: an entry of `expected.json`.
+        truth: the result of `alternating_blocks.py`; empty if unknown.
+        analysis: the content of `analysis.json`.
+    """
     findings = analysis["findings"]
     first = main_finding(findings) or {}
     gains = [
@@ -158,13 +167,14 @@ class Archives:
             for path in sorted(folder.glob("*.*")):
                 reports.add(path, f"{script}/{path.name}", recursive=False)
         run_dir = folder / "run"
+        # The smallest files come first, so that as many files as possible fit.
         files = sorted((path for path in run_dir.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
         names = [str(path.relative_to(run_dir)) for path in files]
         return [name for path, name in zip(files, names, strict=True) if not self._add(path, f"{script}/{name}")]
 
     def _add(self, path: Path, name: str) -> bool:
         """Add a file to the current archive, or to a new one; return False if no archive has room."""
-        size = path.stat().st_size + 2048
+        size = path.stat().st_size + 2048  # tar's header and padding
         archive = self.directory / f"runs-{self.number}.tar"
         if archive.exists() and archive.stat().st_size + size > ARCHIVE_BYTES:
             if self.number == self.most:

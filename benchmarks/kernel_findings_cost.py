@@ -3,9 +3,9 @@
     python benchmarks/kernel_findings_cost.py [TRACES…] [--pairs 20]
 
 Whole processes run by turns, in random order within each pair: `gpudiag analyze --json` as it is, and the same without
-kernel classes and the finding `slow-compute`. Both import the same modules; those of kernel classes take about 10 ms.
-The figures are medians of the CPU
-times (user and system, with child processes), and the median ratio of a pair with its 95 % confidence interval.
+kernel classes and the finding `slow-compute`. Both processes import the modules of kernel classes, which takes about
+10 ms; this time is not measured. The figures are medians of the CPU times (user and system, with child processes), and
+the median ratio of a pair with its 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def main() -> None:
             times = {variant: cpu_seconds(variant, traces) for variant in random.sample(("with", "without"), 2)}
             pairs.append((times["with"], times["without"]))
         ratios = np.array([with_classes / without for with_classes, without in pairs])
+        # The interval is that of the median over bootstrap samples.
         draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
         low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
         medians = [statistics.median(times) for times in zip(*pairs, strict=True)]

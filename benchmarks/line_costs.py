@@ -10,13 +10,13 @@ pair. The events are recorded as by `gpudiag profile --`. The steps in which gpu
 figure is the median difference of a pair with its 95 % confidence interval. Times are elapsed times on a GPU, else CPU
 times.
 
-Processes: each job runs alternately with and without `gpudiag profile --`. The job itself times its steps, and notes
+Processes: each job runs alternately with and without `gpudiag profile --`. The job itself times its steps, and records
 during which steps line events or the profiler are on. The table compares medians within one process:
 
 - lines: steps with line events, compared with the unprofiled steps just before. The first two steps record every line
   (to choose functions), and are left out.
 - after: steps after the measurement, compared with the same unprofiled steps.
-- alone: the same comparison of `after` in a process without gpudiag: the noise.
+- alone: the comparison `after` for the same steps of a process without gpudiag, which shows the noise.
 
 Each value is the median over all pairs, with the smallest and the largest value, in percent. `--pairs 0` skips the
 measurement of processes.
@@ -132,7 +132,10 @@ def on_gpu() -> bool:
 
 
 def steps_of(job: str, gpu: bool, profiled: bool) -> list[tuple[str, float]]:
-    """Run a job. Return the kind of recording and the time in ms of each step, in order."""
+    """Run a job. Return the kind of recording and the time in ms of each step, in order.
+
+    The kinds are "" (none), "lines", "profiler" and "change" (the recording began or ended during the step).
+    """
     with tempfile.TemporaryDirectory() as scratch:
         program, steps = Path(scratch, "train.py"), Path(scratch, "steps.json")
         program.write_text(PROGRAM, encoding="utf-8")
@@ -189,7 +192,7 @@ def costs(job: str, gpu: bool) -> dict[str, float]:
     parts = list(phases(steps))
     at = next(place for place, (kind, _) in enumerate(parts) if kind == "lines")
     before = [ms for kind, times in parts[:at] if not kind for ms in times][-BEFORE:]
-    first = sum(len(times) for _, times in parts[:at])
+    first = sum(len(times) for _, times in parts[:at])  # number of the first step with line events
     after = parts[-1][1]
     if parts[-1][0] or len(after) < BEFORE:
         raise RuntimeError(f"only {len(after)} steps after the measurement")

@@ -85,7 +85,7 @@ def scores(out: Tensor) -> float:
 
 
 def norms(model: nn.Module) -> float:
-    """Return the sum of gradient norms, of which each parameter's is read from the device."""
+    """Return the sum of the parameters' gradient norms; read each norm from the device separately."""
     total = 0.0
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -94,7 +94,7 @@ def norms(model: nn.Module) -> float:
 
 
 def hold_lock(over: threading.Event) -> None:
-    """Hold a lock most of the time, as a logging thread does."""
+    """Hold a lock most of the time, as a logging thread does, until `over` is set."""
     while not over.is_set():
         with LOCK:
             time.sleep(args.ms / 1e3 if faulty() else 0)
@@ -134,10 +134,12 @@ def main() -> None:
     torch.set_num_threads(1)
     layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     plain = nn.Sequential(*layers).to(DEVICE)
+    # The hook is on a weight in the middle of the model.
     next(plain[6].parameters()).register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
     model: nn.Module = DistributedDataParallel(plain) if WORLD > 1 else plain
     forward: Callable[[Tensor, float], Tensor] = lambda batch, _: model(batch)  # noqa: E731
     if args.fault == "recompiles":
+        # Each new factor causes a recompilation.
         scaled = torch.compile(lambda batch, factor: batch * factor, backend="eager", dynamic=False)
         torch._dynamo.config.cache_size_limit = 10_000  # noqa: SLF001
 

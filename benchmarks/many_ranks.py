@@ -31,6 +31,7 @@ from gpudiag.trace.readers.digest.encode import encode
 ROOT = Path(__file__).parents[1]
 _TIMES = re.compile(r'"ts":([0-9.]+)(?:,"dur":([0-9.]+))?')
 _COLLECTIVE = re.compile(r'"name":"(?:ncclDevKernel|gloo:)[^\n]*"ts":([0-9.]+),"dur":([0-9.]+)')
+#: Interval in µs of the random moves of events, and the largest move in µs. Moves between are interpolated.
 _KNOT_US = 500.0
 _MOST_US = 20.0
 #: Largest clock offset in µs: clocks of hosts that are synchronised over a network (NTP) differ by milliseconds.
@@ -52,7 +53,10 @@ def main() -> int:
 
 
 def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int, digests: bool = False) -> None:
-    """Write the traces or digests of a job of `ranks` ranks into `out`, in parallel processes."""
+    """Write the traces or digests of a job of `ranks` ranks into `out`, in parallel processes.
+
+    Rank `late` repeats the recorded rank `fault`, and the other ranks repeat the other recorded ranks in turn.
+    """
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(source.glob("*.json.gz"))
     others = [index for index in range(len(files)) if index != fault] or [fault]
@@ -60,7 +64,7 @@ def make_ranks(source: Path, out: Path, ranks: int, *, fault: int, late: int, di
     with ProcessPoolExecutor() as pool:
         write = partial(_write_digest if digests else _write_rank, out, ranks)
         made = pool.map(write, range(ranks), [files[index] for index in recorded], chunksize=4)
-        for _ in made:
+        for _ in made:  # raise the processes' errors
             pass
 
 
@@ -72,6 +76,7 @@ def _write_rank(out: Path, ranks: int, rank: int, source: Path) -> None:
     document["distributedInfo"] |= {"rank": rank, "world_size": ranks}
     for group in document["distributedInfo"]["pg_config"]:
         group |= {"pg_size": ranks, "ranks": list(range(ranks))}
+    # PyTorch also shortens long lists of ranks.
     body = rest.replace('"Process Group Ranks":"[0, 1, 2, 3]"', '"Process Group Ranks":"[0, 1, ..., N]"')
     body = re.sub(r'"Group size":\d+', f'"Group size":{ranks}', body)
     head = json.dumps(document)[:-1]  # with spaces, without which HTA takes all files for rank 0
@@ -131,7 +136,12 @@ def _moved(body: str, rank: int) -> str:
 
 
 def _moves(ends: NDArray[np.float64], last: float, chance: random.Random) -> tuple[NDArray[np.float64], ...]:
-    """Return (times in µs, shift in µs of an event at each time). The ends of collectives do not move."""
+    """Return (times in µs, move in µs of an event at each time). Events between are moved by interpolation.
+
+    Args:
+        ends: ends of collectives in µs; they do not move.
+        last: end of the last event in µs.
+    """
     knots = np.arange(0, last + 2 * _KNOT_US, _KNOT_US)
     moves = np.array([chance.uniform(-_MOST_US, _MOST_US) for _ in knots])
     if not len(ends):

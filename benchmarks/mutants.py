@@ -53,6 +53,7 @@ FAST = "not processes and not long and not measured"
 
 #: Groups of operators within which a mutant can replace one operator by another.
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
+#: Variables of rules that contain example traces for tests.
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
 #: Options that prevent misuse; the type checker or other tests detect their changes.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
@@ -142,6 +143,7 @@ class Tests:
         data.read()
         for module in modules():
             by_line = data.contexts_by_lineno(str(TREE / module))
+            # Contexts are test ids with the phase of the test.
             self._lines[module] = {
                 line: {context.removesuffix("|run").removesuffix("|setup") for context in contexts if context}
                 for line, contexts in by_line.items()
@@ -149,6 +151,7 @@ class Tests:
         took: dict[str, float] = {}
         for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # the file is written by pytest
             where = Path(case.attrib["file"])
+            # `classname` is the module, followed by the classes that contain the test.
             nested = case.attrib["classname"].removeprefix(".".join(where.with_suffix("").parts)).strip(".")
             took["::".join(filter(None, (str(where), nested, case.attrib["name"])))] = float(case.attrib["time"])
         self._took = took
@@ -179,10 +182,12 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return (tests to prefer, further tests): the tests that run the changed statement, and none.
+        """Return (tests to prefer, further tests).
 
-        A statement that runs only on import is run by no test. Its tests are (tests that run a line, in any module,
-        with a name that the statement defines; all tests of the statement's module).
+        The preferred tests are those that run the changed statement; further tests are not needed. If no test runs the
+        statement, because it runs only on import, two other sets are returned. The preferred tests are then those that
+        run any line, in any module, with a name that the statement defines. The further tests are all tests of the
+        statement's module.
         """
         statement, header = _statement(change)
         lines = self._lines[change.module]
@@ -265,6 +270,7 @@ def changes(module: Path) -> Iterator[Change]:
     left_out = list(_left_out(ast.parse(_source(module))))
     for name in operator_names():
         operator = get_operator(name)
+        # Operators with arguments change only the variables that a configuration names.
         if operator.arguments() or not _is_plausible(name):
             continue
         positions = (position for node in nodes for position in operator().mutation_positions(node))
@@ -274,6 +280,7 @@ def changes(module: Path) -> Iterator[Change]:
 
 
 def _is_plausible(operator: str) -> bool:
+    """Return False for replacements across `FAMILIES`, and of equality by identity or the reverse."""
     kind, *between = operator.removeprefix("core/").split("_")
     if kind == "ReplaceBinaryOperator":
         return any(set(between) <= family for family in FAMILIES)
@@ -313,7 +320,12 @@ def _is_python(change: Change) -> bool:
 
 
 def tried(change: Change, tests: Tests) -> dict[str, Any]:
-    """Apply the change, run the tests, undo the change, and return the outcome."""
+    """Apply the change, run the tests, undo the change, and return the outcome.
+
+    Returns:
+        `name` of the change, number of `tests`, `outcome` ("killed", "survived", or "not run" without tests), `diff` of
+        the source, and `by`: the failed test, or the end of the output if no test failed (for example at a timeout).
+    """
     goes = tests.of(change)
     found = {"name": change.name, "tests": sum(map(len, goes)), "outcome": "not run", "diff": "", "by": ""}
     mutation = MutationSpec(

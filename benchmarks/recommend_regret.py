@@ -128,8 +128,8 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
                 precision=options.precision,
                 candidates=chosen,
                 cannot=why_not(prepared.facts, chosen, devices),
-                finalists=0,
-                seconds=options.seconds / (3 * len(names)),
+                finalists=0,  # measure all candidates
+                seconds=options.seconds / (3 * len(names)),  # a third of the time for turns
             )
             for name in names
         ),
@@ -171,6 +171,7 @@ def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
         return 0.0, 0.0
+    # `recommend` measures the three strategies with the best predictions, and training without communication.
     finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {"independent"}
     few = msgspec.structs.replace(
         benchmark, turns=tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)

@@ -66,7 +66,7 @@ class Times:
 
 
 def unprofiled(training: Training) -> list[float]:
-    """Return step times in ms without the profiler."""
+    """Return step times in ms without the profiler, except the first step."""
     times = Times()
     times.mark()
     for _ in range(UNPROFILED_STEPS):
@@ -96,7 +96,14 @@ def recorded(training: Training, path: Path, *, shapes: bool) -> tuple[list[floa
 
 
 def compare(training: Training, scratch: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the results of one job."""
+    """Return the results of one job: median step times in ms, and the size of a trace in MB with and without shapes.
+
+    Args:
+        training: the job.
+        scratch: directory for the traces.
+        rounds: maximum number of rounds.
+        seconds: time after which no third or later round begins.
+    """
     began = time.perf_counter()
     for _ in range(FIRST_STEPS):
         training.step()

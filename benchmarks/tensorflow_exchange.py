@@ -91,7 +91,12 @@ def _run(options: argparse.Namespace, strategy: str, directory: Path) -> bool:
 
 
 def _rows(root: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row per strategy with medians over the rounds; the baseline is the first row."""
+    """Yield a row per strategy with medians over the rounds; the baseline is the first row.
+
+    `lanes` is the number of devices, `cost_ms` the true and `found_ms` the reported cost of communication, and
+    `communication_ms` the mean of the communication buckets over devices. A cost is None for the baseline, or if step
+    times are unknown.
+    """
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(root.glob("*-*/analysis.json")):
         runs.setdefault(path.parent.name.rpartition("-")[0], []).append(json.loads(path.read_text()))

@@ -14,7 +14,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium and no google-chrome on the PATH")
 #: Pairs of (colour scheme, width in CSS pixels): a desktop and a phone.
 VIEWS = (("light", 1280), ("dark", 390))
-#: Declare a mouse, as on a desktop, because a headless browser has none and scripts ask for one.
+#: Declare a mouse, as on a desktop. A headless browser has no mouse, and scripts of pages query for one.
 _MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 #: Milliseconds until the scripts of a page must have run.
 _LOADED_MS = 60_000

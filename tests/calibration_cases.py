@@ -42,7 +42,7 @@ class Cases:
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Return name of a threshold → source text of its definition in the module."""
+    """Return name of a threshold → its documentation, the string literal after its definition ("" if missing)."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     entries = {}
     for one, after in zip(body, [*body[1:], None], strict=True):
@@ -53,7 +53,7 @@ def figures_in(path: Path) -> dict[str, str]:
 
 
 def numbers_in(path: Path) -> set[str]:
-    """Return the names of the module's constants that are numbers."""
+    """Return the names of the module's constants whose definitions contain numbers."""
     entries = set()
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:

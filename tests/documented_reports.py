@@ -108,6 +108,7 @@ def directory_of(report: DocumentedReport, scratch: Path) -> Path:
         return ROOT
     run = scratch / report.path
     packed = WHOLE / report.packed
+    # The recording in `lines` also has a run record and a log of source lines, so it becomes a run directory.
     if not packed.is_relative_to(WHOLE / "lines"):
         unpack(packed, run)
         return scratch

@@ -41,7 +41,7 @@ class Watched(NamedTuple):
     Attributes:
         sockets: (address, port) of each listener of the command and its descendants.
         paths: everything that was in the temporary directory.
-        reached: what the second account reached; if this process is not root, only listeners beyond this machine.
+        reached: listeners that other machines can reach, and, if this process is root, what the second account reached.
         left: names that the command left in the temporary directory.
     """
 

@@ -26,7 +26,7 @@ _PRINT_PATH = [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(s
 #: The import path of a new process, without the folder of its program.
 _INSTALLED: list[str] = json.loads(subprocess.run(_PRINT_PATH, check=True, stdout=subprocess.PIPE).stdout)
 
-#: A program as the list of the Python programs that it starts, in order; each of these is such a list too.
+#: A program's child programs: a list with one tree for each Python program that the program starts, in order.
 Tree = list[Any]
 
 _OPTIONS = {"-I", "-P", "-u"}
@@ -35,7 +35,7 @@ _OPTIONS = {"-I", "-P", "-u"}
 def become_first() -> None:
     """Run the program that the command-line argument describes, after forking processes for the programs it starts."""
     task = json.loads(sys.argv[1])
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes ignore it
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background processes inherit that SIGQUIT is ignored
     _start_with([_Waiting(starts) for starts in task["starts"]])
     _run_task(task)
 
@@ -51,6 +51,7 @@ class _Waiting:
         reading, self._writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            # With a copy of these pipes here, waiting processes would not notice that the parent has ended.
             os.close(self._writing)
             for pipe in _pipes:
                 os.close(pipe)

@@ -1,6 +1,6 @@
 """Run gpudiag in this process, and its training processes as forks of a process that has imported PyTorch.
 
-Separate processes are used by tests of imports, of command lines, and of a killed gpudiag.
+Tests of imports, of command lines, and of a killed gpudiag use separate processes instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def forked_programs_of(module: ModuleType, starts: int = 0) -> contextlib.Abstra
     """Let a module run Python programs in forks, and the `starts` Python programs of each program in forks too."""
 
     def popen(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> ForkedProgram:
-        out, err = (Path(f"/proc/{os.getpid()}/fd/{number}") for number in (1, 2))
+        out, err = (Path(f"/proc/{os.getpid()}/fd/{number}") for number in (1, 2))  # the output of this process
         return ForkedProgram(command, env, [[] for _ in range(starts)], out=out, err=err)
 
     return _popen_of(module, popen)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDArray[np.intp]) -> Trace:
-    """Return the trace with a table of `columns`, sorted by start."""
+    """Return the trace with a table of `columns`, sorted by start; drop references to missing events.
+
+    `came_from` has the original row of each row of `columns`, or a negative number for a new event.
+    """
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     place = {int(row): index for index, row in enumerate(came_from[order].tolist()) if row >= 0}
     marks = []

@@ -30,7 +30,10 @@ def test_wrong():
 
 
 def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
-    """Let tests in `root` fail, remove a cause, and let `again.py` rerun up to `most`; return (code, record)."""
+    """Let tests in `root` fail, and rerun at most `most` of them by `again.py`; return (exit code, record).
+
+    The file `busy`, which makes tests fail, is removed before the rerun; the file `wrong` remains.
+    """
     (root / ".ci").mkdir()
     script = root / ".ci" / "again.py"
     script.write_bytes(SCRIPT.read_bytes())

@@ -1,4 +1,4 @@
-"""Test that every gpudiag command in the documentation and in the help is one that gpudiag accepts."""
+"""Test that gpudiag accepts every command in its documentation and in its help."""
 
 from __future__ import annotations
 

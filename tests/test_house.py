@@ -111,7 +111,10 @@ def test_complexity_is_bounded_by_the_linter() -> None:
 
 
 def circles(graph: grimp.ImportGraph) -> list[list[str]]:
-    """Return groups of modules that import each other in cycles, except under `if TYPE_CHECKING`."""
+    """Return groups of modules that import each other in cycles, except under `if TYPE_CHECKING`.
+
+    The groups are the strongly connected components of the graph, found by Tarjan's algorithm.
+    """
     order = 0
     seen: dict[str, int] = {}
     stacked: list[str] = []

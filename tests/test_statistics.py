@@ -71,7 +71,8 @@ def test_intervals_cover_the_mean_of_independent_steps() -> None:
 
 
 def test_intervals_cover_the_mean_of_correlated_steps() -> None:
-    # Coverage would be about 0.75 without the effective sample size, and 0.93 with the measured correlation.
+    # Coverage would be about 0.75 without the effective sample size, and 0.93 without the correction of the measured
+    # correlation for its bias.
     assert coverage(0.5) > 0.93
 
 
@@ -85,7 +86,7 @@ def test_equal_runs_are_called_different_at_the_nominal_rate(correlation: float,
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 def test_intervals_of_the_fewest_unprofiled_steps_are_nearly_nominal(correlation: float) -> None:
     # Ten is the minimum number of unprofiled steps. With correlation 0, 2.7 % of pairs are called different, because
-    # random correlation widens intervals.
+    # correlation that independent steps have by chance widens intervals.
     assert 0.02 <= called_different(correlation, pairs=4000, steps=10) <= 0.085
 
 
@@ -95,7 +96,8 @@ def test_interval_covers_the_difference_of_runs_with_unequal_scatter() -> None:
     for _ in range(rounds):
         difference = mean_of(chance.normal(32, 3, 7).tolist()).minus(mean_of(chance.normal(30, 1, 4).tolist()))
         held += difference.low <= 2 <= difference.high
-    # Random correlation widens intervals, so coverage is slightly above 95 %; the standard error of the share is 0.6 %.
+    # Correlation by chance widens intervals, so coverage is slightly above 95 %. The standard error of the coverage is
+    # 0.6 %.
     assert 0.93 <= held / rounds <= 0.99
 
 

@@ -51,7 +51,13 @@ class _Row:
 
 
 class TraceBuilder:
-    """Builder of the trace of one process. Every method but `build` returns the builder itself."""
+    """Builder of the trace of one process. Every method but `build` returns the builder itself.
+
+    Args:
+        rank, world_size, host: fields of the trace; None if the trace does not name them.
+        unit_ns: unit of all times that methods take, in ns.
+        origin_ns: Unix time of the trace's zero, in ns.
+    """
 
     def __init__(
         self,
@@ -188,7 +194,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
-        """Add an NCCL kernel with the facts of its collective."""
+        """Add an NCCL kernel, with the operation, group, ranks, size and sequence number of its collective."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )
@@ -214,6 +220,7 @@ class TraceBuilder:
     def build(self) -> Trace:
         """Build the trace, as a reader would return it."""
         rows = list(self._rows)
+        # A mark ends where the next one begins, and the last mark ends with the last host event.
         ends = [at for at, _ in self._marks[1:]]
         if self._marks:
             at = self._marks[-1][0]

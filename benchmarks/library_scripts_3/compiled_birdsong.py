@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: D102, S311
-"""Classify bird song of any length with a transformer; the compiled preparation of spectrograms has fixed shapes."""
+"""Classify bird song of any length with a transformer; the preparation of spectrograms is compiled for each length."""
 
 import argparse
 import random
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel, get_cosine_schedule_with_warmup
 
-torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 # it stopped compiling with a warning after 8 shapes
+torch._dynamo.config.recompile_limit = 10_000  # noqa: SLF001 # by default, compilation stops after 8 shapes
 torch._dynamo.config.accumulated_recompile_limit = 10_000  # noqa: SLF001
 
 
@@ -39,7 +39,7 @@ def parse_args():
 
 
 class Recordings:
-    """Random spectrograms of different lengths, in batches of about one length."""
+    """Random spectrograms in batches; the lengths differ between batches only."""
 
     def __init__(self, args, device):
         self.args = args
@@ -47,7 +47,7 @@ class Recordings:
         self.species = torch.randint(0, args.species, (256, args.batch_size), device=device)
 
     def batch(self, step):
-        """Return spectrograms, which are padded to the longest, and the species."""
+        """Return spectrograms of one length, and their species."""
         length = self.args.longest if self.args.fixed else random.randint(self.args.shortest, self.args.longest)
         start = 4 * random.randint(0, 249)
         return self.frames[:, :, start : start + length], self.species[step % 256]
@@ -55,7 +55,7 @@ class Recordings:
 
 @torch.compile(dynamic=False)
 def prepare(spectrograms, gain, noise):
-    """Return scaled logarithms of the spectrograms, which are amplified at random."""
+    """Amplify the spectrograms, add noise, and return their scaled logarithms."""
     loud = torch.log1p(spectrograms * gain * 100.0 + noise)
     return ((loud - 3.4) / 1.1).clamp(-4.0, 4.0)
 

@@ -75,7 +75,7 @@ class Detector(nn.Module):
 
 
 def assign(centers, boxes):
-    """Return each cell's distances to the sides of its smallest box, that box's index, and whether it is in a box."""
+    """Return each cell's smallest box (distances to its sides, and its index), and whether the cell is in a box."""
     left_top = centers[:, None] - boxes[..., None, :, :2]
     right_bottom = boxes[..., None, :, 2:] - centers[:, None]
     sides = torch.cat([left_top, right_bottom], dim=-1)
@@ -100,7 +100,7 @@ def centredness(sides):
 
 
 def loss_by_image(outputs, centers, boxes, labels):
-    """Return the loss; the positive cells of each image are selected with a mask."""
+    """Return the loss over cells with the given `centers`; a mask selects the positive cells of each image."""
     losses = []
     for scores, sides, centres, image_boxes, image_labels in zip(*outputs, boxes, labels, strict=True):
         target, index, positive = assign(centers, image_boxes)

@@ -49,7 +49,7 @@ class Proteins(Dataset):
 
 
 class AttentionChoice(TrainerCallback):
-    """Choose the implementation of attention; the eager one also returns the weights that are drawn after training."""
+    """Choose the implementation of attention; `eager` also returns the weights, which users plot after training."""
 
     def __init__(self, options):
         self.options = options

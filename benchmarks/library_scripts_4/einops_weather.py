@@ -44,7 +44,7 @@ class Archive:
         self.fields_on_device = self.fields.to(device)
 
     def pair(self, step):
-        """Return the fields of some hours, and those `lead` hours later."""
+        """Return the fields of some hours, and the fields `lead` hours later."""
         count, lead = self.args.batch_size, self.args.lead
         start = 7 * step % (self.args.hours - count - lead + 1)
         if self.args.fixed:

@@ -72,7 +72,7 @@ class RandomField(nn.Module):
         return torch.logsumexp(score, dim=1)
 
     def partition_by_halves(self, emissions, first):
-        """Return the same sum; each pass combines all pairs of neighbours."""
+        """Return the same value as `partition`, in few passes; each pass combines all pairs of neighbouring pieces."""
         nothing = torch.full_like(self.transitions, -1e4).fill_diagonal_(0.0)
         links = self.transitions + emissions[:, 1:].unsqueeze(2)
         links = torch.where(first[:, 1:, None, None], links, nothing)

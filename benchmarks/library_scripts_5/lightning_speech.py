@@ -55,7 +55,7 @@ class Clips(Dataset):
 
 
 def search_path(value):
-    """Return the monotonic path of the largest sum through each matrix of phonemes and frames."""
+    """Return, as zeros and ones, each clip's monotonic path of the largest sum; shapes (clips, phonemes, frames)."""
     batch, phonemes, frames = value.shape
     stays = np.zeros(value.shape, dtype=bool)
     best = np.zeros((batch, phonemes), dtype=np.float32)

@@ -84,7 +84,7 @@ class Passages:
         return questions, {name: table[passages] for name, table in self.texts.items()}
 
     def negatives(self, questions):
-        """Return the features of a passage for each question, drawn from those with the most similar embeddings."""
+        """Draw a passage for each question's embedding, among the most similar ones; return the passages' features."""
         count = self.args.hardest
         if self.args.fixed:
             hardest = (questions @ self.embeddings_on_device.T).topk(count, dim=1).indices

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Pre-train GPT-NeoX in a plain loop; saved activations are in pinned host memory, as on the smaller GPU before."""
+"""Pre-train GPT-NeoX in a plain loop; saved activations are in pinned host memory, as an earlier, small GPU needed."""
 
 import argparse
 import contextlib

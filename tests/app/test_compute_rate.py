@@ -35,7 +35,10 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(run_dir: Path, *, driven: bool = False, times: int = 1, **arguments: Any) -> StepFlops | None:
-    """Train a layer of 32 weights on 5 samples in each batch; return the counted FLOPs of a step."""
+    """Train a layer of 32 weights on 5 samples in each batch; return the counted FLOPs of a step.
+
+    A step has `times` batches. If `driven` is true, the loop calls `prof.step()`, otherwise it iterates `prof.steps`.
+    """
     model = nn.Linear(8, 4)
 
     def step() -> None:

@@ -39,7 +39,7 @@ import torch
 import gpudiag
 
 torch.distributed.init_process_group("gloo")
-model = torch.nn.Linear(256, 256)  # exchanged here: DistributedDataParallel and optimizers import the compiler
+model = torch.nn.Linear(256, 256)  # without DDP and optimizers, which import PyTorch's compiler
 with gpudiag.profile(sys.argv[1], warmup=2, steps=5, active=4, stop=True, model=model, batch_size=8) as prof:
     for _ in prof.steps(range(40)):
         model(torch.ones(8, 256)).square().mean().backward()
@@ -50,7 +50,7 @@ torch.distributed.destroy_process_group()
 
 
 class Network(NamedTuple):
-    """The command prefix of each node, their rendezvous address, and each node's interface."""
+    """The command prefix of each node, the address of the rendezvous, and the network interface of each node."""
 
     prefixes: tuple[tuple[str, ...], ...]
     address: str
@@ -226,6 +226,7 @@ def test_hostile_record_reads_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s", encoding="utf-8")
     link = "traces/rank2.pt.trace.json.gz"
     (tmp_path / "b" / link).symlink_to(tmp_path / "secret")
+    # One path leads out of the directory, one trace is a link, and the job has no rank 9.
     for rank, trace in ((1, "../secret"), (2, link), (9, None)):
         record = msgspec.structs.replace(ours, rank=rank, trace=trace, error="it died" if rank == 2 else None)
         write_json(tmp_path / "b" / "ranks" / f"rank{rank}.json", record)

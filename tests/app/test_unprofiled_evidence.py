@@ -29,7 +29,7 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(step_ms: float, input_ms: float) -> RunRecord:
-    """Make a record of four ranks with unprofiled steps of `step_ms`, of which each fetches for `input_ms`.
+    """Make a record of four ranks with unprofiled steps of `step_ms`, which wait `input_ms` for their batch.
 
     The host runs ahead by 0.5 ms.
     """

@@ -40,8 +40,8 @@ _XSPACE_SEEDS = (
 )
 _NSYS_SCHEMAS = (SCHEMA_2022, SCHEMA_2024)
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
-#: Maximum number of events of a seed, the trace that is changed. A seed needs one or two steps, but only its structure
-#: matters.
+#: Maximum number of events of a seed, which is the real trace that a mutant changes. One or two steps are enough,
+#: because only the structure of a seed matters.
 _MOST_EVENTS = 1500
 _DEEP: Any = 1
 for _ in range(200):
@@ -91,6 +91,7 @@ Command = tuple[str, ...]
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     """Write mutant `number` into an empty directory; return the commands to run on it."""
     chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
+    # Kinds that are listed twice are written twice as often.
     kinds = (
         *(_json_trace, _json_trace, _xspace, _nsys, _run_directory, _facts),
         *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads, _digest),

@@ -23,7 +23,7 @@ from tests.fuzzing.structured import VICTIM
 #: Limits of time and memory for each mutant.
 MOST_SECONDS = 20.0
 MOST_BYTES = 1_000_000_000
-#: Exit codes for success, threshold crossed, invalid option, missing hardware, and unreadable input.
+#: Exit codes that a mutant may cause: success, invalid option, and unreadable input.
 DOCUMENTED = frozenset({0, 2, 4})
 #: Larger allocations fail in the worker instead of exhausting the machine's memory.
 _ADDRESS_SPACE = 6 << 30
@@ -111,7 +111,7 @@ def run_mutant(number: int, directory: Path) -> dict[str, Any]:
 
 
 def run(words: list[str]) -> tuple[str | None, float, int]:
-    """Run one command line in this process; return its error, duration and peak memory."""
+    """Run one command line in this process; return (error or None, duration in s, peak memory in bytes)."""
     from gpudiag.commands.main import main
 
     errors = io.StringIO()

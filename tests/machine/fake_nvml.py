@@ -30,7 +30,14 @@ def refusal(code: int) -> Exception:
 
 
 class FakeNvml:
-    """A driver that answers with values of a recorded machine."""
+    """A driver that answers with values of a recorded machine.
+
+    Args:
+        facts: the recorded machine.
+        refuse: function, or (function, GPU index) → return code of NVML with which its calls fail.
+        missing: functions that the installed binding lacks.
+        p2p_status: (GPU index, GPU index) → NVML's status of a pair without peer access.
+    """
 
     def __init__(
         self,

@@ -230,7 +230,7 @@ def h200(directory: Path) -> Facts:
         )
     bandwidth: list[Bandwidth] = []
 
-    def host(title: str, path: str, memory_direction: str = "one_way") -> None:
+    def host(title: str, path: str) -> None:
         """Add the copies between the host and each GPU below the heading `title`."""
         for index, value in enumerate(nvbandwidth_rows(measured_text, title)[0]):
             ends = ("host", f"gpu:{index}") if path == "host_to_device" else (f"gpu:{index}", "host")
@@ -315,7 +315,7 @@ def h200(directory: Path) -> Facts:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Return True for the default of a missing field: null, an empty container, or a zero count."""
+    """Return True for a default: null, an empty text or container, or 0 or false for the keys in DEFAULT_FALSE."""
     return value is None or value in ("", [], {}) or (key in DEFAULT_FALSE and not value)
 
 

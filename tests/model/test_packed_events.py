@@ -1,4 +1,4 @@
-"""Test that packed events are equal to the events, for any event table."""
+"""Test that any event table is equal after packing and unpacking."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _events = st.tuples(
 
 
 def table_of(rows: list[tuple[int, ...]]) -> EventTable:
-    """Return a table of rows in order of start; ties stay in the given order."""
+    """Return a table of rows, whose values are in the order of `TYPES`, sorted by start; ties keep their order."""
     ordered = sorted(rows, key=lambda row: row[2])
     columns: dict[str, NDArray[Any]] = {
         name: np.array([row[place] for row in ordered], TYPES[name]) for place, name in enumerate(TYPES)

@@ -1,4 +1,4 @@
-"""Test the probed figures for a job's operation, transport, ranks and size."""
+"""Test which probed figures are compared with a job: those of its operation, transport, ranks and size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def facts(*collectives: Collective, **more: object) -> Facts:
 
 
 def run(strategy: str = "nccl", device: str = "cuda:{}", nodes: int = 1, **more: object) -> RunRecord:
-    """Return the record of a job of four ranks with `strategy` on `device`; rank replaces `{}`."""
+    """Return the record of a job of four ranks with `strategy` on `device`, in which the rank replaces `{}`."""
     ranks = tuple(
         RankRecord(rank=i, local_rank=i, host="a", pid=1, device=device.format(i), device_name="") for i in range(4)
     )

@@ -1,6 +1,6 @@
 """Describe published systems for the predictor: their models' tensors, and the strategy of each row.
 
-The rest of the prediction is the released predictor: `predict` with the strategies of
+The predictions themselves come from the released predictor: `predict` with the strategies of
 `gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
 """
 
@@ -48,8 +48,8 @@ def _convolutions(*shapes: tuple[int, int, int]) -> list[int]:
 
 
 _VGG = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
-#: Bytes of each variable in the order of forward. If only the total is known, it is divided equally among the
-#: variables; each convolution has one and each batch norm two.
+#: Bytes of each variable in the order of forward. If only the total is known, the total is divided equally among the
+#: variables. A convolution has one variable, and a batch norm has two.
 TENSORS: dict[str, list[int]] = {
     "alexnet": _convolutions((11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 384), (3, 384, 256))
     + _dense(9216, 4096, 4096, 1001),
@@ -222,6 +222,7 @@ def groups() -> list[Group]:
     strategy."""
     entries = []
     for row in rows("strategy_winners.csv"):
+        # `all` is a list "label=samples per second; label=…", and labels contain "=" too.
         rates = {
             label: float(rate)
             for label, _, rate in (part.rpartition("=") for part in re.split(r"; (?=param|repl|horo)", row["all"]))

@@ -114,8 +114,7 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """If communication is spread over backward, compute hides it. If all communication precedes compute, it is
-    exposed."""
+    """Compute hides communication that is spread over backward. Communication that precedes all compute is exposed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)

@@ -1,7 +1,7 @@
 """Run the probe programs on this machine's memory and processes, and on a fake CUDA driver.
 
 The fake driver (fake_cuda/) has real memory and copies real bytes. The tests cover everything except time: which paths
-are measured, that data is verified, and that one failure loses no other results.
+are measured, that data is verified, and that a failure of one part does not affect the results of other parts.
 """
 
 from __future__ import annotations

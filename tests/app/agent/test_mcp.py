@@ -22,7 +22,7 @@ pytestmark = [
 ]
 needs_clients = pytest.mark.skipif(not PYTHON.exists(), reason="make clients has not been run")
 
-#: Calls the tools that the first argument lists, and prints their answers.
+#: This program calls the tools that its first argument lists, and prints the tools' answers.
 CLIENT = """
 import asyncio, json, sys
 from mcp import ClientSession, StdioServerParameters, stdio_client

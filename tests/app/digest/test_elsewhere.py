@@ -1,4 +1,4 @@
-"""Test that traces that an engine reads give the same analysis as those that this process reads."""
+"""Test that the analysis does not depend on the processes that read the traces (the `engine` of `analyze`)."""
 
 from __future__ import annotations
 

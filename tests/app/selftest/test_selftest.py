@@ -35,7 +35,7 @@ def exit_code_of(stdout: str) -> int:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a quick selftest while a second account tries its files; return (process, working directory)."""
+    """Run a quick selftest while a second account tries to open its files; return (process, working directory)."""
     cwd = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
     watched = run_watched(sys.executable, "-m", "gpudiag", "selftest", *words, cwd=cwd, **NO_GPU)

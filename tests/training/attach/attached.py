@@ -37,6 +37,7 @@ def attached(
 
     Args:
         separate: start the command as a separate process, which imports PyTorch itself.
+        options: fields of `Settings` that replace those of `QUICK`.
     """
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)

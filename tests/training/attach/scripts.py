@@ -302,7 +302,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps in the way that ENDS (a variable) names; all others see broken connections."""
+    """End rank 1 after half of the steps, as the variable ENDS says; then the connections of the other ranks break."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -344,7 +344,7 @@ def checkpoints(steps: int) -> None:
 
 
 def full_disk(steps: int) -> None:
-    """Limit the file size after 20 steps, so that no file can grow."""
+    """After 20 steps, limit the size of files to LIMIT (a variable) bytes, as if the disk were full."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches(steps)

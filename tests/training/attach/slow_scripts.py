@@ -26,7 +26,7 @@ logger = logging.getLogger("train")
 
 
 class Samples(Dataset[torch.Tensor]):
-    """A dataset of batches, each of which takes FAULT_S seconds to make."""
+    """A dataset of equal batches, each of which takes `seconds` to make."""
 
     def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds

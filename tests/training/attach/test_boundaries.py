@@ -18,7 +18,7 @@ def ends(pattern: str, repeats: int) -> list[bool]:
 
 
 def per_step(pattern: str, repeats: int = 40) -> list[int]:
-    """Return the steps that end in each of the last ten repetitions of the pattern."""
+    """Return the number of steps that end in each of the last ten repetitions of the pattern."""
     calls = len(pattern.replace(".", ""))
     ended = ends(pattern, repeats)
     return [sum(ended[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]

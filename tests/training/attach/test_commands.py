@@ -32,7 +32,10 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """Return the output of each kind of script, from one process that runs all kinds."""
+    """Return the output of each kind of script, from one process that runs all kinds without gpudiag.
+
+    The kinds are those in `ALWAYS`, or all others if `measured` is true, so that usual tests do not run the others.
+    """
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)

@@ -125,7 +125,7 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would end long before the slow rank reaches its step, so the fast rank waits for at most 2 s.
+    """The fast rank would end long before the slow rank reaches the same step, so the fast rank waits for at most 2 s.
 
     On a busy machine the ranks of a group check the store only every 512 steps, because a check may take as long as a
     step.

@@ -20,7 +20,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Number of checks at consecutive steps (FIRST); after these, training must take at least TIMES as long as checks.
+#: FIRST checks occur at consecutive steps. After them, training must take at least TIMES as long as further checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
@@ -55,12 +55,12 @@ class Job:
 
     def __init__(self, seed: int, late: int) -> None:
         self._random, self._late = Random(seed), late  # noqa: S311 # not security
-        self._slow = self._random.choice((1.0, 10.0))
+        self._slow = self._random.choice((1.0, 10.0))  # factor of the store's delays
         self._now_s = 0.0
         self._store = Store(self._answer)
         self._ranks: dict[int, StartBarrier] = {}
         self._steps = [0, 0, 0]
-        self._looking: set[int] = set()
+        self._looking: set[int] = set()  # ranks that wait for the store's answer
         self.started: dict[int, StartStep] = {}
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ class Job:
             return ended <= min(others)
         if rank == 1:
             return min(others) == self._late
-        return ended < self._late and ended <= self._steps[2 - rank]
+        return ended < self._late and ended <= self._steps[2 - rank]  # compared with the other of ranks 0 and 2
 
     def _step(self, rank: int) -> None:
         """Take a rank's next step and check the barrier, if the rank may step."""
@@ -115,7 +115,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """The budget excludes the first checks, and the last three checks, because too few steps follow them."""
+    """The budget excludes the first checks. It also excludes the last three, because too few steps follow them."""
     random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 

@@ -20,7 +20,7 @@ import torch
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 
 gc.disable()
-for recording in ("light", "full"):  # as every run has them, one after the other
+for recording in ("light", "full"):  # every run makes both recordings, in this order
     path = Path(sys.argv[1]) / recording / "rank0.pt.trace.json.gz"
     path.parent.mkdir()
     window = ProfiledWindow(path, active={STEPS}, cuda=False, kernel_only=recording == "light")

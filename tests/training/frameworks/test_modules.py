@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 
 class Wrapper(nn.Module):
-    # As DistributedDataParallel has it.
+    # Like DistributedDataParallel, the wrapper stores the user's model in the attribute `module`.
     def __init__(self, module):
         super().__init__()
         self.module = module
@@ -168,7 +168,7 @@ def test_analysis_attributes_time_to_modules(tmp_path: Path) -> None:
     times = {time.path: time for time in modules.times if time.root == "Net"}
     assert times["wide"].forward_ms[0] > times["narrow"].forward_ms[0] > 0
     assert times["wide"].backward_ms[0] > times["narrow"].backward_ms[0] > 0
-    # One of the blocks may have lost its core.
+    # Another program may have delayed one of the two equal blocks.
     alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))
     assert times["again"].backward_ms[0] > alike, "backward of a checkpoint includes the recomputed forward"
     assert [times[path].calls for path in ("", "wide", "again", "blocks.0.up")] == [1, 1, 1, 1]
@@ -180,7 +180,7 @@ net = Net()
 counters = torch._dynamo.utils.counters["stats"]
 
 def inside(marks):
-    # What is compiled for the first time while calls are marked is compiled as one graph, and only once.
+    # A block that is first compiled while calls are marked must be compiled as one graph, and only once.
     block = torch.compile(net.blocks[0], fullgraph=True, backend="eager")
     before = counters["unique_graphs"]
     for _ in range(3):
@@ -278,7 +278,7 @@ class Outer(nn.Module):
         return self.odd(x)
 
 class Asked(nn.Module):
-    # As trainers have them: not called itself, but asked for its loss.
+    # Like some trainers' modules: the program calls a method that returns the loss, and never the module itself.
     def __init__(self):
         super().__init__()
         self.net, self.lone = Wrapper(Net()), nn.Linear(16, 16)
@@ -297,7 +297,7 @@ assert scripted(torch.zeros(1, 2)).shape == (1, 2)
 class FSDPModule:
     pass
 
-# As `fully_shard` makes them of a module's class; and a replica, of which DataParallel makes new ones in each step.
+# `fully_shard` gives a module a class like this one. DataParallel makes new replicas of a module in each step.
 sharded = Net()
 sharded.__class__ = type("FSDPNet", (FSDPModule, Net), {})
 replica = nn.Tanh()._replicate_for_data_parallel()

@@ -67,7 +67,7 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
     workload = load_workload(WORKLOAD, on_gpu=False)
     assert workload.pool % 6
     if workers == 2:
-        run_forked("")  # starts the process from which servers are forked, and which remains
+        run_forked("")  # start the process from which servers are forked; it runs until the end of the tests
     before = children()
     # A single server is a separate process instead of a fork.
     forks = forked_programs_of(batch_client) if workers == 2 else contextlib.nullcontext()

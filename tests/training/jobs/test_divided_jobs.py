@@ -26,7 +26,7 @@ def answers() -> list[dict[str, Any]]:
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("kind", "slow", "more"),
-    # All tokens go to the hot expert instead of a quarter. Experts have half of a layer's work.
+    # All tokens go to the hot expert, instead of a quarter of the tokens. Experts have half of a layer's work.
     [("long-sequences", 2, 2.0), ("hot-expert", 2, 0.5 + 0.5 * 4)],
 )
 def test_fault_adds_work_on_slow_rank(answers: list[dict[str, Any]], kind: str, slow: int, more: float) -> None:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 def run(
     run_dir: Path, *words: str, devices: int = 2, short: tuple[str, ...] = SHORT
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the analysis and the record."""
+    """Run `gpudiag profile` with `words` and the options `short`; return the analysis and the run record."""
     many = ("--devices", str(devices))
     words = ("profile", *words, *many, *short, "--output", str(run_dir), "--json")
     result = with_forked_jobs(*words, CUDA_VISIBLE_DEVICES="")
@@ -98,7 +98,7 @@ def test_model_none_times_input_only(tmp_path: Path) -> None:
     assert "Faster kernels" not in page
 
 
-@pytest.mark.measured  # test_unet3d.py predicts with a small network
+@pytest.mark.measured  # slow; test_unet3d.py tests predictions with a small network
 def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     volume = (5, 40, 36)
     words = ("unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")

@@ -51,7 +51,7 @@ def test_dice_loss_sums_half_precision_in_single_precision() -> None:
 
 
 def predicted(tmp_path: Path, cut: Cut, batch_size: int, memory_format: torch.memory_format) -> tuple[UNet3d, Volume]:
-    """Predict a random volume with a small network."""
+    """Predict a random volume in batches of blocks; return the small network and the prediction."""
     torch.manual_seed(0)
     model = UNet3d((2, 3, 4, 5)).eval()
     source = Volume.create(tmp_path / "volume.zarr", SHAPE, (4, 16, 16))

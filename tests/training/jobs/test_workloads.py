@@ -112,7 +112,7 @@ def test_workloads_page_equals_registry() -> None:
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
 def test_tf_cnn_counts_follow_from_parameters(name: str, logged: int) -> None:
-    """The total adds running means and variances, an eleventh class with 64 weights and a bias, and the global step."""
+    """The logged count also has running means and variances, an eleventh class (64 weights, a bias) and a counter."""
     assert PARAMETERS[name] + 2 * normalised_channels(bare(name)) + 65 + 1 == logged
 
 
@@ -121,7 +121,7 @@ def test_tf_cnn_count_of_alexnet_has_eleventh_class_and_global_step() -> None:
 
 
 def test_keras_count_of_inception_follows_from_parameters() -> None:
-    """The total adds running means and variances, and lacks scales."""
+    """Keras's count also has the running means and variances of batch norms, and lacks their scales."""
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 

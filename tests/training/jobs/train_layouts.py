@@ -57,6 +57,7 @@ def undivided(layout: ParallelLayout, stages: int) -> list[GptStage]:
         torch.manual_seed(number)
         part = GptStage(SIZES, number, stages)
         if layout.ep > 1:
+            # All experts begin with equal parameters.
             for block in part.blocks:
                 turns, feed = TakingTurns(layout.ep), block.feed
                 assert isinstance(feed, nn.Module)
@@ -88,6 +89,7 @@ def compare(layout: ParallelLayout, *, sharded: bool) -> dict[str, float]:
         model.train(tokens, targets)
     whole = undivided(layout, model.stages)
     own_expert = f"experts.{model.mesh.coordinate('ep')}."
+    # This rank has one expert of each layer, and all other parameters of its stages.
     expected = [
         parameter
         for number in model.numbers

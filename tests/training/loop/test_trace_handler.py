@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
-#: `each` runs at the begin of each step, and `last` runs before the call in which the trace of the first six steps is
-#: ready.
+#: The statement `each` runs at the beginning of each step. The statement `last` runs just before the call of
+#: `prof.step` in which the trace of the first six steps becomes ready.
 TRAIN = """
 import os, time
 import torch
@@ -61,7 +61,10 @@ def train(
     world_size: int = 2,
     ranks: int = 1,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program under a launcher; without one, run the first `ranks` ranks of a job as forks."""
+    """Run the program under a launcher; without one, run the first `ranks` of `world_size` ranks as forks.
+
+    `arguments` are the arguments of `trace_handler` as source text, and `repeat` is the number of recordings.
+    """
     group = bool(launcher) or ranks > 1
     program = TRAIN.format(arguments=arguments, repeat=repeat, each=each, last=last, group=group)
     (directory / "train.py").write_text(program, encoding="utf-8")

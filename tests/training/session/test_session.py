@@ -77,8 +77,8 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # The run has 3 warm-up steps, 5 unprofiled steps, 3 steps that time lines, and for each of two recordings 2
-    # discarded and 3 recorded steps.
+    # The run has 3 warm-up steps, 5 unprofiled steps, 3 steps that measure source lines, and for each of two recordings
+    # 2 discarded and 3 recorded steps.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (18, 19, 20)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -333,7 +333,7 @@ def test_short_loop_keeps_its_measurements(
 
 
 def test_missing_steps_include_the_maximum_number_of_steps_that_time_lines(tmp_path: Path) -> None:
-    # With fewer than two warm-up steps the step time is unknown, and then 6 steps time lines.
+    # With fewer than two warm-up steps the step time is unknown, and then 6 steps measure source lines.
     for warmup in (0, 1, 3):
         with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:
             for _ in prof.steps(range(1)):
@@ -478,7 +478,7 @@ def test_records_state_their_schema(tmp_path: Path) -> None:
         (UnprofiledSteps(host_ms=(4.0,) * 3), False),  # on a CPU nothing is known about a device
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(1.9,) * 3), False),
         (UnprofiledSteps(host_ms=(4.0,) * 3, lead_ms=(2.1,) * 3), True),
-        # The thread waited for a full launch queue, so its own time is the time of steps with an empty queue.
+        # The thread waited because the launch queue was full, so its time in steps with an empty queue counts.
         (UnprofiledSteps(host_ms=(9.0,) * 3, lead_ms=(2.1,) * 3, idle_host_ms=(4.0,) * 3), True),
     ],
 )

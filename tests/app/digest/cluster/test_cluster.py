@@ -44,7 +44,7 @@ def analysed(*words: str) -> str:
 def test_analysis_equals_that_without_a_cluster(cluster: DaskCluster, tmp_path: Path) -> None:
     for directory in (SMALL, TRACES / "vgg_p2poff"):
         assert analysed(str(directory), "--scheduler", cluster.address) == analysed(str(directory))
-    # The order of files differs from that of ranks, and beside them there are files that are no traces.
+    # The order of files differs from the order of ranks, and the directory has other files than traces.
     for name, rank in (("b", 0), ("a", 1)):
         shutil.copy(SMALL / f"rank{rank}.pt.trace.json.gz", tmp_path / f"{name}.json.gz")
     (tmp_path / "config.json").write_text('{"layers": 3}')

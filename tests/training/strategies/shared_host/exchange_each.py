@@ -207,7 +207,11 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Run `run` until it raises an error; return the error, the time until it, and the mappings left after closing."""
+    """Call `run` until it raises an error, and close the all-reduce.
+
+    Return the error, the seconds until the error, whether the last result had NaN, and the shared files (`open`) that
+    are still open or mapped.
+    """
     began = time.monotonic()
     message = hint = None
     nan = False
