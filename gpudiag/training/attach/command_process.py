@@ -138,7 +138,7 @@ class ProcessReporter:
         self.write(calls)
 
     def write(self, calls: int, *, ended: bool = False) -> None:
-        """Write the report after `calls` optimizer steps; with `ended`, add its end's time and uncaught exception."""
+        """Write the report after `calls` optimizer steps. `ended`: add the current time and the uncaught exception."""
         if self._folder is None or os.getpid() != self._pid:  # a forked process has a reporter of its own
             return
         error = self.error

@@ -83,7 +83,7 @@ class CommandWatch:
         self._signals, self._reports, self._hooks = signals, reports, hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.
+        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the warning.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
@@ -266,7 +266,7 @@ class DeathWatch:
         self.deaths: dict[int, Death] = {}
 
     def __enter__(self) -> DeathWatch:
-        # The main thread receives all signals, because it forwards them to the command.
+        # The new thread inherits the blocked signals. So the main thread receives and forwards all signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()

@@ -1,8 +1,9 @@
 """Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module, `command_process` and the standard library. The hook is never
-removed, because an optimizer may be iterating over its hooks at that time. After the measurement the hook does nothing,
-which takes 0.1 us per step. A failure in this module ends the measurement, but not the command.
+A process that never trains imports only this module, `command_process` and the standard library. The optimizer
+hook is never removed, because an optimizer may be iterating over its hooks at the moment of removal. After the
+measurement the hook does nothing, which takes 0.1 us per step. A failure in this module ends the measurement, but not
+the command.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _entered: EnteredProcess | None = None
 
 def enter() -> None:
     """Install the hooks once, after `torch` has been imported."""
-    global _entered  # noqa: PLW0603  # one process is entered once
+    global _entered  # noqa: PLW0603  # the hooks are installed once per process
     settings = read_settings()
     if settings is None or _entered is not None:
         return
@@ -98,7 +99,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _step(entered: EnteredProcess, optimizer: Any) -> None:
     """Count a step of an optimizer, and pass it to the handler."""
     entered.calls += 1
-    if entered.calls >= entered.report.next_calls and not entered.measuring:
+    if entered.calls >= entered.report.next_calls and not entered.measuring:  # writing a file would lengthen the step
         entered.report.due(entered.calls)
     if (handler := entered.handler) is None:
         return
@@ -135,7 +136,7 @@ def _watch_closures() -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Return the arguments of `step` with a `_CountingClosure` for the closure; None to leave them unchanged."""
+    """Return (args, kwargs) of `step` with the closure in a `_CountingClosure`; None to leave them unchanged."""
     if _entered is None or _entered.handler is None:
         return None
     counting = (args[0], *(_counting(optimizer, value) for value in args[1:]))

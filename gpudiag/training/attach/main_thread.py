@@ -1,6 +1,7 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or a profiler must not start or end within backward, because autograd then restores the thread's earlier state.
+A range or a profiler must not start or end within backward, because autograd restores the thread's earlier state
+afterwards.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass has called the interrupted code. The interrupted frame itself does not count."""
+    """Return whether a backward pass has called the interrupted code, for example a hook.
+
+    If autograd's own Python code is interrupted, its pass has not begun yet or is over, and does not count.
+    """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # public functions are slower
     while frame is not None and _is_backward(frame):
         frame = frame.f_back

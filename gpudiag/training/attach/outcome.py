@@ -90,7 +90,7 @@ class CommandOutcome:
 
 
 def failure_reason(outcome: CommandOutcome) -> str | None:
-    """Say in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
+    """Return in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
     culprit = _culprit(outcome) if outcome.code else None
     if culprit is not None:
         return culprit

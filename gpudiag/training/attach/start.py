@@ -52,7 +52,7 @@ def run_command(
         OSError: gpudiag's files cannot be written; the command was not started.
     """
     run_dir = Path(settings.run_dir)
-    record.clear_run(run_dir, 0)  # also the files of all ranks
+    record.clear_run(run_dir, 0)  # with 0, files of all ranks are removed too
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     signals = SignalForwarder()
     with private_directory() as private, DeathWatch() as deaths:
@@ -110,7 +110,10 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return rank 0's record of the run (without it, one that began at `created`), with all ranks and the error."""
+    """Return the run's record that rank 0 wrote, with all ranks and the error.
+
+    If rank 0 wrote none, return a new record. `created` is the time of the command's start in ISO 8601.
+    """
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1
