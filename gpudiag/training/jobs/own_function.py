@@ -24,7 +24,7 @@ def find_function(name: str) -> Callable[[], object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Another name is that of a module which the user's module imports.
+        # If another module is missing, the user's module exists and imports the missing one.
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise UsageError(
                 f"there is no module '{module_name}'", "Give module:function as Python would import it from here."

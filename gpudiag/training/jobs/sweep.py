@@ -108,6 +108,7 @@ class _Sweep:
     def take(self, number: int, entry: SweepEntry) -> None:
         """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
+        The job's first process (`leads`) writes the outcome into the job's directory, before and after the training.
         Raise WorkerFailedError if a process failed, and the processes cannot train another job.
         """
         if not self._is_time(number, entry):
@@ -144,7 +145,10 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job. Rank 0 decides for all ranks; without an answer, False."""
+        """Return whether the job may begin, at most `entry.not_after_s` seconds after the sweep began (None: any time).
+
+        Rank 0 decides for all ranks. Without its answer, return False.
+        """
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -194,7 +198,7 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Set the environment variables for job `number` within the block. The rank may differ between jobs."""
+        """Set the environment variables for job `number` within the block. A process's rank may differ between jobs."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {

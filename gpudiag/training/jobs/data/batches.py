@@ -50,7 +50,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """A data set of samples in memory. Each access copies the sample's inputs, as decoding makes new inputs."""
+    """A data set of samples in memory. Each access copies the sample's inputs, as decoding a file would."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs, self._targets = inputs, targets

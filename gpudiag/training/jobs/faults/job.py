@@ -147,7 +147,7 @@ class FaultTrials(Generic[TrainerT]):
                 blocks.append(self._block(on, series.step_ms))
                 if on:
                     faulty.extend(series)
-            if plan.job and self.trainer.holds:
+            if plan.job and self.trainer.holds:  # only for whole jobs, whose cost of launches is measured
                 held = self._held(fault, blocks, steps)
         finally:
             fault.rest()
@@ -177,6 +177,7 @@ class FaultTrials(Generic[TrainerT]):
 
         `blocks` are the blocks of the ablation, which show the step time. A usual block has `steps` steps.
         """
+        # `step_ms[0]` are the times of rank 0, so that all ranks hold their devices equally long.
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -212,7 +213,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
         """Record a full and a kernel-only trace without a session. The only marks are the framework's step marks."""
-        # Only in divided jobs the ranks' numbers of operations differ.
+        # Operations are counted only in divided jobs, because only there their number differs between ranks.
         flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
@@ -232,7 +233,7 @@ class FaultTrials(Generic[TrainerT]):
         return None if counter is None else counter.result
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
-        """Record one trace, and return the times of the recorded steps.
+        """Record one trace of this kind, and return the times of the recorded steps.
 
         If the profiler fails, run the steps nevertheless, because other ranks communicate with this rank.
         """

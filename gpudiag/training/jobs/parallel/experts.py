@@ -78,7 +78,8 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # Scale the gradients of experts, which are sums over the ranks of the group, to means like all other gradients.
+        # An expert's gradients are sums over the ranks of the group. In backward the second all-to-all scales them to
+        # means, like all other gradients. The first all-to-all undoes this for the gradients of the tokens.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)

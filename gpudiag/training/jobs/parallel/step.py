@@ -70,7 +70,7 @@ class ParallelGpt:
         self._schedules: dict[tuple[int, int], Any] = {}  # by (sequences, tokens per sequence) of a batch
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
-        """Train a step on int64[n, t] tokens and targets on the device. Each process takes its part of sequences."""
+        """Train a step on int64[n, t] tokens and targets on the device. Use this process's part of each sequence."""
         parts, part = self.layout.cp, self.mesh.coordinate("cp")
         tokens, targets = (batch.chunk(parts, dim=1)[part].contiguous() for batch in (tokens, targets))
         if self.layout.pp > 1:

@@ -49,6 +49,7 @@ def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
     distinct.reverse()
     if len(distinct) <= most:
         return distinct
+    # Choose by position, at equal distances from the smallest size to the largest.
     return sorted({distinct[round(i * (len(distinct) - 1) / (most - 1))] for i in range(most)})
 
 

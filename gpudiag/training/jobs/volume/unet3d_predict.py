@@ -102,7 +102,8 @@ class Predictor:
             x = self._workload.prepare(inputs).contiguous(memory_format=self._format)
             with self._arithmetic.forward():
                 output = self._model(x)
-            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)  # 1, and 0.5 because `to` rounds down
+            # Add 1 to skip "not written", and 0.5 because `to` truncates.
+            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)
@@ -181,6 +182,7 @@ class VolumePrediction:
         # A process without blocks of its own repeats blocks of other processes, so that it has steps too.
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
+        # One byte per value: the input volume, the prediction, and the repeated blocks of each process.
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )

@@ -36,7 +36,7 @@ class DividedJob(Fault[ParallelTrainer]):
 
     @property
     def share(self) -> float:
-        """Size of the fault as a share of the clean step time."""
+        """Size of the fault as a share of the clean step time, or in `HotExpert` as a share of all tokens."""
         return self.amount_ms / self.trainer.clean_ms
 
 
@@ -121,7 +121,7 @@ class LongSequences(DividedJob):
 
 
 class HotExpert(DividedJob):
-    """Assign a share of all tokens to one expert, and the other tokens to all experts in turn."""
+    """Assign `share` of all tokens to one expert, and the other tokens to all experts in turn."""
 
     kind = "hot-expert"
 
