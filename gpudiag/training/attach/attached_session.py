@@ -202,7 +202,14 @@ class AttachedSession:
         """Create a recording; raise RuntimeError if the program has a profiler.
 
         Only the full trace, which takes seconds to write, is written in the background. The kernel-only trace must be
-        complete before the full one begins. See `Runtime.window` for the arguments; `cuda` records device activity too.
+        complete before the full trace begins.
+
+        Args:
+            path: path of the trace.
+            active: number of recorded steps.
+            cuda: record device activity too.
+            kind: `light` for a kernel-only trace, `full` for a full trace.
+            shapes: record the shapes of operators' inputs.
         """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
@@ -237,7 +244,7 @@ class BackgroundWindow(ProfiledWindow):
 
     def _save(self, profiler: Any) -> None:
         """Write the trace in another thread, or in the calling thread if no thread can be started."""
-        if not self._kept:
+        if not self._kept:  # the recording was discarded
             return
         self.saved = True  # the rank's record names the trace unless writing it fails
         try:

@@ -128,7 +128,8 @@ class Attachment:
 
         Ranks may train for any time before all ranks are present, and must not be slowed meanwhile. So the counting
         function does as little as possible. If the optimizer that ends a step is called several times in each step,
-        only the call after a forward pass ends the step. Only the training thread can detect forward passes.
+        only the call after a forward pass ends the step. Only the training thread can detect forward passes, so the
+        handler stays if another thread calls the optimizer several times in each step.
 
         Args:
             direct: True if the optimizer stepped on the training thread.
@@ -137,7 +138,8 @@ class Attachment:
         steps, count_nodes = self._steps, self._count_nodes or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
-        if last <= steps or self._entered.handler is None or not (once or (direct and self._count_nodes is not None)):
+        finds_ends = once or (direct and self._count_nodes is not None)
+        if last <= steps or self._entered.handler is None or not finds_ends:
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]

@@ -1,9 +1,9 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
-precedes it since the previous call. A program may call one optimizer for each group of parameters, or one within
-backward for each parameter: of such a series of calls only the first counts. The optimizer with the fewest counted
-calls ends a step. If several optimizers have the fewest calls, the one that was called first ends a step.
+precedes it since the previous call. A program may call several optimizers in sequence: one for each group of parameters
+or, within backward, one for each parameter. Only the first call of such a sequence counts. The optimizer with the
+fewest counted calls ends a step. If several optimizers have the fewest calls, the first called of them ends a step.
 
 Worked example. A GAN trains its critic D three times for each training of its generator G; `.` is a forward pass:
 

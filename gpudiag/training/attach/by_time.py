@@ -52,7 +52,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # thread-local; `_call_in_main` sets it in the main thread
+    entered.ours.making = True  # profilers that this thread creates are gpudiag's own, as in `_call_in_main`
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()

@@ -304,7 +304,8 @@ class DeathWatch:
 def _wait_status(pid: int) -> int | None:
     """Return the wait status of an ended process; None if its parent has reaped it already."""
     try:
-        # The name in parentheses may contain anything. The wait status is the last field.
+        # The name in parentheses may contain anything. The wait status is the last field. State Z is a zombie: the
+        # process has ended, and its parent has not reaped it.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[-1]) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):

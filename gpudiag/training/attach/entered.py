@@ -19,8 +19,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: A process may be training if its main thread uses at least this share of CPU time. A launcher that only polls its
-#: processes ten times a second uses a tenth of this share.
+#: A process may be training if its main thread uses at least this share of a core's time. A launcher that only polls
+#: its processes ten times a second uses a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -79,7 +79,8 @@ def enter() -> None:
     with contextlib.suppress(Exception):  # private modules of PyTorch, which other versions may move
         from gpudiag.training.frameworks.pytorch.dataloader import watch_workers
 
-        watch_workers(os.path.join(settings.run_dir, "lines"))  # noqa: PTH118  # before workers exist
+        # Time DataLoader workers. This must be requested before workers exist.
+        watch_workers(os.path.join(settings.run_dir, "lines"))  # noqa: PTH118
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_report_end)
     _entered.report.write(0)

@@ -46,7 +46,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """What is known of a command that has ended.
+    """Records of a command that has ended, and of its processes.
 
     Attributes:
         settings: the command and its measurement settings.

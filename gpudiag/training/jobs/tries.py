@@ -54,7 +54,7 @@ _SETTINGS = (
 def run_tries(plan: TriesPlan, started: Launched) -> None:
     """Measure all changed jobs together with the other processes. Rank 0 writes the results after each change."""
     place = current_position()
-    set_launched(msgspec.structs.replace(started, recorded=False))
+    set_launched(msgspec.structs.replace(started, recorded=False))  # steps are only timed
     changes: list[ChangeTurns] = []
     with _one_process_group():
         trials = _ChangeTrials(started.job, ProcessMessages(place.rank, place.world_size))

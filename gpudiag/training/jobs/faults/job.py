@@ -44,7 +44,7 @@ _RUN_IN_STEPS = 3
 #: Minimum number of steps in a block in which all work of a step is launched before the device begins. Such a block has
 #: a third of the usual number of steps, because the host waits for the end of each step.
 _LEAST_AHEAD = 4
-#: Time for which the device is blocked while the host launches the next step, in step times.
+#: Time for which the device is blocked while the host launches the next step, as a multiple of the step time.
 _HELD_STEPS = 2.0
 
 
@@ -91,6 +91,7 @@ def run_faults(
 class FaultTrials(Generic[TrainerT]):
     """Measure, record and save the faults in one process. `kinds` are the classes of faults by kind.
 
+    `run_dir` contains a run directory for each fault, and the record of the clean job.
     Calls of `trainer.gather(None)` exchange nothing: in them the ranks only wait for each other.
     """
 

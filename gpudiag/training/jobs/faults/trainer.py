@@ -120,7 +120,7 @@ class Trainer(ABC):
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
         """Time `steps` steps. Before them, run `run_in` untimed steps, in which the host gets ahead of the device."""
-        self.clock.anchor()
+        self.clock.anchor()  # relates device times to the host's clock; may wait for the device
         for _ in range(run_in):
             self.step()
         self.clock.restart()

@@ -224,7 +224,7 @@ def pooled(inputs: int, outputs: int) -> nn.Module:
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps (the paper's figure 5, but with a 5x5 convolution), which pools to `pool` channels."""
+    """Build a block for 35x35 maps (the paper's figure 5, with a 5x5 convolution), pooling to `pool` channels."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),

@@ -216,6 +216,7 @@ class BetweenLayers(Fault[DdpTrainer]):
     def switch(self, *, on: bool) -> None:
         """Compute and read the values (on), or only compute them (off)."""
         if not self._handles:
+            # Blocks are the modules two levels below the model, or one level below if these have no children.
             blocks = [block for child in self.trainer.model.children() for block in (list(child.children()) or [child])]
             self._handles = [block.register_forward_hook(self._look) for block in blocks]
         self._reading = on and self.affected
@@ -239,6 +240,7 @@ class SlowCommunication(Fault[DdpTrainer]):
         """Time a large all-reduce, and choose the number of extra bytes per byte of gradients."""
         trial = torch.zeros(_TRIAL_MESSAGE_BYTES, dtype=torch.uint8, device=self.trainer.device)
         trial_ms = self.trainer.milliseconds_of(lambda: dist.all_reduce(trial), repeats=_REPEATS)
+        # `plain_ms`: estimated time of an all-reduce of all gradients.
         plain_ms = self.trainer.agree(trial_ms) * self.trainer.gradient_bytes / _TRIAL_MESSAGE_BYTES
         self._extra = min(self.amount_ms / plain_ms, _MOST_EXTRA)
 
