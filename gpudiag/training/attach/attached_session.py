@@ -105,7 +105,7 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step (not in the first call), and begin the next one. Return False when everything is measured."""
+        """End a step (except in the first call), and begin the next step. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
@@ -177,8 +177,8 @@ class AttachedSession:
         self._number += 1
         epoch_ended, self._loader_ended = self._loader_ended, False
         self._epoch_ends += epoch_ended
-        # The work after an epoch (validation, a checkpoint, new workers) is not part of every step. At least one
-        # such step may be excluded, however few steps there are.
+        # The work after an epoch (validation, a checkpoint, new workers) is not part of every step. One such step
+        # may be excluded even if there are few steps.
         if epoch_ended and self._epoch_ends <= max(1, self._number * _MAX_EPOCH_ENDS):
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
@@ -226,7 +226,7 @@ class _AttachedRuntime(PyTorchRuntime):
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
         self._position, self._make_window = position, make_window
 
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known before the devices are
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # the position is known already
         return self._position
 
     def window(
@@ -270,7 +270,7 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many more steps a command needs, and suggest options that measure it in the steps that it has.
+    """Say how many more steps a command needs, and suggest options with which its present steps are enough.
 
     Args:
         ran: number of steps of the command.

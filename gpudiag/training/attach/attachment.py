@@ -262,7 +262,7 @@ class Attachment:
 
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Create the file that claims a rank; return False if a process has created it since the job's last restart."""
+    """Claim a rank by creating a file. Return False if another process has done so since the job's last restart."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)

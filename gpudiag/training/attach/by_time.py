@@ -46,8 +46,8 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread (`entered._watching`) repeats this call until the process is recorded or an optimizer steps. In
-    this module, `entered` is the state of this process, which the hooks of `entered.py` share.
+    The watch thread (`entered._watching`) calls this function repeatedly until the process is recorded or an optimizer
+    steps. In this module, `entered` is the state of this process, which the hooks of `entered.py` share.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
@@ -77,7 +77,7 @@ def _has_stepped(entered: EnteredProcess) -> bool:
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
     """Record for `_RECORD_S` seconds. Write the rank's record, and on rank 0 also the run's record."""
-    (device,) = RUNTIME.devices(None, None)  # without a request, a process has one device
+    (device,) = RUNTIME.devices(None, None)  # by default a process has one device
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))  # None: record until `stop`
     record.clear_rank(run_dir, position.rank)
@@ -127,7 +127,8 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
     """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
 
-    Return this process's own id if there are no other ranks, or, early, if its optimizer steps are measured meanwhile.
+    If there are no other ranks, return this process's own id. Also return this id, without waiting any longer, if the
+    process's optimizer steps are measured meanwhile.
     """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)

@@ -82,7 +82,7 @@ class ProcessReport:
     """Report of one process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: process number and cluster position; the latter are 0 and 1 while unknown.
+        pid, rank, world_size: process number and cluster position; rank 0 of 1 while the position is unknown.
         stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
             `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
         calls: number of optimizer steps so far.

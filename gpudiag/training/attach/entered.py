@@ -54,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Handle the first optimizer step: import the other modules, and pass this and all later steps to them."""
+        """Handle the first optimizer step: import `attachment`, and pass this step and all later steps to it."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -174,7 +174,7 @@ def _forked() -> None:
 
 
 def _watch_profilers() -> None:
-    """End gpudiag's own profiler when the program creates one, because two profilers cannot record at the same time."""
+    """When the program creates a profiler, end gpudiag's own, because only one profiler can record at a time."""
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 

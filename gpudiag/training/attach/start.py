@@ -41,8 +41,8 @@ def run_command(
         settings: the command and its measurement settings.
         observer: called with each progress message of each process.
         on_warning: called with each warning for the user, one sentence.
-        on_measured: called once with the run's record when all ranks are measured, while the command still runs, if
-            there is a trace and the record could be saved. It must return quickly.
+        on_measured: called once with the run's record when all ranks are measured, while the command still runs. It
+            must return quickly. It is not called if there is no trace, or if the record could not be saved.
 
     Returns:
         The command's exit code, or 128 plus the number of the signal that ended the command; and the run's record.
@@ -140,6 +140,6 @@ def _save(run_dir: Path, run: RunRecord) -> str | None:
         record.write_run(run_dir, run)
     except OSError as error:
         with contextlib.suppress(OSError):
-            (run_dir / RUN_FILE).unlink(missing_ok=True)  # an earlier record would be wrong here
+            (run_dir / RUN_FILE).unlink(missing_ok=True)  # the record of an earlier run must not remain
         return f"the measurements cannot be saved in {run_dir}: {error.strerror or error}"
     return None

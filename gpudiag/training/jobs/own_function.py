@@ -13,7 +13,7 @@ from gpudiag.model.job import Job
 
 
 def find_function(name: str) -> Callable[[], object]:
-    """Import and return `module:function`. The current directory is put first on `sys.path`, as by `python -m`.
+    """Import and return `module:function`. The current directory is put first on `sys.path`, as `python -m` does.
 
     Raise UsageError if the module does not exist, or does not have this function.
     """

@@ -97,7 +97,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """Run the jobs of a sweep, whose number is `entries`, in one process."""
+    """Run the jobs of a sweep in one process. `entries` is the number of jobs."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started, self.messages = started, messages
@@ -140,7 +140,8 @@ class _Sweep:
             write_json(directory / OUTCOME_FILE, outcome)
             messages.send(f"{number}/noted", "1")
         elif messages.size > 1:
-            messages.receive(f"{number}/noted")  # a process that fails earlier could end the leader before it writes
+            # If this process failed before the leader has written, the launcher could end the leader too early.
+            messages.receive(f"{number}/noted")
         if None in reports or not worst.usable:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
@@ -253,7 +254,7 @@ def free_memory() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
-    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+    if "torch._dynamo" in sys.modules:  # importing this module takes seconds
         torch.compiler.reset()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

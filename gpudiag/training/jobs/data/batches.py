@@ -106,7 +106,7 @@ class DevicePrefetch:
         if self._device.type != "cuda":
             yield from self._batches
             return
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # untyped in torch
         source = iter(self._batches)
         ahead = self._copied(source, side)
         while ahead is not None:

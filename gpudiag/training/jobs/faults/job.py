@@ -69,7 +69,7 @@ def run_faults(
     trials.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     trials.save(run_dir)
-    for background in plan.background:  # costs of the clean job, which are timed but not recorded
+    for background in plan.background:  # costs of the clean job itself, which are timed but not recorded
         trials.progress.tell("timed", 0, len(plan.faults))
         trials.attempt(background, trials.ablate)
         trials.discard(background)
@@ -78,7 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Record the faults that use a session first, because a session times steps. A loaded profiler slows launches.
+        # Record the faults that use a session first: a session times steps, which a loaded profiler would slow down.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)

@@ -46,7 +46,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
-    exchanged: Tensor = AllToAll.apply(rows, counts, factor)  # type: ignore[no-untyped-call]  # torch's own
+    exchanged: Tensor = AllToAll.apply(rows, counts, factor)  # type: ignore[no-untyped-call]  # untyped in torch
     return exchanged
 
 
@@ -57,7 +57,7 @@ class ExpertLayer(nn.Module):
 
     Attributes:
         hot_share: share of the tokens that go to the expert `hot`. The other tokens are assigned in turn.
-        hot: number of the expert that receives these tokens.
+        hot: number of the expert that receives `hot_share`.
         ms_per_token: artificial duration of forward per received token, in ms.
     """
 

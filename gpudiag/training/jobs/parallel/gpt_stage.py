@@ -141,7 +141,8 @@ class GptStage(nn.Module):
     ) -> None:
         super().__init__()
         self._bf16 = bf16
-        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages  # equal, or differ by one
+        # Stages differ by at most one layer.
+        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages
         self._part = 0 if sequence_group is None else sequence_group.rank()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width) if stage == 0 else None
         self.positions = nn.Embedding(sizes.context, sizes.width) if stage == 0 else None

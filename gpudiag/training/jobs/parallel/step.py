@@ -82,7 +82,7 @@ class ParallelGpt:
                 with self._range("forward"):
                     loss = cross_entropy(self.modules[0](inputs), labels) / count
                 with self._range("backward"):
-                    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+                    loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         with self._range("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SIZES = 5
 #: Seconds per transport. After this time, larger sizes are skipped.
 _SECONDS = 0.5
-#: Number of times that each size is timed. The median counts.
+#: Number of times that each size is timed. The median of these times is the result.
 _REPEATS = 3
 #: A size is measured only if it is less than this share of the next larger size.
 _APART = 0.8

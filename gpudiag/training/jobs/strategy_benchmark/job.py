@@ -63,8 +63,8 @@ _ALONE = 0.3
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them. On busy cores they ended in 6 s after a start of
-#: 18 s, or in 9 s after a start of 19 s.
+#: Time to end the processes, as a share of the time to start them. On busy cores, processes that started in 18 s ended
+#: in 6 s, and processes that started in 19 s ended in 9 s.
 _ENDING = 0.5
 
 
@@ -211,8 +211,8 @@ class _Benchmark:
             self._beat()
             left_s = self._left_s()
             step_s = max(self.step_ms.values()) / 1e3
-            turns_s = RANKED_ROUNDS * (1 + self._run_in) * step_s  # for the turns of one candidate, with one step each
-            # `each_s`: for the setup, warm-up and turns of one candidate, estimated from the candidates before.
+            turns_s = RANKED_ROUNDS * (1 + self._run_in) * step_s  # time of a candidate's turns with one step each
+            # `each_s`: time of a candidate's setup, warm-up and turns, estimated from the earlier candidates.
             before = [self.setup_s[finalist.label] for finalist in finalists[:number]]
             each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
             free_s = left_s - len(self.trainers) * turns_s  # without the turns of candidates that are set up
@@ -285,7 +285,7 @@ class _Benchmark:
         The step time of a slow candidate need not be precise, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last one takes as long as later steps
+        for number in range(_FIRST_STEPS):  # the last of them takes as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:  # the very first step is no estimate of the step time
                 return first

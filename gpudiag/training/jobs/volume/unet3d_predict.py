@@ -108,7 +108,7 @@ class Predictor:
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)
             ]
-        done: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
+        done: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]  # untyped in torch
         if done is not None:
             done.record(torch.cuda.current_stream(self._device))
         self._under_way.append(([block for block, _ in batch], results, done))

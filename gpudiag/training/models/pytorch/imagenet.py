@@ -99,7 +99,7 @@ class VggModel(nn.Module):
         initialise_convolutions(self)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # there is one
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # VGG has biases
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.01)
                 nn.init.zeros_(module.bias)

@@ -179,7 +179,7 @@ class LayerSyncs(Fault[DdpTrainer]):
     """Call `.item()` before and after the forward of each innermost module, as loops that log statistics do.
 
     The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
-    almost nothing, because the host soon runs ahead again. Here the device waits for the launches of each layer.
+    almost nothing, because the host soon runs ahead again. With these calls the device waits for each layer's launches.
     """
 
     def prepare(self) -> None:
@@ -291,7 +291,7 @@ class SyncBatchNorms(Fault[DdpTrainer]):
 
 def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
     """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
-    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(warm_up):

@@ -76,9 +76,9 @@ class SplitFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map float[tokens, width] to the same shape."""
-        hidden: Any = _SummedGradient.apply(self.norm(x), self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        hidden: Any = _SummedGradient.apply(self.norm(x), self._tensor_group)  # type: ignore[no-untyped-call]  # untyped in torch
         share = self.down(functional.gelu(self.up(hidden)))
-        summed: Tensor = _Summed.apply(share, self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        summed: Tensor = _Summed.apply(share, self._tensor_group)  # type: ignore[no-untyped-call]  # untyped in torch
         return x + summed
 
 

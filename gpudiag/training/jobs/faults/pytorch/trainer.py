@@ -104,7 +104,8 @@ class DdpTrainer(Trainer):
         self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
+        # DDP compares a hook's annotations with types. In this module annotations are text, so a lambda without
+        # annotations is the hook.
         self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
