@@ -1,7 +1,7 @@
 """Measure and record the faults of `gpudiag selftest` in one process, for any framework.
 
 The ablation of a fault times blocks of steps without the fault (off) and with it (on), in the order off, on, on, off,
-so that drift of the machine affects both equally. Afterwards the job with the fault is recorded in its own run
+so that drift of the machine affects off and on equally. Afterwards the job with the fault is recorded in its own run
 directory. If the profiler's library stays loaded after a recording, all ablations come before the first recording.
 Otherwise each fault is recorded directly after its ablation.
 """
@@ -116,7 +116,7 @@ class FaultTrials(Generic[TrainerT]):
         self._failed: set[str] = set()  # names of faults that failed on any rank
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Call `trial` (`ablate` or `profile`) for a fault. If it fails on any rank, skip later trials of the fault."""
+        """Call `trial` (`ablate` or `profile`) for a fault. After a failure on any rank, skip its later trials."""
         if plan.name in self._failed:
             return
         problem = None
@@ -270,7 +270,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
         """Record with a session, in a loop over `prof.steps(loader)`. The session times the steps and marks fetches."""
-        # Without the variable the session sends no progress messages, which would disturb those of the selftest.
+        # Without the variable the session sends no progress messages, which would mix with the selftest's messages.
         socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,

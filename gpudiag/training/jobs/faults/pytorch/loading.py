@@ -49,7 +49,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         on_gpu = trainer.device.type == "cuda"
         workers = _GPU_WORKERS if on_gpu else _CPU_WORKERS
         self._ready = workers * _AHEAD  # number of prefetched batches
-        # Each of the workers makes a batch in `workers` times the interval of batches.
+        # Workers make batches at the same time, so each batch takes `workers` times the interval between batches.
         sample_s = workers * (trainer.clean_ms + self.amount_ms) / 1e3 / size
         loader = DataLoader(
             _SlowStorage(pool, sample_s),

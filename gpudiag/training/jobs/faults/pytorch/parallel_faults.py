@@ -71,7 +71,7 @@ class TensorAndDataParallel(DividedJob):
     layers = 2  # few, because each layer communicates a dozen times per step
 
     def prepare(self) -> None:
-        """Build the job of on and the job of off."""
+        """Build the divided job, and the job in which each process has a whole model."""
         super().prepare()
         layers = sum(len(part.blocks) for part in self.network.parts)
         alone = ParallelLayout(microbatches=self.network.layout.microbatches)
@@ -92,7 +92,7 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """Let the layers of one pipeline stage take longer (on), or the layers of all stages take equally long (off).
+    """Let the layers of one pipeline stage take longer (on), or let all layers of all stages take equally long (off).
 
     The sum over all stages is the same in both cases, as if work had been moved to the slow stage.
     """

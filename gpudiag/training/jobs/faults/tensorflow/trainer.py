@@ -123,7 +123,7 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a function that switches the communication of gradients. Processes wait for each other in any case."""
+        """Return a function that switches gradient communication on or off. If off, processes only wait for peers."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
             self.step()  # this builds the graph
