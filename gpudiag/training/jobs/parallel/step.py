@@ -146,7 +146,7 @@ class ParallelGpt:
     def _schedule(self, n: int, t: int) -> Any:
         """Make the pipeline schedule for batches of n sequences with t tokens each."""
         count = self.layout.microbatches
-        # The tensors have no data: they show the stages the shapes of one microbatch.
+        # Stages read only shapes and types from these tensors, which describe one microbatch and have no data.
         hidden = torch.empty(n // count, t, self.sizes.width, device="meta", requires_grad=True)
         tokens = torch.empty(n // count, t, dtype=torch.int64, device="meta")
         logits = torch.empty(n // count, t, self.sizes.vocabulary, device="meta", requires_grad=True)

@@ -206,7 +206,7 @@ class _Benchmark:
         return float(self.world.first(_NO_LIMIT_S if self._until is None else self._until - time.time()))
 
     def _set_up_all(self, subject: Subject, finalists: Sequence[Candidate]) -> None:
-        """Set up the candidates in order, as long as there is time to warm up and time them. Set up at least one."""
+        """Set up the candidates in order, while there is time to warm up and measure them. Set up at least one."""
         for number, candidate in enumerate(finalists):
             self._beat()
             left_s = self._left_s()

@@ -220,7 +220,7 @@ class VolumePrediction:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
-        """Return a predictor with the job's precision and memory format, and the model that torch.compile may wrap."""
+        """Return a predictor with the job's precision and memory format, and its uncompiled model."""
         torch.manual_seed(0)
         workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
         channels_last = self._job.memory_format == "nhwc"

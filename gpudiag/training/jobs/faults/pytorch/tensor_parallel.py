@@ -26,7 +26,7 @@ _GROUP_SIZE = 2
 
 
 class TensorGroup:
-    """The ranks over which layers are split. If `happens` is False, they do not communicate."""
+    """The ranks over which layers are split. If `happens` is False, these ranks do not communicate."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
