@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Seconds until the unprofiled steps are saved for the first time.
 _SAVE_AFTER_S = 1.0
-#: A step in which an epoch ends is excluded, unless such steps exceed this share of all steps.
+#: A step in which an epoch ends is excluded from the step times while epochs end in at most this share of all steps.
 _MAX_EPOCH_ENDS = 1 / 3
 #: Smallest suggested values of `--warmup` and `--steps`.
 MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS = 1, 2
@@ -53,7 +53,7 @@ class AttachedSession:
         optimizer: class name of the optimizer that ends a step, for the record.
         recorded: False to time steps without profiling.
         has_own_profiler: returns whether the program has created a profiler so far.
-        late: True if this rank has passed the first step that the other ranks measure. It is measured separately.
+        late: True if this rank has passed the first step that the other ranks measure, and so is measured separately.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AttachedSession:
     ) -> None:
         self._position, self._boundaries, self._optimizer = position, boundaries, optimizer
         self._has_own_profiler, self._late = has_own_profiler, late
-        self._run_id = "" if position.world_size > 1 else settings.run_id  # ranks of one job agree on a random id
+        self._run_id = "" if position.world_size > 1 else settings.run_id  # "": the ranks agree on a random id
         self._runtime = _AttachedRuntime(position, self._make_window)
         self._loaders = self._runtime.loader_watch()
         self._measurement = RankMeasurement(
@@ -105,7 +105,7 @@ class AttachedSession:
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step (not in the first call), and begin the next one. Return False when everything is measured."""
+        """End a step (except in the first call), and begin the next step. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
@@ -125,7 +125,7 @@ class AttachedSession:
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
-        self._measurement.mark_lines()
+        self._measurement.mark_lines()  # the log of source lines notes that a step begins
         take_input_ns()  # discard the time of fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
@@ -141,7 +141,7 @@ class AttachedSession:
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
         """Save the measurements. `error` is the exception that ended the program, or None.
 
-        Pass `at_exit` when the process is about to end: then no thread is started, because none can be.
+        Pass `at_exit` when the process is about to end: then no thread is started, because threads can no longer start.
         """
         measurement = self._measurement
         self._note_steps()
@@ -149,11 +149,11 @@ class AttachedSession:
         for window in self._windows:
             window.join()
             if measurement.phases is not None and not window.saved:
-                measurement.phases.saved.discard("full")
+                measurement.phases.saved.discard("full")  # only full traces are written in the background
                 sentence = f"the trace could not be saved: {window.failure}"
                 measurement.error = measurement.error or sentence
                 measurement.progress.note(f"rank {self._position.rank}: {sentence}")
-                measurement.progress.tell("saving")
+                measurement.progress.tell("saving")  # sends the note
         self._marked.close()
         # `run_command` combines the ranks' records when the command has ended.
         measurement.close(error, wait_for_others=False)
@@ -177,7 +177,8 @@ class AttachedSession:
         self._number += 1
         epoch_ended, self._loader_ended = self._loader_ended, False
         self._epoch_ends += epoch_ended
-        # The work after an epoch (validation, a checkpoint, new workers) is not part of every step.
+        # The work after an epoch (validation, a checkpoint, new workers) is not part of every step. One such step
+        # may be excluded even if there are few steps.
         if epoch_ended and self._epoch_ends <= max(1, self._number * _MAX_EPOCH_ENDS):
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
@@ -201,7 +202,14 @@ class AttachedSession:
         """Create a recording; raise RuntimeError if the program has a profiler.
 
         Only the full trace, which takes seconds to write, is written in the background. The kernel-only trace must be
-        complete before the full one begins. See `Runtime.window` for the arguments; `cuda` records device activity too.
+        complete before the full trace begins.
+
+        Args:
+            path: path of the trace.
+            active: number of recorded steps.
+            cuda: record device activity too.
+            kind: `light` for a kernel-only trace, `full` for a full trace.
+            shapes: record the shapes of operators' inputs.
         """
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
@@ -218,7 +226,7 @@ class _AttachedRuntime(PyTorchRuntime):
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
         self._position, self._make_window = position, make_window
 
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known before the devices are
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # the position is known already
         return self._position
 
     def window(
@@ -236,7 +244,7 @@ class BackgroundWindow(ProfiledWindow):
 
     def _save(self, profiler: Any) -> None:
         """Write the trace in another thread, or in the calling thread if no thread can be started."""
-        if not self._kept:
+        if not self._kept:  # the recording was discarded
             return
         self.saved = True  # the rank's record names the trace unless writing it fails
         try:
@@ -262,15 +270,21 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many more steps a command needs, and suggest options that measure it in the steps that it has.
+    """Say how many more steps a command needs, and suggest options with which its present steps are enough.
 
-    The arguments are those of `step_counts.suggest_arguments`. Worked example: a command has 29 steps. Two recordings
-    of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
+    Args:
+        ran: number of steps of the command.
+        missing: number of missing steps; a lower bound if `at_least` is True.
+        run_in: number of steps between the warm-up and the unprofiled steps.
+        lines: True if some steps time source lines.
+
+    Worked example. A command has 29 steps. Two recordings of 2 discarded and 6 recorded steps leave 13. Of these, 3
+    warm up, 7 are unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
     remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
     fits = remaining >= fewest_steps(lines=lines) + 1  # `--steps` is at least `MIN_ADVISED_STEPS`
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
-    if at_least and fits:  # the number is unknown
+    if at_least and fits:  # only a lower bound of the number is known
         needed = "more steps are needed until their times have converged"
     if not fits:
         return needed

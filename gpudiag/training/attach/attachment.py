@@ -44,7 +44,7 @@ class Attachment:
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
-        #: Held from scheduling a call in the main thread until that call begins.
+        #: Held from scheduling a call in the main thread until that call begins, so that at most one call is scheduled.
         self._in_main = threading.Lock()
         #: Number of autograd nodes that each thread had created at its last optimizer step. A forward pass adds nodes.
         self._nodes: dict[int, int] = {}
@@ -66,7 +66,8 @@ class Attachment:
         backward = self._current_backward()
         if backward != _NO_BACKWARD:
             # The optimizer stepped within backward, possibly on an autograd thread. But only the training thread may
-            # control profilers, and it continues when backward returns.
+            # control profilers, and the training thread continues when backward returns. Of all steps within a backward
+            # pass only the first counts.
             if backward != self._backward:
                 self._backward = backward
                 from gpudiag.training.attach.main_thread import when_backward_ends  # rarely needed
@@ -75,7 +76,7 @@ class Attachment:
         elif self._trains_here():
             self._call(number, name)
             self._count_quietly(direct=True)
-        elif self._in_main.acquire(blocking=False):
+        elif self._in_main.acquire(blocking=False):  # the main thread is assumed to train
             from gpudiag.training.attach.main_thread import in_main_thread  # rarely needed
 
             if not in_main_thread(lambda: self._call_in_main(number, name)):
@@ -125,18 +126,20 @@ class Attachment:
     def _count_quietly(self, *, direct: bool) -> None:
         """Replace the handler by a function that only counts, until the step of the start barrier's next check.
 
-        The start barrier may wait for the other ranks without limit, and must not slow the training. So the counting
+        Ranks may train for any time before all ranks are present, and must not be slowed meanwhile. So the counting
         function does as little as possible. If the optimizer that ends a step is called several times in each step,
-        only the call after a forward pass ends the step. Only the training thread can detect forward passes.
+        only the call after a forward pass ends the step. Only the training thread can detect forward passes, so the
+        handler stays if another thread calls the optimizer several times in each step.
 
         Args:
             direct: True if the optimizer stepped on the training thread.
         """
-        # `last`: the step before the next check, up to which nothing but counting is to be done; 0 in all other cases.
+        # `last`: the step before the next check; up to it, steps are only counted. 0: no barrier, or a session is open.
         steps, count_nodes = self._steps, self._count_nodes or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
-        if last <= steps or self._entered.handler is None or not (once or (direct and self._count_nodes is not None)):
+        finds_ends = once or (direct and self._count_nodes is not None)
+        if last <= steps or self._entered.handler is None or not finds_ends:
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]
@@ -196,7 +199,7 @@ class Attachment:
         entered.report.stage = "measuring"
         entered.report.write(entered.calls)
         if entered.stop_looking is not None:
-            entered.stop_looking()
+            entered.stop_looking()  # ends the sample of `by_time`, because only one profiler can run
         session = AttachedSession(
             entered.settings,
             position,
@@ -216,7 +219,7 @@ class Attachment:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """End the session and write its files in the background; with `stop`, write them now and end the command."""
+        """End the session and write its files in the background; with `settings.stop`, write them now and exit."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -259,7 +262,7 @@ class Attachment:
 
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Return whether no other process of this rank has called this function since the job's last restart."""
+    """Claim a rank by creating a file. Return False if another process has done so since the job's last restart."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
 Only the sequence of calls determines the steps, so every rank finds the same steps. A call counts if a forward pass
-precedes it since the previous call. A program may call one optimizer for each group of parameters, or one within
-backward for each parameter: of such a series of calls only the first counts. The optimizer with the fewest counted
-calls ends a step. If several optimizers have the fewest calls, the one that was called first ends a step.
+precedes it since the previous call. A program may call several optimizers in sequence: one for each group of parameters
+or, within backward, one for each parameter. Only the first call of such a sequence counts. The optimizer with the
+fewest counted calls ends a step. If several optimizers have the fewest calls, the first called of them ends a step.
 
 Worked example. A GAN trains its critic D three times for each training of its generator G; `.` is a forward pass:
 
@@ -18,9 +18,10 @@ again only when the steps since its last check have taken `_RATIO` times as long
 1/`_RATIO` of the training time. The step that rank 0 posts must come after the next check of every rank. Therefore each
 rank posts the number of steps between its checks, and posts an increase of this number before the increase applies.
 
-Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
-checks at steps 1 to 10, posts 32 at step 6, and checks again at steps 42, 74 and 106. If rank 0 sees all ranks at step
-74, it posts step 74 + 4 + 32 = 110. If rank 1 checks at step 74 before rank 0 posts, it reads the number at step 106.
+Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms is the time of 20 steps, rounded up to
+32 (a power of two). Rank 1 checks at steps 1 to 10, posts 32 at step 6, and checks again at steps 42, 74 and 106. If
+rank 0 sees all ranks at step 74, rank 0 posts step 74 + 4 + 32 = 110. If rank 1 checks at step 74 before rank 0 posts,
+rank 1 reads the number at step 106.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 
 #: Number of calls after which an optimizer is regarded as one that steps regularly.
 _MIN_CALLS = 3
-#: Minimum number of observed calls. In a GAN these may be five calls of the critic and one of the generator.
+#: Minimum number of observed calls. A GAN may call its critic's optimizer five times before its generator's optimizer.
 MIN_OBSERVED_CALLS = 6
 #: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
 _MAX_CALLS = 40
@@ -44,8 +45,8 @@ _RATIO = 500
 _FIRST_CHECKS = 10
 #: Minimum number of steps between two later checks.
 _MIN_DISTANCE = 8
-#: Number of steps between the latest next check of any rank and the first measured step. A rank first posts the number
-#: of steps between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
+#: Number of steps from the step by which every rank has checked again to the first measured step. A rank first posts
+#: the number of steps between its later checks at check number `_FIRST_CHECKS - _AHEAD`.
 _AHEAD = 4
 
 

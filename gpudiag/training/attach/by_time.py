@@ -46,13 +46,13 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    The watch thread (`entered._watching`) calls this function until the process is recorded or an optimizer steps. In
-    this module, `entered` is the state of this process, which the hooks of `entered.py` share.
+    The watch thread (`entered._watching`) calls this function repeatedly until the process is recorded or an optimizer
+    steps. In this module, `entered` is the state of this process, which the hooks of `entered.py` share.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # thread-local; `_call_in_main` sets it in the main thread
+    entered.ours.making = True  # profilers that this thread creates are gpudiag's own, as in `_call_in_main`
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()
@@ -77,9 +77,9 @@ def _has_stepped(entered: EnteredProcess) -> bool:
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
     """Record for `_RECORD_S` seconds. Write the rank's record, and on rank 0 also the run's record."""
-    (device,) = RUNTIME.devices(None, None)  # without a request, a process has one device
+    (device,) = RUNTIME.devices(None, None)  # by default a process has one device
     trace = record.trace_name(position.rank)
-    window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
+    window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))  # None: record until `stop`
     record.clear_rank(run_dir, position.rank)
     progress = ProgressSender(position.rank)
     progress.tell("profiled")
@@ -127,7 +127,8 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
     """Wait until every rank is present, and then until the start time that rank 0 posts; return the run's id.
 
-    Return early, with this process's own id, if the process is measured by its optimizer steps meanwhile.
+    If there are no other ranks, return this process's own id. Also return this id, without waiting any longer, if the
+    process's optimizer steps are measured meanwhile.
     """
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
@@ -184,7 +185,7 @@ def _look(entered: EnteredProcess) -> set[str]:
 
 @contextlib.contextmanager
 def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callable[[], object]) -> Iterator[bool]:
-    """Start and stop a profiler in the main thread; yield whether it could be started.
+    """Call `start` and `stop` of a profiler in the main thread; yield whether `start` was called without an exception.
 
     A process that ends while its profiler runs would crash. Therefore the main thread also stops the profiler at exit,
     when other threads may no longer run.
@@ -207,7 +208,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
     """Call a function in the main thread and wait. Return False if the function raises, or does not start in `wait_s`.
 
     A main thread that does not start the function in `wait_s` seconds waits for other processes, as a launcher does.
-    When that wait ends, the process may exit. Therefore the function is then not called any more.
+    After such a wait the process may exit. Therefore the function is not called after `wait_s`.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
@@ -231,7 +232,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has created a PyTorch optimizer, because creating one sets `hooked` on `step`."""
+    """Return whether this program has created a PyTorch optimizer. PyTorch then sets `step.hooked` of the class."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

@@ -82,7 +82,7 @@ class ProcessReport:
     """Report of one process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: process number and cluster position; the latter are 0 and 1 while unknown.
+        pid, rank, world_size: process number and cluster position; rank 0 of 1 while the position is unknown.
         stage: progress of the measurement. `stepping`: an optimizer has stepped; `waiting`: for other ranks;
             `not-first`: another process of the rank is measured instead; `failed`: gpudiag failed in this process.
         calls: number of optimizer steps so far.
@@ -138,7 +138,7 @@ class ProcessReporter:
         self.write(calls)
 
     def write(self, calls: int, *, ended: bool = False) -> None:
-        """Write the report after `calls` optimizer steps; with `ended`, add its end's time and uncaught exception."""
+        """Write the report after `calls` optimizer steps. `ended`: add the current time and the uncaught exception."""
         if self._folder is None or os.getpid() != self._pid:  # a forked process has a reporter of its own
             return
         error = self.error

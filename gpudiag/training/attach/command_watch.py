@@ -83,7 +83,7 @@ class CommandWatch:
         self._signals, self._reports, self._hooks = signals, reports, hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the report.
+        #: Number of consecutive checks at which a process was stopped, by pid; `_STOPPED_CHECKS + 1` after the warning.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
@@ -266,7 +266,7 @@ class DeathWatch:
         self.deaths: dict[int, Death] = {}
 
     def __enter__(self) -> DeathWatch:
-        # The main thread receives all signals, because it forwards them to the command.
+        # The new thread inherits the blocked signals. So the main thread receives and forwards all signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -304,7 +304,8 @@ class DeathWatch:
 def _wait_status(pid: int) -> int | None:
     """Return the wait status of an ended process; None if its parent has reaped it already."""
     try:
-        # The name in parentheses may contain anything. The wait status is the last field.
+        # The name in parentheses may contain anything. The wait status is the last field. State Z is a zombie: the
+        # process has ended, and its parent has not reaped it.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[-1]) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,9 @@
 """Hook all optimizers and profilers in each of the command's processes that imports PyTorch.
 
-A process that never trains imports only this module, `command_process` and the standard library. The hook is never
-removed, because an optimizer may be iterating over its hooks at that time. After the measurement the hook does nothing,
-which takes 0.1 us per step. A failure in this module ends the measurement, but not the command.
+A process that never trains imports only this module, `command_process` and the standard library. The optimizer
+hook is never removed, because an optimizer may be iterating over its hooks at the moment of removal. After the
+measurement the hook does nothing, which takes 0.1 us per step. A failure in this module ends the measurement, but not
+the command.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: A process may be training if its main thread uses at least this share of CPU time. A launcher that only polls its
-#: processes ten times a second uses a tenth of this share.
+#: A process may be training if its main thread uses at least this share of a core's time. A launcher that only polls
+#: its processes ten times a second uses a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -53,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Handle the first optimizer step: import the other modules, and pass this and all later steps to them."""
+        """Handle the first optimizer step: import `attachment`, and pass this step and all later steps to it."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -65,7 +66,7 @@ _entered: EnteredProcess | None = None
 
 def enter() -> None:
     """Install the hooks once, after `torch` has been imported."""
-    global _entered  # noqa: PLW0603  # one process is entered once
+    global _entered  # noqa: PLW0603  # the hooks are installed once per process
     settings = read_settings()
     if settings is None or _entered is not None:
         return
@@ -78,7 +79,8 @@ def enter() -> None:
     with contextlib.suppress(Exception):  # private modules of PyTorch, which other versions may move
         from gpudiag.training.frameworks.pytorch.dataloader import watch_workers
 
-        watch_workers(os.path.join(settings.run_dir, "lines"))  # noqa: PTH118  # before workers exist
+        # Time DataLoader workers. This must be requested before workers exist.
+        watch_workers(os.path.join(settings.run_dir, "lines"))  # noqa: PTH118
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_report_end)
     _entered.report.write(0)
@@ -98,7 +100,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _step(entered: EnteredProcess, optimizer: Any) -> None:
     """Count a step of an optimizer, and pass it to the handler."""
     entered.calls += 1
-    if entered.calls >= entered.report.next_calls and not entered.measuring:
+    if entered.calls >= entered.report.next_calls and not entered.measuring:  # writing a file would lengthen the step
         entered.report.due(entered.calls)
     if (handler := entered.handler) is None:
         return
@@ -135,7 +137,7 @@ def _watch_closures() -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Return the arguments of `step` with a `_CountingClosure` for the closure; None to leave them unchanged."""
+    """Return (args, kwargs) of `step` with the closure in a `_CountingClosure`; None to leave them unchanged."""
     if _entered is None or _entered.handler is None:
         return None
     counting = (args[0], *(_counting(optimizer, value) for value in args[1:]))
@@ -172,7 +174,7 @@ def _forked() -> None:
 
 
 def _watch_profilers() -> None:
-    """End gpudiag's own profiler when the program creates one, because two profilers cannot record at the same time."""
+    """When the program creates a profiler, end gpudiag's own, because only one profiler can record at a time."""
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 

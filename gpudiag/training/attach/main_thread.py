@@ -1,6 +1,7 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or a profiler must not start or end within backward, because autograd then restores the thread's earlier state.
+A range or a profiler must not start or end within backward, because autograd restores the thread's earlier state
+afterwards.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 
 
 def when_backward_ends(function: Callable[[], object]) -> None:
-    """Call `function` in the main thread after the current backward pass. Any thread of the pass may call this.
+    """Call `function` in the main thread after the current backward pass. Any thread of this pass may be the caller.
 
     At the end of the pass autograd calls `_ADD`, which adds a pending call. `_ADD` is a C function: a Python function
     would let the interpreter run pending calls before backward has returned.
@@ -71,7 +72,10 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether a backward pass has called the interrupted code. The interrupted frame itself does not count."""
+    """Return whether a backward pass has called the interrupted code, for example a hook.
+
+    Interrupted Python code of autograd itself does not count: there the pass has not begun yet, or is over.
+    """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # public functions are slower
     while frame is not None and _is_backward(frame):
         frame = frame.f_back

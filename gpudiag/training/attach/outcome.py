@@ -46,7 +46,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """What is known of a command that has ended.
+    """Records of a command that has ended, and of its processes.
 
     Attributes:
         settings: the command and its measurement settings.
@@ -90,7 +90,7 @@ class CommandOutcome:
 
 
 def failure_reason(outcome: CommandOutcome) -> str | None:
-    """Say in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
+    """Return in one sentence why the command failed or was not measured; None if it succeeded and was measured."""
     culprit = _culprit(outcome) if outcome.code else None
     if culprit is not None:
         return culprit

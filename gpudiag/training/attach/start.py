@@ -41,8 +41,8 @@ def run_command(
         settings: the command and its measurement settings.
         observer: called with each progress message of each process.
         on_warning: called with each warning for the user, one sentence.
-        on_measured: called once with the run's record when all ranks are measured, while the command still runs, if
-            there is a trace and the record could be saved. It must return quickly.
+        on_measured: called once with the run's record when all ranks are measured, while the command still runs. It
+            must return quickly. It is not called if there is no trace, or if the record could not be saved.
 
     Returns:
         The command's exit code, or 128 plus the number of the signal that ended the command; and the run's record.
@@ -52,7 +52,7 @@ def run_command(
         OSError: gpudiag's files cannot be written; the command was not started.
     """
     run_dir = Path(settings.run_dir)
-    record.clear_run(run_dir, 0)  # also the files of all ranks
+    record.clear_run(run_dir, 0)  # with 0, files of all ranks are removed too
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     signals = SignalForwarder()
     with private_directory() as private, DeathWatch() as deaths:
@@ -110,7 +110,10 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return rank 0's record of the run (without it, one that began at `created`), with all ranks and the error."""
+    """Return the run's record that rank 0 wrote, with all ranks and the error.
+
+    If rank 0 wrote none, return a new record. `created` is the time of the command's start in ISO 8601.
+    """
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1
@@ -137,6 +140,6 @@ def _save(run_dir: Path, run: RunRecord) -> str | None:
         record.write_run(run_dir, run)
     except OSError as error:
         with contextlib.suppress(OSError):
-            (run_dir / RUN_FILE).unlink(missing_ok=True)  # an earlier record would be wrong here
+            (run_dir / RUN_FILE).unlink(missing_ok=True)  # the record of an earlier run must not remain
         return f"the measurements cannot be saved in {run_dir}: {error.strerror or error}"
     return None

@@ -1,7 +1,7 @@
 """Run one training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
 
 REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`. If the
-process fails, it reports the failure to the launcher and exits with code 1.
+process fails, it reports the failure to the launcher.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _ENDED = 143
 
 
 def main(arguments: list[str]) -> int:
-    """Run the requested program in this process, given RUN_DIR and REQUEST, and return the exit code."""
+    """Run the requested program in this process, given RUN_DIR and REQUEST, and return the exit code.
+
+    The exit code is 0, or 1 after an error, 2 after an exit or Ctrl-C within the program, or `_ENDED` after SIGTERM.
+    """
     run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
     job = request.job
     die_with_parent()  # torchrun starts each worker in its own session
@@ -54,7 +57,7 @@ def main(arguments: list[str]) -> int:
     _raise_at_sigterm()
     try:
         if framework_named(job.framework).entry:
-            with _without_collections():
+            with _without_collections():  # this call imports the framework
                 _call(framework_named(job.framework).entry)
         if request.program is not None:
             _run_program(request.program, launched)
@@ -77,7 +80,7 @@ def main(arguments: list[str]) -> int:
             hint=vars(error).get("hint"),  # without the default hint of the error's class, which does not apply here
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
-        return 1 if expected or isinstance(error, Exception) else 2  # 2: an exit or Ctrl-C within the program
+        return 1 if expected or isinstance(error, Exception) else 2
     return 0
 
 
@@ -117,7 +120,7 @@ def _run_program(plan: ProgramPlan, launched: Launched) -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collections, which would take a quarter of the import of a framework and free nothing."""
+    """Disable garbage collections, which would take a quarter of a framework's import time and free nothing."""
     gc.disable()
     try:
         yield

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 #: Options of a job that make a change in a built-in workload. The change `fused` has no option: `train` calls `fused`.
+#: The change `sdpa` (fused attention) fits no built-in workload.
 _OPTIONS: dict[Change, dict[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "channels-last": {"memory_format": "nhwc"},
@@ -40,16 +41,13 @@ def changed(job: Job, change: Change) -> Job:
 
 
 def _unfit(job: Job, change: Change) -> str | None:
-    """Return why a change does not fit a built-in workload; None if it fits, or if only training will show that."""
+    """Return why a change does not fit a built-in workload; None if it fits, or if only training can show that."""
     entry = workload_entry(job.workload)
     precision = computed_in(job.precision, on_gpu=job.device == "cuda")
+    no_channels_last = "its images are channels-last already" if job.memory_format == "nhwc" else None
     reasons: dict[Change, str | None] = {
         "tf32": None if precision == "fp32" else f"it computes in {precision} already",
-        "channels-last": None
-        if entry.images and job.memory_format != "nhwc"
-        else "its images are channels-last already"
-        if entry.images
-        else f"{entry.name} has no images",
+        "channels-last": no_channels_last if entry.images else f"{entry.name} has no images",
         "sdpa": "its attention is fused already" if entry.attention else f"{entry.name} has no attention",
         "compile": "the model is compiled already" if job.compile else None,
     }
@@ -57,7 +55,7 @@ def _unfit(job: Job, change: Change) -> str | None:
 
 
 def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """Return a function that makes the optimizer of `make` in its fused implementation.
+    """Return a function that makes the optimizer that `make` returns, but in its fused implementation.
 
     The returned function raises UsageError if the optimizer has no fused implementation, or is fused already.
     """
@@ -71,6 +69,7 @@ def fused(make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Callable[[Iter
         if optimizer.defaults.get("fused"):
             raise UsageError(f"its {kind.__name__} is fused already", "Leave it out.")
         chosen = {"fused": True, "foreach": None}  # PyTorch allows only one of the two
+        # `defaults` may contain names that the constructor does not accept.
         options = {name: value for name, value in optimizer.defaults.items() if name in known} | chosen
         return kind([group | chosen for group in optimizer.param_groups], **options)  # type: ignore[no-any-return]
 

@@ -13,7 +13,7 @@ from gpudiag.model.job import Job
 
 
 def find_function(name: str) -> Callable[[], object]:
-    """Import and return `module:function`. The current directory is put first on `sys.path`, as by `python -m`.
+    """Import and return `module:function`. The current directory is put first on `sys.path`, as `python -m` does.
 
     Raise UsageError if the module does not exist, or does not have this function.
     """
@@ -24,7 +24,7 @@ def find_function(name: str) -> Callable[[], object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Another name is that of a module which the user's module imports.
+        # If another module is missing, the user's module exists and imports the missing one.
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise UsageError(
                 f"there is no module '{module_name}'", "Give module:function as Python would import it from here."

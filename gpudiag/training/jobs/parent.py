@@ -15,5 +15,5 @@ def die_with_parent() -> None:
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the parent has died before the call of `prctl`
             os.kill(os.getpid(), signal.SIGKILL)

@@ -42,8 +42,8 @@ class Arithmetic:
         return nullcontext() if self._autocast is None else torch.autocast(self._type, dtype=self._autocast)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward of the loss. For `fp16`, first scale the loss, and so the gradients."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's own
+        """Run backward of the loss. For `fp16`, first scale the loss, which also scales the gradients."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # untyped in torch
 
     def step(self, optimizer: Optimizer) -> None:
         """Update the parameters. For `fp16`, wait for the gradients, and update only if all gradients are finite."""

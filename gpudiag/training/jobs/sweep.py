@@ -97,7 +97,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 
 
 class _Sweep:
-    """Run the jobs of a sweep, whose number is `entries`, in one process."""
+    """Run the jobs of a sweep in one process. `entries` is the number of jobs."""
 
     def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started, self.messages = started, messages
@@ -108,6 +108,7 @@ class _Sweep:
     def take(self, number: int, entry: SweepEntry) -> None:
         """Train job `number` if this process takes part in it. Return when all processes of the job have ended it.
 
+        The job's first process (`leads`) writes the outcome into the job's directory, before and after the training.
         Raise WorkerFailedError if a process failed, and the processes cannot train another job.
         """
         if not self._is_time(number, entry):
@@ -139,12 +140,16 @@ class _Sweep:
             write_json(directory / OUTCOME_FILE, outcome)
             messages.send(f"{number}/noted", "1")
         elif messages.size > 1:
-            messages.receive(f"{number}/noted")  # a process that fails earlier could end the leader before it writes
+            # If this process failed before the leader has written, the launcher could end the leader too early.
+            messages.receive(f"{number}/noted")
         if None in reports or not worst.usable:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether there is time to begin the job. Rank 0 decides for all ranks; without an answer, False."""
+        """Return whether the job may begin, at most `entry.not_after_s` seconds after the sweep began (None: any time).
+
+        Rank 0 decides for all ranks. Without its answer, return False.
+        """
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -194,7 +199,7 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Set the environment variables for job `number` within the block. The rank may differ between jobs."""
+        """Set the environment variables for job `number` within the block. A process's rank may differ between jobs."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {
@@ -249,7 +254,7 @@ def free_memory() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return
-    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+    if "torch._dynamo" in sys.modules:  # importing this module takes seconds
         torch.compiler.reset()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

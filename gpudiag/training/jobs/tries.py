@@ -37,7 +37,8 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends when two consecutive blocks differ by less than this share; minimum and maximum number of its blocks.
+#: Warm-up ends when the step times of two consecutive blocks differ by less than this share. Minimum number of blocks
+#: after the first block, and maximum number of all blocks of a warm-up.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer settings.
 _SETTINGS = (
@@ -53,7 +54,7 @@ _SETTINGS = (
 def run_tries(plan: TriesPlan, started: Launched) -> None:
     """Measure all changed jobs together with the other processes. Rank 0 writes the results after each change."""
     place = current_position()
-    set_launched(msgspec.structs.replace(started, recorded=False))
+    set_launched(msgspec.structs.replace(started, recorded=False))  # steps are only timed
     changes: list[ChangeTurns] = []
     with _one_process_group():
         trials = _ChangeTrials(started.job, ProcessMessages(place.rank, place.world_size))
@@ -82,8 +83,9 @@ class _ChangeTrials:
         self._warm = False
 
     def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
-        """Train changed job `number` of `jobs` in turns with the unchanged job. Return step times or why none exist.
+        """Train changed job `number` (from 0) of `jobs` in turns with the unchanged job. Return their step times.
 
+        If there are none, return why the change was skipped (it does not fit the job) or failed.
         Raise WorkerFailedError if the unchanged job failed, or the changed job failed on some ranks only.
         """
         if job.change is None:
@@ -109,7 +111,7 @@ class _ChangeTrials:
             )
         finally:
             turns.end()
-            del turns
+            del turns  # so that `free_memory` frees the model
             free_memory()
 
     def _warm_up(self, turns: JobTurns) -> float:
@@ -125,8 +127,9 @@ class _ChangeTrials:
     def _alternate(
         self, turns: JobTurns, step_ms: float, first_pair: int, pairs: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Time blocks of both jobs in turns. Report progress from pair `first_pair` of all `pairs` of blocks on.
+        """Time blocks of both jobs in turns. `step_ms` is the changed job's step time, which sets the steps of a block.
 
+        Report progress from pair `first_pair` of all `pairs` of blocks on.
         Return two tuples (unchanged job, changed job) with the mean step time of each block on the slowest rank, in ms.
         """
         base: list[float] = []
@@ -134,7 +137,8 @@ class _ChangeTrials:
         steps = _steps(step_ms)
         for pair in range(PAIRS):
             self.progress.tell("timed", first_pair + pair, pairs)
-            for job, means in ((self.unchanged, base), (turns, changed))[:: -1 if pair % 2 else 1]:
+            order = -1 if pair % 2 else 1  # every other pair begins with the changed job
+            for job, means in ((self.unchanged, base), (turns, changed))[::order]:
                 means.append(self._slowest(job.block(steps, run_in=_RUN_IN_STEPS)))
         return tuple(base), tuple(changed)
 

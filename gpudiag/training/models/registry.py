@@ -200,7 +200,7 @@ def workload_entry(name: str) -> WorkloadEntry:
 
 
 def training_entry(name: str, command: str) -> WorkloadEntry:
-    """Return the workload of this name, for a command about gradient communication (named `command` in the hint).
+    """Return the workload of this name, for a command that needs gradients. The error's hint names `command`.
 
     Raise UsageError if no workload has this name, or the workload only predicts.
     """

@@ -50,7 +50,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """A data set of samples in memory. Each access copies the sample's inputs, as decoding makes new inputs."""
+    """A data set of samples in memory. Each access copies the sample's inputs, as decoding a file would."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs, self._targets = inputs, targets
@@ -106,7 +106,7 @@ class DevicePrefetch:
         if self._device.type != "cuda":
             yield from self._batches
             return
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # untyped in torch
         source = iter(self._batches)
         ahead = self._copied(source, side)
         while ahead is not None:

@@ -34,7 +34,7 @@ class Fault(ABC, Generic[TrainerT]):
         self.prepare()
 
     def prepare(self) -> None:
-        """Prepare the fault: measure how much work has the size `amount_ms`, and allocate this work's data."""
+        """Prepare the fault: measure how much work takes `amount_ms`, and allocate this work's data."""
         return
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Measure and record the faults of `gpudiag selftest` in one process, for any framework.
 
 The ablation of a fault times blocks of steps without the fault (off) and with it (on), in the order off, on, on, off,
-so that drift of the machine affects both equally. Afterwards the job with the fault is recorded in its own run
+so that drift of the machine affects off and on equally. Afterwards the job with the fault is recorded in its own run
 directory. If the profiler's library stays loaded after a recording, all ablations come before the first recording.
 Otherwise each fault is recorded directly after its ablation.
 """
@@ -44,7 +44,7 @@ _RUN_IN_STEPS = 3
 #: Minimum number of steps in a block in which all work of a step is launched before the device begins. Such a block has
 #: a third of the usual number of steps, because the host waits for the end of each step.
 _LEAST_AHEAD = 4
-#: Time for which the device is blocked while the host launches the next step, in step times.
+#: Time for which the device is blocked while the host launches the next step, as a multiple of the step time.
 _HELD_STEPS = 2.0
 
 
@@ -69,7 +69,7 @@ def run_faults(
     trials.progress.tell("warmup")
     trainer.warm_up(plan.warm_up_s)
     trials.save(run_dir)
-    for background in plan.background:  # costs of the clean job, which are timed but not recorded
+    for background in plan.background:  # costs of the clean job itself, which are timed but not recorded
         trials.progress.tell("timed", 0, len(plan.faults))
         trials.attempt(background, trials.ablate)
         trials.discard(background)
@@ -78,7 +78,7 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Record the faults that use a session first, because a session times steps. A loaded profiler slows launches.
+        # Record the faults that use a session first: a session times steps, which a loaded profiler would slow down.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)
@@ -91,6 +91,7 @@ def run_faults(
 class FaultTrials(Generic[TrainerT]):
     """Measure, record and save the faults in one process. `kinds` are the classes of faults by kind.
 
+    `run_dir` contains a run directory for each fault, and the record of the clean job.
     Calls of `trainer.gather(None)` exchange nothing: in them the ranks only wait for each other.
     """
 
@@ -115,7 +116,7 @@ class FaultTrials(Generic[TrainerT]):
         self._failed: set[str] = set()  # names of faults that failed on any rank
 
     def attempt(self, plan: FaultPlan, trial: Callable[[FaultPlan], None]) -> None:
-        """Call `trial` (`ablate` or `profile`) for a fault. If it fails on any rank, skip later trials of the fault."""
+        """Call `trial` (`ablate` or `profile`) for a fault. After a failure on any rank, skip its later trials."""
         if plan.name in self._failed:
             return
         problem = None
@@ -147,7 +148,7 @@ class FaultTrials(Generic[TrainerT]):
                 blocks.append(self._block(on, series.step_ms))
                 if on:
                     faulty.extend(series)
-            if plan.job and self.trainer.holds:
+            if plan.job and self.trainer.holds:  # only for whole jobs, whose cost of launches is measured
                 held = self._held(fault, blocks, steps)
         finally:
             fault.rest()
@@ -177,6 +178,7 @@ class FaultTrials(Generic[TrainerT]):
 
         `blocks` are the blocks of the ablation, which show the step time. A usual block has `steps` steps.
         """
+        # `step_ms[0]` are the times of rank 0, so that all ranks hold their devices equally long.
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -212,7 +214,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
         """Record a full and a kernel-only trace without a session. The only marks are the framework's step marks."""
-        # Only in divided jobs the ranks' numbers of operations differ.
+        # Operations are counted only in divided jobs, because only there their number differs between ranks.
         flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
@@ -232,7 +234,7 @@ class FaultTrials(Generic[TrainerT]):
         return None if counter is None else counter.result
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
-        """Record one trace, and return the times of the recorded steps.
+        """Record one trace of this kind, and return the times of the recorded steps.
 
         If the profiler fails, run the steps nevertheless, because other ranks communicate with this rank.
         """
@@ -268,7 +270,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
         """Record with a session, in a loop over `prof.steps(loader)`. The session times the steps and marks fetches."""
-        # Without the variable the session sends no progress messages, which would disturb those of the selftest.
+        # Without the variable the session sends no progress messages, which would mix with the selftest's messages.
         socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,

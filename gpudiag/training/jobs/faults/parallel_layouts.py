@@ -22,7 +22,10 @@ _SLOW_DIMENSION = {"uneven-stages": "pp", "long-sequences": "dp", "hot-expert": 
 
 
 def selftest_layout(kind: str, processes: int) -> ParallelLayout:
-    """Return the layout for a kind of divided job or fault and an even number of processes; by default replicas."""
+    """Return the layout for a kind of divided job or fault and an even number of processes.
+
+    Other kinds have data-parallel replicas of the whole model.
+    """
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % (2 * _STAGES) else _STAGES
         microbatches = stages if kind == "pipeline" else 2 * stages

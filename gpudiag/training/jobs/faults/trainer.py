@@ -119,8 +119,8 @@ class Trainer(ABC):
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
-        """Time `steps` steps. Before them, run `run_in` untimed steps, in which the host gets ahead of the device."""
-        self.clock.anchor()
+        """Time `steps` steps. Before, run `run_in` untimed steps, in which the host gets ahead of the device."""
+        self.clock.anchor()  # relates device times to the host's clock; may wait for the device
         for _ in range(run_in):
             self.step()
         self.clock.restart()
@@ -133,7 +133,7 @@ class Trainer(ABC):
         """Return the times in ms of steps without launch overhead: kernels are queued before the device begins them.
 
         Before each step the device is kept busy for `hold_ms` (not timed), which must exceed the time of launching a
-        step. Only kernels after the 1,024 launches that the launch queue holds can wait for their launch.
+        step. The launch queue holds 1,024 launches, so only later kernels of a step can wait for their launch.
         """
         times = []
         for _ in range(steps):

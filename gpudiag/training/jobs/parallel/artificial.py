@@ -40,5 +40,5 @@ def occupy(device: torch.device, milliseconds: float) -> None:
 
 def artificial_work(x: Tensor, forward_ms: float) -> Tensor:
     """Return `x` after `forward_ms`. Backward takes twice as long."""
-    done: Tensor = ArtificialWork.apply(x, forward_ms)  # type: ignore[no-untyped-call]  # torch's own
+    done: Tensor = ArtificialWork.apply(x, forward_ms)  # type: ignore[no-untyped-call]  # untyped in torch
     return done

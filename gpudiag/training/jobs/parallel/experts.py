@@ -46,7 +46,7 @@ class AllToAll(torch.autograd.Function):
 
 
 def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
-    exchanged: Tensor = AllToAll.apply(rows, counts, factor)  # type: ignore[no-untyped-call]  # torch's own
+    exchanged: Tensor = AllToAll.apply(rows, counts, factor)  # type: ignore[no-untyped-call]  # untyped in torch
     return exchanged
 
 
@@ -57,7 +57,7 @@ class ExpertLayer(nn.Module):
 
     Attributes:
         hot_share: share of the tokens that go to the expert `hot`. The other tokens are assigned in turn.
-        hot: number of the expert that receives these tokens.
+        hot: number of the expert that receives `hot_share`.
         ms_per_token: artificial duration of forward per received token, in ms.
     """
 
@@ -78,7 +78,8 @@ class ExpertLayer(nn.Module):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         counts = RowCounts(self._group, sent.tolist(), received.tolist())
-        # Scale the gradients of experts, which are sums over the ranks of the group, to means like all other gradients.
+        # An expert's gradients are sums over the ranks of the group. In backward the second all-to-all scales them to
+        # means, like all other gradients. The first all-to-all undoes this for the gradients of the tokens.
         ranks = float(self._group.size())
         rows = self._work(_all_to_all(tokens[order], counts, ranks))
         rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)

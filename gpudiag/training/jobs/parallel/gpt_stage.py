@@ -44,7 +44,7 @@ class SplitAttention(nn.Module):
 
     Args:
         sizes: sizes of the whole model.
-        sequence_group: processes with parts of the same sequences, which gather keys and values; None for whole ones.
+        sequence_group: processes with parts of the same sequences, which gather keys and values; None: whole sequences.
     """
 
     def __init__(self, sizes: GptSizes, sequence_group: dist.ProcessGroup | None) -> None:
@@ -65,7 +65,7 @@ class SplitAttention(nn.Module):
             t, part = x.shape[1], self._group.rank()
             key, value = (GatheredSequence.apply(heads, self._group) for heads in (key, value))  # type: ignore[no-untyped-call]
             positions = torch.arange(key.shape[2], device=x.device)
-            # Of all positions, this part's begin at `part * t`. Each attends to those up to itself.
+            # This part's positions begin at `part * t`. Each position attends to itself and to all earlier positions.
             mask = positions[part * t : (part + 1) * t, None] >= positions
             attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         out: Tensor = self.projection(attended.transpose(1, 2).flatten(2))
@@ -141,7 +141,8 @@ class GptStage(nn.Module):
     ) -> None:
         super().__init__()
         self._bf16 = bf16
-        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages  # equal, or differ by one
+        # Stages differ by at most one layer.
+        layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages
         self._part = 0 if sequence_group is None else sequence_group.rank()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width) if stage == 0 else None
         self.positions = nn.Embedding(sizes.context, sizes.width) if stage == 0 else None

@@ -12,7 +12,7 @@ _REPLICAS = ("dp", "ep", "cp")
 
 
 class ParallelMesh:
-    """The mesh of all processes. PyTorch calls its process groups `mesh_pp`, `mesh_dp` and so on in traces.
+    """The mesh of all processes. In traces PyTorch calls the mesh's process groups `mesh_pp`, `mesh_dp` and so on.
 
     Attributes:
         mesh: mesh of the dimensions with several processes, in the layout's order; None if the job has one process.

@@ -70,7 +70,7 @@ class ParallelGpt:
         self._schedules: dict[tuple[int, int], Any] = {}  # by (sequences, tokens per sequence) of a batch
 
     def train(self, tokens: Tensor, targets: Tensor) -> None:
-        """Train a step on int64[n, t] tokens and targets on the device. Each process takes its part of sequences."""
+        """Train a step on int64[n, t] tokens and targets on the device. Use this process's part of each sequence."""
         parts, part = self.layout.cp, self.mesh.coordinate("cp")
         tokens, targets = (batch.chunk(parts, dim=1)[part].contiguous() for batch in (tokens, targets))
         if self.layout.pp > 1:
@@ -82,7 +82,7 @@ class ParallelGpt:
                 with self._range("forward"):
                     loss = cross_entropy(self.modules[0](inputs), labels) / count
                 with self._range("backward"):
-                    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+                    loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         with self._range("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -146,7 +146,7 @@ class ParallelGpt:
     def _schedule(self, n: int, t: int) -> Any:
         """Make the pipeline schedule for batches of n sequences with t tokens each."""
         count = self.layout.microbatches
-        # The tensors have no data: they show the stages the shapes of one microbatch.
+        # Stages read only shapes and types from these tensors, which describe one microbatch and have no data.
         hidden = torch.empty(n // count, t, self.sizes.width, device="meta", requires_grad=True)
         tokens = torch.empty(n // count, t, dtype=torch.int64, device="meta")
         logits = torch.empty(n // count, t, self.sizes.vocabulary, device="meta", requires_grad=True)

@@ -48,7 +48,7 @@ def train_parallel(job: Job, layout: ParallelLayout) -> None:
             "threads": str(torch.get_num_threads()),
             "sequences_per_replica": str(sequences),
         }
-        seed = model.mesh.batch_index  # processes with one index train on the same batches
+        seed = model.mesh.batch_index  # processes with the same index train on the same batches
         # Several processes share a batch. If this leaves no whole number of sequences per process, record none.
         per_device, rest = divmod(sequences * layout.dp * layout.ep, layout.processes)
         with (

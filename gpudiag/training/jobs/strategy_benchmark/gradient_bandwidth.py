@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SIZES = 5
 #: Seconds per transport. After this time, larger sizes are skipped.
 _SECONDS = 0.5
-#: Number of times that each size is timed. The median counts.
+#: Number of times that each size is timed. The median of these times is the result.
 _REPEATS = 3
 #: A size is measured only if it is less than this share of the next larger size.
 _APART = 0.8
@@ -49,6 +49,7 @@ def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
     distinct.reverse()
     if len(distinct) <= most:
         return distinct
+    # Choose by position, at equal distances from the smallest size to the largest.
     return sorted({distinct[round(i * (len(distinct) - 1) / (most - 1))] for i in range(most)})
 
 

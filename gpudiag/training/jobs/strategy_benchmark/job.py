@@ -3,7 +3,8 @@
 A candidate is a strategy with its options. For each workload of the plan the benchmark measures a step without
 communication, the phases of this step, the time at which each gradient is ready, and all-reduces of the workload's
 buckets over each transport. From these times and the machine's facts each candidate's step time is predicted. Then the
-best candidates are timed in turns, so that drift of the machine affects all equally. Each trains a copy of the model.
+best candidates are timed in turns, so that drift of the machine affects all candidates equally. Each candidate trains a
+copy of the model.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate is slow if its step time exceeds another candidate's by this factor. A slow candidate has no turns, but
 #: at most this number of looks, of which the last two count as rounds.
 _SLOW, _SLOW_LOOKS = 1.5, 3
-#: Share of the remaining time for the warm-up of `independent` (no communication), and for measuring its phases.
+#: Share of the remaining time for the warm-up of `independent` (no communication), and again for measuring its phases.
 _ALONE = 0.3
 #: Minimum number of rounds of `independent` and the first strategy. A single round has no confidence interval.
 _LEAST_ROUNDS = 2
 #: Remaining seconds if the time is not limited.
 _NO_LIMIT_S = 1e9
-#: Time to end the processes, as a share of the time to start them (on busy cores 6 s and 18 s, or 9 s and 19 s).
+#: Time to end the processes, as a share of the time to start them. On busy cores, processes that started in 18 s ended
+#: in 6 s, and processes that started in 19 s ended in 9 s.
 _ENDING = 0.5
 
 
@@ -158,7 +160,7 @@ class _Benchmark:
                 for prediction in predictions
                 if prediction.cannot is None and prediction.candidate != _INDEPENDENT
             ]
-            finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible
+            finalists = finalists_of(predictions, entry.finalists) if entry.finalists else possible  # 0: time all
             with self._timing("setup"):
                 self._set_up_all(subject, finalists)
             with self._timing("turns"):
@@ -204,19 +206,21 @@ class _Benchmark:
         return float(self.world.first(_NO_LIMIT_S if self._until is None else self._until - time.time()))
 
     def _set_up_all(self, subject: Subject, finalists: Sequence[Candidate]) -> None:
-        """Set up the candidates in order, as long as there is time to warm up and time them. Set up at least one."""
+        """Set up the candidates in order, while there is time to warm up and measure them. Set up at least one."""
         for number, candidate in enumerate(finalists):
             self._beat()
             left_s = self._left_s()
             step_s = max(self.step_ms.values()) / 1e3
-            turns_s = RANKED_ROUNDS * (1 + self._run_in) * step_s
+            turns_s = RANKED_ROUNDS * (1 + self._run_in) * step_s  # time of a candidate's turns with one step each
+            # `each_s`: time of a candidate's setup, warm-up and turns, estimated from the earlier candidates.
             before = [self.setup_s[finalist.label] for finalist in finalists[:number]]
             each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
-            free_s = left_s - len(self.trainers) * turns_s
+            free_s = left_s - len(self.trainers) * turns_s  # without the turns of candidates that are set up
             if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and at least one candidate are set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
             # Divide the free time equally among the remaining candidates, or among as many candidates as can be set up.
+            # Each share includes the time `turns_s` for the candidate's turns.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
@@ -281,7 +285,7 @@ class _Benchmark:
         The step time of a slow candidate need not be precise, so it has only a few looks.
         """
         first = 0.0
-        for number in range(_FIRST_STEPS):  # the last one takes as long as later steps
+        for number in range(_FIRST_STEPS):  # the last of them takes as long as later steps
             first = self._slowest(trainer.timed(1, run_in=0))
             if number and self._left_s() < kept_s:  # the very first step is no estimate of the step time
                 return first
@@ -314,7 +318,7 @@ class _Benchmark:
         return max(self.plan.least_steps, round(self.plan.block_ms / step_ms))
 
     def _slowest(self, times: list[float]) -> float:
-        """Return the median step time of the slowest rank, in ms."""
+        """Return the median step time of the slowest rank, in ms. `times` is empty on ranks that do not train."""
         return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
 
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:

@@ -25,7 +25,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
-    """Select this process's devices, and return their short names.
+    """Select this process's devices, and return their short names, for example `GPU:0`.
 
     The devices are the first `count` GPUs, or logical CPU devices that share the process's cores. Call this function
     before TensorFlow runs any op.

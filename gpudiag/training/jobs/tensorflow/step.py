@@ -47,7 +47,7 @@ def step_on_each_device(
     _name_communication(optimizer)
     # Gradients are summed over devices. Therefore each device divides its mean loss by the number of devices.
     share = 1.0 / strategy.num_replicas_in_sync
-    scale = getattr(optimizer, "scale_loss", lambda loss: loss)  # only an optimizer with loss scaling has it
+    scale = getattr(optimizer, "scale_loss", lambda loss: loss)  # only optimizers with loss scaling have `scale_loss`
 
     def gradients_of(inputs: Any, target: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape, gpudiag.range("forward"):
@@ -145,5 +145,5 @@ def communicating_by(optimizer: Any, communicate: Callable[[Any], Any]) -> Itera
 
 
 def _inner(optimizer: Any) -> Any:
-    """Return the optimizer that communicates gradients: with loss scaling, the optimizer within the given one."""
+    """Return the optimizer that communicates gradients. With loss scaling, this is the inner optimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)

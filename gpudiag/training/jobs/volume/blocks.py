@@ -8,7 +8,8 @@ Worked example. An axis has 130 voxels. A block writes at most 55 voxels, and it
     2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
 
 The network's input always has the same shape. Therefore the last block is moved back until its predicted voxels are
-inside the volume. Halo voxels outside the volume are mirrored. The last block writes only voxels that no other writes.
+inside the volume. Halo voxels outside the volume are mirrored. The last block writes only voxels that no other block
+writes.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Volume:
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], chunk: Sequence[int]) -> Volume:
-        """Make an array of zeros of this shape, in chunks of shape `chunk`, in place of an existing one.
+        """Make an array of zeros of this shape, in chunks of shape `chunk`, in place of an existing array.
 
         Raise WorkerFailedError if the disk is full.
         """

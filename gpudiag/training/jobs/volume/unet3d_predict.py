@@ -102,12 +102,13 @@ class Predictor:
             x = self._workload.prepare(inputs).contiguous(memory_format=self._format)
             with self._arithmetic.forward():
                 output = self._model(x)
-            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)  # 1, and 0.5 because `to` rounds down
+            # Add 1 to skip "not written", and 0.5 because `to` truncates.
+            levels = output.float().mul_(_LEVELS).add_(1.5).to(torch.uint8)
             results = [
                 self._fetched(levels[index][(..., *block.written.slices(block.seen.begin))])
                 for index, (block, _) in enumerate(batch)
             ]
-        done: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]  # torch's own
+        done: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]  # untyped in torch
         if done is not None:
             done.record(torch.cuda.current_stream(self._device))
         self._under_way.append(([block for block, _ in batch], results, done))
@@ -181,6 +182,7 @@ class VolumePrediction:
         # A process without blocks of its own repeats blocks of other processes, so that it has steps too.
         repeated = [self._blocks[number] for number in (own_blocks or range(len(self._blocks)))[:_REPEATED_BLOCKS]]
         voxels = math.prod(self._shape)
+        # One byte per value: the input volume, the prediction, and the repeated blocks of each process.
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )
@@ -218,7 +220,7 @@ class VolumePrediction:
             remove_volumes(self._run_dir, but=PREDICTION if self._job.keep_prediction else None)
 
     def _predictor(self) -> tuple[Predictor, nn.Module]:
-        """Return a predictor with the job's precision and memory format, and the model that torch.compile may wrap."""
+        """Return a predictor with the job's precision and memory format, and its uncompiled model."""
         torch.manual_seed(0)
         workload = UNet3dPrediction(on_gpu=self._device.type == "cuda")
         channels_last = self._job.memory_format == "nhwc"

@@ -47,7 +47,7 @@ class ResNetCifarBlock(nn.Module):
         y = functional.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         if self.widening:
-            half = self.widening // 2
+            half = self.widening // 2  # shortcut of option A: add half of the channels before, half after
             x = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
         return functional.relu(y + x)
 

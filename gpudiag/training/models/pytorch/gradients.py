@@ -43,7 +43,7 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
     try:
         with FlopCounterMode(display=False) as counter:
             loss = workload.loss(model(workload.prepare(inputs.to("meta"))), target.to("meta"))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         flops = int(counter.get_total_flops())
     except Exception as error:  # noqa: BLE001  # a model that needs tensor values cannot run on the meta device
         print(f"the FLOPs of a step are unknown: {error}", file=sys.stderr)  # noqa: T201

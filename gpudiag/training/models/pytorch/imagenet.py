@@ -23,7 +23,8 @@ HIDDEN = 4096
 ALEXNET_POOLED, VGG_POOLED = 6, 7
 #: (number of convolutions, channels) of each VGG stage. Every stage ends with pooling.
 VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. A block's output has EXPANSION times as
+#: many channels.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
@@ -98,7 +99,7 @@ class VggModel(nn.Module):
         initialise_convolutions(self)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # there is one
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # VGG has biases
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.01)
                 nn.init.zeros_(module.bias)
@@ -223,7 +224,7 @@ def pooled(inputs: int, outputs: int) -> nn.Module:
 
 
 def block_35(inputs: int, pool: int) -> nn.Module:
-    """Build a block for 35x35 maps (figure 5, but with a 5x5 convolution). The pooling branch has `pool` channels."""
+    """Build a block for 35x35 maps (the paper's figure 5, with a 5x5 convolution), pooling to `pool` channels."""
     return Branches(
         convolution(inputs, 64, 1),
         nn.Sequential(convolution(inputs, 48, 1), convolution(48, 64, 5, padding=2)),
@@ -233,7 +234,7 @@ def block_35(inputs: int, pool: int) -> nn.Module:
 
 
 def block_17(width: int) -> nn.Module:
-    """Build a block for 17x17 maps of 768 channels (figure 6). Rows and columns of `width` channels replace 7x7."""
+    """Build a block for 17x17 maps of 768 channels (figure 6): 1x7 and 7x1 in place of 7x7, with `width` channels."""
     return Branches(
         convolution(768, 192, 1),
         nn.Sequential(convolution(768, width, 1), row(width, width, 7), column(width, 192, 7)),
@@ -249,7 +250,7 @@ def block_17(width: int) -> nn.Module:
 
 
 def block_8(inputs: int) -> nn.Module:
-    """Build a block for 8x8 maps (figure 7), with rows and columns in parallel."""
+    """Build a block for 8x8 maps (figure 7), with 1x3 and 3x1 convolutions in parallel."""
     return Branches(
         convolution(inputs, 320, 1),
         nn.Sequential(convolution(inputs, 384, 1), Branches(row(384, 384, 3), column(384, 384, 3))),

@@ -3,7 +3,7 @@
 - `mlp`, 8000-4000-2000-500-300-1: 41,157,101 parameters, 165 MB of gradients in fp32.
 - `trivial`: one weight per input value, so 150,529 parameters on 224x224 images. Training this model takes almost no
   time, so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has
-  two more layers with 4.1 million parameters, which process a single number.
+  two more layers with 4.1 million parameters, whose input is a single number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mlp(Workload):
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(MLP_WIDTHS):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
+        return nn.Sequential(*layers[:-1])  # without ReLU after the last layer
 
     def samples(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Make inputs float32[count, 8000] and targets float32[count, 1]."""

@@ -64,7 +64,7 @@ class UNet3d(nn.Module):
         for level, convolutions in enumerate(self.down):
             x = convolutions(x if level == 0 else functional.max_pool3d(x, POOLING))
             skips.append(x)
-        skips.pop()
+        skips.pop()  # the deepest level has no skip connection
         for convolutions in self.up:
             x = functional.interpolate(x, scale_factor=[float(factor) for factor in POOLING], mode="nearest")
             x = convolutions(torch.cat((x, skips.pop()), dim=1))

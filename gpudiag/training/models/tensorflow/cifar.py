@@ -22,7 +22,7 @@ def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:
-        x = layers.MaxPooling2D(1, strides=2)(x)
+        x = layers.MaxPooling2D(1, strides=2)(x)  # every other pixel
         zeros = layers.Rescaling(0.0)(x)  # as many channels as x
         x = layers.Concatenate(axis=channel_axis())([x, zeros])
     return layers.ReLU()(layers.Add()([y, x]))
@@ -105,6 +105,7 @@ class LocalResponseNormalisation(layers.Layer):  # type: ignore[misc]  # Keras h
     def call(self, inputs: Any) -> Any:
         """Return the normalised inputs, with the same shape and type."""
         x = tf.transpose(inputs, (0, 2, 3, 1)) if channels_first() else inputs
+        # Unlike PyTorch, TensorFlow does not divide `alpha` by the number of channels.
         x = tf.nn.local_response_normalization(
             tf.cast(x, tf.float32), depth_radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75
         )

@@ -16,7 +16,8 @@ from keras import layers
 from gpudiag.training.models.tensorflow.workload import KerasImageWorkload, channel_axis
 
 HIDDEN = 4096
-#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. Blocks return EXPANSION times as many.
+#: (number of blocks, channels of their 3x3 convolutions) of each ResNet stage. A block's output has EXPANSION times as
+#: many channels.
 RESNET_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 
@@ -67,7 +68,7 @@ class KerasVgg16(KerasImageWorkload):
 
 
 def normalised_convolution(x: Any, width: int, side: int, *, stride: int = 1) -> Any:
-    """Apply a convolution without bias, and batch normalisation."""
+    """Apply a `side` x `side` convolution to `width` channels without bias, and batch normalisation."""
     x = layers.Conv2D(width, side, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
     return layers.BatchNormalization(axis=channel_axis(), momentum=0.9, epsilon=1e-5)(x)
 

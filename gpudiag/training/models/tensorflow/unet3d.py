@@ -47,7 +47,7 @@ class KerasUNet3dTraining(KerasWorkload):
         for level, width in enumerate(FEATURES):
             x = two_convolutions(x if level == 0 else layers.MaxPooling3D(POOLING)(x), width)
             skips.append(x)
-        skips.pop()
+        skips.pop()  # the deepest level has no skip connection
         for width in reversed(FEATURES[:-1]):
             x = layers.Concatenate(axis=channel_axis())([layers.UpSampling3D(POOLING)(x), skips.pop()])
             x = two_convolutions(x, width)

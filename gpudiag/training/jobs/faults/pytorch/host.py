@@ -23,7 +23,7 @@ _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
 #: Maximum number of tensors in a checkpoint (1 GB).
 _MOST_TENSORS = 1000
-#: Number of objects of a timed collection. These objects exceed the processor's caches, as those of the fault do.
+#: Number of objects of a timed garbage collection, which exceed the processor's caches as the fault's objects do.
 _TRIAL_OBJECTS = 500_000
 
 
@@ -90,7 +90,7 @@ class Saves(CallFault):
 class Collections(Fault[DdpTrainer]):
     """Before each update, run `gc.collect()` over so many objects that it takes `amount_ms`.
 
-    All other objects are frozen (`gc.freeze`), because a collection that visits them might take longer.
+    All other objects are frozen (`gc.freeze`), because a collection of all objects might take longer than `amount_ms`.
     """
 
     def prepare(self) -> None:

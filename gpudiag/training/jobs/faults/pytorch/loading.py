@@ -49,7 +49,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         on_gpu = trainer.device.type == "cuda"
         workers = _GPU_WORKERS if on_gpu else _CPU_WORKERS
         self._ready = workers * _AHEAD  # number of prefetched batches
-        # Each of the workers makes a batch in `workers` times the interval of batches.
+        # Workers make batches at the same time, so each batch takes `workers` times the interval between batches.
         sample_s = workers * (trainer.clean_ms + self.amount_ms) / 1e3 / size
         loader = DataLoader(
             _SlowStorage(pool, sample_s),
@@ -66,7 +66,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         if not on or not self.affected:
             loader.source = loader.usual
         elif loader.source is not self._batches:  # not already on
-            for _ in range(self._ready):
+            for _ in range(self._ready):  # prefetched while the fault was off, so they would not be late
                 next(self._batches)
             loader.source = self._batches
 
@@ -128,7 +128,7 @@ class VaryingLengths(_OtherBatches):
 
     def _cut(self, batch: Batch, share: float) -> Batch:
         """Return a batch with a share of each sequence's tokens, or with a share of the batch's images."""
-        axis = 1 if batch[1].dim() > 1 else 0
+        axis = 1 if batch[1].dim() > 1 else 0  # targets have a second dimension only if samples are sequences
         length = max(1, round(share * batch[0].shape[axis]))
         inputs, target = (tensor.narrow(axis, 0, length).contiguous() for tensor in batch)
         return (inputs.pin_memory(), target.pin_memory()) if self.trainer.device.type == "cuda" else (inputs, target)

@@ -36,7 +36,7 @@ class DividedJob(Fault[ParallelTrainer]):
 
     @property
     def share(self) -> float:
-        """Size of the fault as a share of the clean step time."""
+        """Size of the fault as a share of the clean step time, or in `HotExpert` as a share of all tokens."""
         return self.amount_ms / self.trainer.clean_ms
 
 
@@ -71,7 +71,7 @@ class TensorAndDataParallel(DividedJob):
     layers = 2  # few, because each layer communicates a dozen times per step
 
     def prepare(self) -> None:
-        """Build the job of on and the job of off."""
+        """Build the divided job, and the job in which each process has a whole model."""
         super().prepare()
         layers = sum(len(part.blocks) for part in self.network.parts)
         alone = ParallelLayout(microbatches=self.network.layout.microbatches)
@@ -92,7 +92,7 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """Let the layers of one pipeline stage take longer (on), or the layers of all stages take equally long (off).
+    """Let the layers of one pipeline stage take longer (on), or let all layers of all stages take equally long (off).
 
     The sum over all stages is the same in both cases, as if work had been moved to the slow stage.
     """
@@ -121,7 +121,7 @@ class LongSequences(DividedJob):
 
 
 class HotExpert(DividedJob):
-    """Assign a share of all tokens to one expert, and the other tokens to all experts in turn."""
+    """Assign `share` of all tokens to one expert, and the other tokens to all experts in turn."""
 
     kind = "hot-expert"
 

@@ -54,7 +54,7 @@ class ParallelTrainer(Trainer):
             place=current_position(),
             strategy=self._backend,
             model=self.alone.parts[0],
-            batches=repeat(None),
+            batches=repeat(None),  # each step trains on `self.batch`
             clock=clock_for(device),
         )
 

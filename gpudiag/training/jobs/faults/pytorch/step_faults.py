@@ -179,7 +179,7 @@ class LayerSyncs(Fault[DdpTrainer]):
     """Call `.item()` before and after the forward of each innermost module, as loops that log statistics do.
 
     The value is already computed, so the fault consists only of synchronization. One `.item()` per step would cost
-    almost nothing, because the host soon runs ahead again. Here the device waits for the launches of each layer.
+    almost nothing, because the host soon runs ahead again. With these calls the device waits for each layer's launches.
     """
 
     def prepare(self) -> None:
@@ -216,6 +216,7 @@ class BetweenLayers(Fault[DdpTrainer]):
     def switch(self, *, on: bool) -> None:
         """Compute and read the values (on), or only compute them (off)."""
         if not self._handles:
+            # Blocks are the modules two levels below the model, or one level below if these have no children.
             blocks = [block for child in self.trainer.model.children() for block in (list(child.children()) or [child])]
             self._handles = [block.register_forward_hook(self._look) for block in blocks]
         self._reading = on and self.affected
@@ -239,6 +240,7 @@ class SlowCommunication(Fault[DdpTrainer]):
         """Time a large all-reduce, and choose the number of extra bytes per byte of gradients."""
         trial = torch.zeros(_TRIAL_MESSAGE_BYTES, dtype=torch.uint8, device=self.trainer.device)
         trial_ms = self.trainer.milliseconds_of(lambda: dist.all_reduce(trial), repeats=_REPEATS)
+        # `plain_ms`: estimated time of an all-reduce of all gradients.
         plain_ms = self.trainer.agree(trial_ms) * self.trainer.gradient_bytes / _TRIAL_MESSAGE_BYTES
         self._extra = min(self.amount_ms / plain_ms, _MOST_EXTRA)
 
@@ -289,7 +291,7 @@ class SyncBatchNorms(Fault[DdpTrainer]):
 
 def captured(launch: Callable[[], None], *, warm_up: int = 1) -> torch.cuda.CUDAGraph:
     """Capture the work of `launch` as a CUDA graph, after `warm_up` calls on a side stream, as PyTorch requires."""
-    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped in torch
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(warm_up):

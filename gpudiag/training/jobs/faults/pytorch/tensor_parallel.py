@@ -26,7 +26,7 @@ _GROUP_SIZE = 2
 
 
 class TensorGroup:
-    """The ranks over which layers are split. If `happens` is False, they do not communicate."""
+    """The ranks over which layers are split. If `happens` is False, these ranks do not communicate."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -76,9 +76,9 @@ class SplitFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map float[tokens, width] to the same shape."""
-        hidden: Any = _SummedGradient.apply(self.norm(x), self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        hidden: Any = _SummedGradient.apply(self.norm(x), self._tensor_group)  # type: ignore[no-untyped-call]  # untyped in torch
         share = self.down(functional.gelu(self.up(hidden)))
-        summed: Tensor = _Summed.apply(share, self._tensor_group)  # type: ignore[no-untyped-call]  # torch's own
+        summed: Tensor = _Summed.apply(share, self._tensor_group)  # type: ignore[no-untyped-call]  # untyped in torch
         return x + summed
 
 

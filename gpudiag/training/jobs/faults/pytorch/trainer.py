@@ -62,7 +62,7 @@ class CommunicationHook:
         if buffer.is_cuda:
             return plain  # both run on the same stream, so `other` ends first
         both = torch.futures.collect_all([other.get_future(), plain])
-        return both.then(lambda done: done.value()[1].value())
+        return both.then(lambda done: done.value()[1].value())  # the result of `plain`
 
     def release(self) -> None:
         """Free the memory of the extra bytes."""
@@ -78,7 +78,8 @@ class DdpTrainer(Trainer):
         workload: the trained workload.
         ddp, optimizer, arithmetic: the workload's model within DDP, its optimizer, and the precision of training.
         without_communication: mode of `communication` in which communication costs nothing: `alone` on GPUs, `meeting`
-            on CPUs. Processes on shared cores are never balanced, and the diagnosis counts waits for stragglers apart.
+            on CPUs. Processes on shared cores are never balanced, and the diagnosis reports waits for stragglers
+            separately.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch in place of the DDP step, or None.
@@ -103,7 +104,8 @@ class DdpTrainer(Trainer):
         self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
+        # DDP compares a hook's annotations with types. In this module annotations are text, so a lambda without
+        # annotations is the hook.
         self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)

@@ -29,7 +29,7 @@ from gpudiag.training.strategies.registry import tensorflow_strategy
 _STRATEGY = "multi-worker"
 #: Timeout of `gather` in seconds. No process calls `gather` this much later than another process.
 _TIMEOUT_S = 120.0
-#: Number that separates the keys of `StoreGather` from those of sessions. No session has this number.
+#: Number that separates the keys of `StoreGather` from the keys of sessions. No session has this number.
 _SESSION = 1_000_000
 
 
@@ -123,7 +123,7 @@ class DistributedTrainer(Trainer):
             self.after(loss)
 
     def communication_switch(self) -> Callable[[bool], None]:
-        """Return a function that switches the communication of gradients. Processes wait for each other in any case."""
+        """Return a function that switches gradient communication on or off. If off, processes only wait for peers."""
         with communicating_by(self._optimizer, _wait_for_each_other):
             waiting = self._step = self._make_step()
             self.step()  # this builds the graph
@@ -145,7 +145,7 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
 
 
 def _pin_to_own_cores() -> None:
-    """Pin this process to its share of the cores (unless it has less than one), before TensorFlow starts threads.
+    """Pin this process to its share of the cores before TensorFlow starts threads, unless the share is below one core.
 
     If processes shared cores, a process would run faster while another process is late. Then a straggler would cost
     less than its delay, and no trace would show why.
