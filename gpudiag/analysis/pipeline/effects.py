@@ -2,8 +2,8 @@
 
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
-to all stages that compute the same microbatch. Two explanations may be possible: of two workers, either one is slow or
-the other is fast. The factors nearer to the median of all are then taken, so that few workers or microbatches deviate.
+to all stages that compute the same microbatch. Times may have two explanations: of two workers, either one is slow or
+the other is fast. The explanation with factors nearer to the median of all is then taken, so that few deviate.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: If microbatches differ in length, the correlation of their forward and backward durations exceeds this value (as in
-#: the published analysis of production jobs). With a single stage, only this correlation tells lengths from noise.
+#: the published analysis of production jobs). With a single stage, nothing else distinguishes lengths from noise.
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches explain this.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the reason.
 _BY_CHANCE = 4.0
 
 
@@ -149,7 +149,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
     """Set the factors of microbatches in `sequence`, in place, relative to their mean.
 
     A microbatch's factor is the median over stages of `rest` (the durations without the other factors, relative to the
-    mean of their kind). Of two middle values and all values between them, the nearest to 1 is taken.
+    mean of their kind). For an even number of stages, it is the value nearest to 1 between the two middle values.
     """
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:

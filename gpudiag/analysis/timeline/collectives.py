@@ -53,8 +53,9 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    All tracks of one trace share a clock. All traces of one file (`source`) share a clock too: the file has a trace for
-    each device of a process. `on_host` is true for the track of a process without devices.
+    `row` has the rows of the calls in their trace's events; the other fields are explained at `track_calls`. All tracks
+    of one trace share a clock. All traces of one file share a clock too: the file has a trace for each device of a
+    process.
     """
 
     rank: int
@@ -113,7 +114,10 @@ def track_calls(
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """The result of matching: each track's collectives and clock offset (ns), alignments, and ranks without a trace."""
+    """The result of matching: each track's collectives and clock offset (ns), alignments, and ranks without a trace.
+
+    `ambiguous` is true if another pairing of collectives with a different clock offset fits about as well.
+    """
 
     collectives: list[TrackCollectives]
     offsets: list[int]
@@ -154,6 +158,7 @@ def match_collectives(
                 kinds=tuple(kinds),
             )
         )
+    # Calls of one group share the tuple of its ranks, so that each group is examined once.
     stated = {id(call.group_ranks): call.group_ranks for track in tracks for call in track.calls}
     missing = {rank for ranks in stated.values() for rank in ranks} - ranks_present
     return Matching(collectives, offsets, clocks, missing, any(pair.alignment.ambiguous for pair in pairs))
@@ -222,7 +227,8 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     """Return (ns to add to the times of each track, clock alignments), from the pairs with the most matches.
 
     Pairs may connect only some processes, for example those of a pipeline stage. The first process of each connected
-    component keeps its clock. Messages come last, because they only bound an offset. Up to `CORRECTED_NS` counts as 0.
+    component keeps its clock. Messages come last, because they only bound an offset. Offsets up to `CORRECTED_NS` are
+    not corrected.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
@@ -265,7 +271,10 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
 
 
 def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
-    """Return a pair's alignment, with the offset 0 for CPU devices of one process, whose threads may be delayed."""
+    """Return a pair's alignment; the offset is 0 for CPU tracks of one file, which share a clock.
+
+    On these tracks, an offset is only the delay of threads.
+    """
     a, b = tracks[pair.a], tracks[pair.b]
     if a.on_host and b.on_host and a.source and a.source == b.source:
         return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)

@@ -35,6 +35,7 @@ _TYPICAL = 0.02
 _SEEN_WAIT = 0.005
 _MOST_WAITS = 96
 _LONGEST_NAME = 160
+#: Kind of drawn host event → number of its colour.
 _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME: 2}
 
 
@@ -249,7 +250,10 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
-    """Return a row of spans from (start, end, name, colour); starts count from `zero`, and no `depth` means 0."""
+    """Return a row of spans; starts count from `zero`.
+
+    `columns` has the spans' start, end, index of the name (`_NameTable`), and colour. `depth` is 0 if it is not given.
+    """
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))
