@@ -18,9 +18,10 @@ Times = NDArray[np.float64]
 
 
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
-    """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; else None.
+    """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; None if none.
 
-    From the deepest line of any code, go down to lines that the log omits, then up to the caller in the user's code.
+    Find the deepest line of any code that takes `MOST` of the time, go down to lines that the log omits, then up to the
+    caller in the user's code.
 
     Args:
         process: the lines of one process.
@@ -53,6 +54,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     kinds = {node: [tree.kind(above) for above in path] for node, path in paths.items()}
     training = {node: any(kind in {"forward", "optimizer", "input"} for kind in kinds[node]) for node in paths}
     forward = {tree.position[node][0] for node in paths if training[node] and "backward" not in kinds[node]}
+    # Lines that call training, directly or indirectly: they take most of the step, but are not other work.
     trains = {above for node, path in paths.items() if tree.kind(node) != "other" for above in path}
     chosen: list[int] = []
     for node, path in paths.items():  # a caller is always before its callees

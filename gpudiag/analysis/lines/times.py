@@ -93,7 +93,7 @@ class ProcessTimes:
     def _remove_cost(self, later: Times, first: int) -> None:
         """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps.
 
-        Each event, and each call of an unrecorded function, costs the same, and belongs to the line current then.
+        Each event, and each call of an unrecorded function, costs the same. The cost belongs to the current line.
         """
         walked = self.alone
         assert walked is not None  # noqa: S101  # `later` has steps
@@ -185,6 +185,7 @@ class ProcessTimes:
         first = self._recorded_ns[:, : self._discovery_steps].min(axis=1)
         events = self._events(0, self._discovery_steps)
         corrected = first - np.minimum(cost * events, _MAX_EVENT_SHARE * first)
+        # Caller and function → omitted lines. Their time was counted for the caller or the function's recorded lines.
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for node in self.omitted:
             groups[self.tree.parent[node], self.tree.position[node][0]].append(node)

@@ -154,7 +154,8 @@ def _span(start: int, stop: int) -> Intervals:
 def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list[_Part]:
     """Return the stretches of compute between two messages, in order, each within one pass.
 
-    If it is not `known` when `backward` ran, all compute is one stretch of direction `both`.
+    `backward` has the times of backward passes. If these are not `known`, all compute is one stretch of direction
+    `both`.
     """
     if not known:
         return [_Part("both", int(compute.start[0]), int(compute.end[-1]))] if len(compute) else []

@@ -123,7 +123,7 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
 def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid, sample: Timeline) -> PipelineShape | None:
     """Return the pipeline's shape, with the passes of one step; None without a pipeline of known schedule.
 
-    `sample` has the simulated ranks.
+    `sample` has the ranks whose events show the schedule.
     """
     stages, schedule = grid.stages, schedule_of(sample, grid)
     if schedule is None:
