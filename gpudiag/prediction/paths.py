@@ -130,7 +130,7 @@ class Paths:
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]
             times = times or [
-                copy.time_us / 2
+                copy.time_us / 2  # a staged copy between GPUs is two transfers
                 for copy in self._small_copies
                 if copy.peer_access is False and gpu in (copy.src, copy.dst)
             ]

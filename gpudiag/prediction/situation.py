@@ -68,7 +68,7 @@ class Situation:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
         The reduction and the broadcast each pass every link once, in one direction, at the rate of an all-reduce.
-        Without direct links, they go through the host, where a GPU's link cannot send and receive at full rate at once.
+        Without direct links, both use the host, where a GPU's link cannot send and receive at full rate at once.
         The first GPU in a chain only sends, and the last only receives. Therefore the time is multiplied by (n-1)/n if
         all n GPUs are owners, and by (2n-3)/(2n-2) if one GPU is the owner.
 

@@ -298,7 +298,7 @@ def _other_communication(track: DeviceTrack) -> Intervals:
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return awaited rank → int64[windows], ns of waits for that rank. Overlapping waits count for the lowest rank."""
+    """Return awaited rank → int64[windows], ns of waits for this rank; overlapping waits count for the lowest rank."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

@@ -65,7 +65,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     """
     old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)
-    # The unprofiled step if its interval is known, else the profiled step. The corrected step has no interval.
+    # Judge the unprofiled step if its interval is known, else the profiled step. The corrected step has no interval.
     judged = next((step for step in reversed(steps) if step.ci95_ms is not None), steps[0])
     buckets = bucket_changes(old, new)
     ranks = rank_changes(old, new)

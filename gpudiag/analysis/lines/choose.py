@@ -64,7 +64,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
             continue
         code = process.log.codes[tree.position[node][0]]
         in_backward = "backward" in kinds[node]
-        # A function named "backward" is that of an autograd function, which is training.
+        # A function named "backward" is the backward pass of a custom autograd function, which is training.
         if in_backward and (tree.position[node][0] in forward or code.function.endswith("backward")):
             continue
         chosen.append(node)
@@ -105,8 +105,8 @@ def loop_depth(process: ProcessTimes) -> int:
     """Return the number of lines on the call stack at the loop's lines, including the loop's line.
 
     The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
-    belongs to a library, the loop's lines are the lines of the functions that it calls. If no frame stays open, all
-    lines count as the loop's.
+    belongs to a library, the loop's lines are those of the functions that the library calls. If no frame stays open,
+    all lines count as the loop's.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:

@@ -43,6 +43,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         first = np.searchsorted(times.end, self.start, side="right")
         last = np.searchsorted(times.start, self.end, side="left")
         count = np.maximum(last - first, 0)  # number of `times` that each stretch overlaps
+        # One element per overlap: the index of its stretch, and the index of its interval in `times`.
         stretch = np.repeat(np.arange(len(self.node)), count)
         index = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[stretch]
         return LinesOnTrace(

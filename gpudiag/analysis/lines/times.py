@@ -111,9 +111,9 @@ class ProcessTimes:
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
 
     def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
-        """Return (slowdown of the steps that tracing does not explain, cost of tracing per event in ns).
+        """Return (factor by which steps are slower than the cost of tracing explains, this cost per event in ns).
 
-        The slowdown is a quotient, 1 for none; within `_SAME_PACE` of 1 it counts as 1.
+        A factor within `_SAME_PACE` of 1 counts as 1.
 
         Args:
             later: float64[nodes, steps], ns as recorded.

@@ -103,7 +103,7 @@ def _named(
 
 
 def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPass) -> Intervals:
-    """Return the compute within a pass (on CPUs), or that the pass launched, which may run after its range."""
+    """Return, on CPUs, the compute within a pass's range; on devices, the compute that the pass launched."""
     if track.is_cpu:
         return intersect(attributed.parts["compute"], _span(named.start, named.end))
     ops = track.ops

@@ -63,8 +63,8 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
 def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
     """Return the sizes of the job.
 
-    The table names one rank of each worker. A worker with tensor parallelism has several ranks, so that the named ranks
-    are spaced by their number.
+    The table names one rank of each worker. A worker with tensor parallelism has k > 1 ranks, so that the distances of
+    named ranks are multiples of k.
     """
     stages, data_ranks = grid.ranks.shape
     spacing = reduce(math.gcd, np.diff(np.unique(grid.ranks)).tolist(), 0)

@@ -82,8 +82,8 @@ def _estimate_workers(
 ) -> Iterator[tuple[list[int], float, Times]]:
     """Yield (slots, stage factor, worker factors) per stage and chunk, from the mean times of the workers.
 
-    A difference that all stages of a data rank share is attributed to the sequences if chance explains it. Nothing is
-    yielded if a worker's computations of this kind take no time.
+    A difference that all stages of a data rank share is attributed to its microbatches if chance explains the
+    difference. Nothing is yielded if a worker's computations of this kind take no time.
 
     Args:
         grid: the operations.
@@ -109,7 +109,7 @@ def _estimate_workers(
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return `[data rank]`: the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
+    If microbatches differ in length, some data ranks get longer microbatches by chance and are slower on all stages.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
@@ -167,7 +167,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:
     """Return the correlation of forward and backward durations over all microbatches, averaged over stages.
 
-    It is None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
+    Return None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
     """
     forward, backward = _by_microbatch(grid, FORWARD), _by_microbatch(grid, BACKWARD)
     both = sorted(set(forward) & set(backward))

@@ -82,9 +82,9 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrange(table: OperationTable) -> OperationGrid:
-    """Return the complete steps of a table. In a complete step, each data rank has the most frequent sequence.
+    """Return the complete steps of a table. In these, each data rank has the most frequent sequence of operations.
 
-    A sequence is that of the (stage, kind) codes of a data rank's operations in a step.
+    Two sequences are the same if their operations have the same stages and kinds.
 
     Raises:
         UnreadableInputError: stages are not numbered from 0, no step is complete, or a step takes more than 11 days.

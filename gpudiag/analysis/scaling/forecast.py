@@ -147,7 +147,7 @@ def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str
         growth: key of `GROWTHS`.
 
     Returns:
-        The cost of each row, and its sum of squared residuals, each divided by its error, float64[d].
+        The cost of each row, and its sum of (residual / error)², float64[d].
     """
     matrix = np.array([_terms(n, growth) for n in devices]) / errors_ms[:, None]
     targets = (step_ms / errors_ms).T

@@ -254,6 +254,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
             if a in offsets and b in offsets:
                 continue
             measured = alignment.offset_ns if abs(alignment.offset_ns) > CORRECTED_NS else 0
+            # The alignment's offset is the clock of b minus the clock of a.
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
             for number in links_of[new]:
@@ -302,7 +303,7 @@ def _match_messages(
     """Fill the columns (instance, last arrival, last rank) for messages; return all ends on the common clock.
 
     A host-side send's record lasts until its process waits for the send; the send really ends when it is received. A
-    side that came last, or whose record ends before the other side came, did not wait: its last rank is its own.
+    side that came last, or whose record ends before the other side came, did not wait: its last rank is its own rank.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -334,7 +335,8 @@ def _instances(
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
     """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
 
-    All three are `UNKNOWN` for messages, and for collectives without a match. `groups` is from `_group`, and `offsets`
+    Calls of one collective have the same instance number on all tracks. All three are `UNKNOWN` for messages, and for
+    collectives without a match. `groups` is from `_group`, and `offsets`
     (ns to add to each track's times) from `_clock_offsets`.
     """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]

@@ -48,7 +48,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # In a runtime call with a communication role, an executor waits for its collective or its copies.
+    # In a runtime call with a communication role, an executor (XLA, TensorFlow) waits for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
@@ -185,7 +185,7 @@ def _updates_on_host(
 
 
 def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Select the calls that launched a kernel among host rows."""
+    """Return the rows of calls that launched a kernel, among the host events `rows`."""
     calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
     kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
     launches: NDArray[np.intp] = calls[among(events.correlation[calls], kernels)]
@@ -290,7 +290,8 @@ def device_ops(
         rows: rows of the device's work.
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
-        communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
+        communication: thread id → communication spans, on the trace's own clock. Copies launched in these spans count
+            as communication.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)

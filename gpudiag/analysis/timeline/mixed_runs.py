@@ -205,7 +205,10 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Set[int]) -> set[int]:
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Return a reason if ranks that communicate in every step differ by more than a step over the same steps."""
+    """Return [reason] if the total time of the same steps differs too much between ranks, else [].
+
+    It may differ by one step time between ranks that communicate in every step.
+    """
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -223,7 +226,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Return a sentence that names the ranks for which most collectives have no match; empty without such ranks.
+    """Return [reason] with the ranks for which most collectives have no match; [] without such ranks.
 
     Only collectives during another trace's capture count, because other collectives cannot match.
     """

@@ -201,6 +201,7 @@ def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tu
     """
     stage = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
+    # In an interleaved pipeline, the last stage also sends to the first, so that all stages send about equally often.
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
     following = ranks[(stage + 1) % len(ranks)] if is_ring or stage + 1 < len(ranks) else None
     before = ranks[stage - 1] if is_ring or stage else None

@@ -34,7 +34,7 @@ class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         activity: launches with and without recorded device work.
-        activity_with_device: the activity of a process that uses a device, in case another trace states that it does.
+        activity_with_device: the activity if the process is known to use a device, which another trace may state.
         groups: one index into the trace's collectives for each group in which devices communicate.
         calls: device (`HOST` for a process without devices) → intp[m], indices of its communication in the trace's
             collectives, by start. The first device also has the communication of the host.

@@ -76,7 +76,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether about equally many launches follow each begin. Ranges around parts of a step differ in number."""
+    """Return whether about equally many launches follow each begin, as they do if each range contains a whole step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -131,7 +131,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
 
     A name that recurs at a constant distance (number of launches) votes for this distance. The distance with most votes
     is the step's length. If votes are equal, the longest distance wins, because names that occur twice per step vote
-    for half a step. Steps begin at the name that is launched first of those that voted for the winner.
+    for half a step. Steps begin at the name that is launched first among the names with this distance.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
