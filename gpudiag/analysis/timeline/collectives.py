@@ -53,9 +53,8 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    `row` has the rows of the calls in their trace's events; the other fields are explained at `track_calls`. All tracks
-    of one trace share a clock. All traces of one file share a clock too: the file has a trace for each device of a
-    process.
+    `row` has the rows of the calls in their trace's events; `track_calls` explains the other fields. All tracks of one
+    trace share a clock. All traces of one file, which has a trace for each device of a process, share a clock too.
     """
 
     rank: int
@@ -272,10 +271,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
 
 
 def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
-    """Return a pair's alignment; the offset is 0 for CPU tracks of one file, which share a clock.
-
-    On these tracks, an offset is only the delay of threads.
-    """
+    """Return a pair's alignment. CPU tracks of one file share a clock: their offset is 0, as only threads are late."""
     a, b = tracks[pair.a], tracks[pair.b]
     if a.on_host and b.on_host and a.source and a.source == b.source:
         return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)
@@ -336,8 +332,7 @@ def _instances(
     """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
 
     Calls of one collective have the same instance number on all tracks. All three are `UNKNOWN` for messages, and for
-    collectives without a match. `groups` is from `_group`, and `offsets`
-    (ns to add to each track's times) from `_clock_offsets`.
+    collectives without a match. `groups` is from `_group`, and `offsets` (ns) from `_clock_offsets`.
     """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
