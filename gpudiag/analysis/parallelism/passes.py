@@ -115,7 +115,7 @@ def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPa
 def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:
     """Return the passes in a step's compute on one rank: its stretches between messages.
 
-    Times are in ms on the common clock.
+    Times are in ms on the common clock. The passes of a direction are numbered in order, as microbatches.
     """
     messages = np.array([kind[0] in POINT_TO_POINT for kind in track.collectives.kinds], np.bool_)
     chosen = messages[track.collectives.kind]

@@ -48,7 +48,7 @@ def summarise_parallelism(
 
 
 def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
-    """Return the communication of each role per step; each time is the maximum over devices."""
+    """Return the communication of each role per step: maximum times over devices, sizes if known for all calls."""
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}

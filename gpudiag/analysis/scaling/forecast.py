@@ -284,7 +284,7 @@ def _largest_deviation(devices: int) -> float:
 
 
 def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, network: str) -> Forecast:
-    """Return the forecast; `device_samples_per_s` is the throughput of one device alone."""
+    """Return the forecast from the throughput of one device alone. `network` is in words, "" within one machine."""
     ideal = devices * device_samples_per_s
     return Forecast(
         devices=devices,

@@ -191,7 +191,7 @@ def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp
 
 
 def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]) -> list[_Pair]:
-    """Align every track of a group with the group's track that has the most collectives."""
+    """Align every track of each group (from `_group`) with the group's track that has the most collectives."""
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 

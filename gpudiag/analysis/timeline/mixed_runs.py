@@ -175,7 +175,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
 
 
 def _recorded_apart(traces: Sequence[Trace], views: Sequence[RankEvents], tracks: Sequence[DeviceTrack]) -> list[str]:
-    """Describe the longest pause between recordings, if the recordings before and after it cannot be of one run.
+    """Return [reason] if the recordings before and after the longest pause cannot be of one run, else [].
 
     Recordings whose collectives match are of one run, regardless of their clocks.
     """
