@@ -2,8 +2,8 @@
 
 A worker computes in the recorded order. A receive must end before the computation of its microbatch starts, and a send
 starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last
-member has started. A communication also follows the last computation on its worker that had ended when the
-communication started, because the host starts operations in program order. The graph depends only on the order of
+member has started. Communication, updates and garbage collection also follow the last computation on their worker that
+had ended when they started, because the host starts operations in program order. The graph depends only on the order of
 recorded times, so that it is the same for all steps and data-parallel ranks.
 """
 
@@ -157,8 +157,8 @@ def _order_worker(
     """
     computes = recorded.sorted(grid.rows_of(*COMPUTE_KINDS, stage=stage))
     _chain(computes, before)
-    communications = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
-    recorded.add_last_ended(communications, computes, before)
+    others = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
+    recorded.add_last_ended(others, computes, before)
     for kind in (*SEND_KINDS, *RECEIVE_KINDS):
         of_kind = grid.rows_of(kind, stage=stage)
         recorded.add_last_ended(of_kind, of_kind, before)

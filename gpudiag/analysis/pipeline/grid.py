@@ -21,7 +21,7 @@ _NO_STEP_HINT = "Record every operation of every worker, for at least one step."
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The `index`-th operation of a kind on a stage; `microbatch` and `chunk` are -1 for communication."""
+    """The `index`-th operation of a kind on a stage; `microbatch` and `chunk` are -1 except for passes."""
 
     stage: int
     kind: str

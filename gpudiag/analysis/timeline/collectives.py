@@ -271,7 +271,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
 
 
 def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
-    """Return a pair's alignment. CPU tracks of one file share a clock: their offset is 0, as only threads are late."""
+    """Return a pair's alignment; its offset is 0 for CPU tracks of one file, whose threads may be late on one clock."""
     a, b = tracks[pair.a], tracks[pair.b]
     if a.on_host and b.on_host and a.source and a.source == b.source:
         return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)

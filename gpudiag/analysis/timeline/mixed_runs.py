@@ -207,7 +207,7 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Set[int]) -> set[int]:
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
     """Return [reason] if the total time of the same steps differs too much between ranks, else [].
 
-    It may differ by one step time between ranks that communicate in every step.
+    The difference is at most one step time if the ranks communicate in every step of one run.
     """
     for members in groups:
         tracks = [member.track for member in members]

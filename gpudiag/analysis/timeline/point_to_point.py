@@ -92,8 +92,7 @@ def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages])
     """Return (track a, track b, alignment) of each pair that exchanged messages.
 
     The offset is the middle of its bounds, or the only bound if messages went in one direction. The offset is 0 if the
-    clocks are comparable and the bounds allow 0. The residual is half the distance of the bounds, if both limit the
-    offset.
+    clocks are comparable and the bounds allow 0. If two bounds give the offset, the residual is half their distance.
     """
     by_pair: dict[tuple[int, int], list[Messages]] = defaultdict(list)
     for matched in messages:

@@ -76,7 +76,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether about equally many launches follow each begin, as they do if each range contains a whole step."""
+    """Return whether about equally many launches follow each begin, as they do if each range begins a step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
