@@ -23,9 +23,9 @@ class Curve:
 
     Between two measured sizes the time is interpolated linearly. Above the largest size, the slope between the largest
     and a clearly smaller size is continued. Below the smallest size, the time falls linearly to the time of an empty
-    all-reduce. So one measured size is enough for a curve. If the number of ranks changes from n to m, the latency
-    scales with the number of hops, and the remaining time with the bytes per link: time = latency (m - 1)/(n - 1) +
-    bytes x factor(m) / busbw.
+    all-reduce, so that one measured size is enough for a curve. If the number of ranks changes from n to m, the latency
+    scales with the number of hops, and the remaining time with the bytes per link: time(m) = latency (m - 1)/(n - 1) +
+    (time(n) - latency) factor(m) / factor(n). The latency is the time of the smallest known size.
 
     Args:
         points: measured bytes → ms.
@@ -41,7 +41,7 @@ class Curve:
             self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
-        """Return the time of an all-reduce of `size` bytes per rank: by default on as many ranks as measured.
+        """Return the time of an all-reduce of `size` bytes on each of `ranks` ranks (None: as many as measured).
 
         A single rank reduces nothing, in 0 ms.
         """
@@ -80,8 +80,8 @@ class Curve:
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
     """Return the curve of a transport; None if the transport was not measured.
 
-    Of the measured numbers of ranks, the nearest to `ranks` is used. If a size was measured twice, the measurement in
-    which the host runs ahead of the device is used, because the host runs ahead in training.
+    Of the measured numbers of ranks, the nearest to `ranks` is used. If a size was measured twice, the measurement
+    `QUEUED`, in which the host runs ahead of the device, is used, because the host runs ahead in training.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):

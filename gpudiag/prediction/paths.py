@@ -83,7 +83,7 @@ class Paths:
         return self._peer_rate(src, dst, "one_way")
 
     def rate_both(self, a: int, b: int) -> float:
-        """Return the rate from a to b while as much flows back: half of the sum, at most the rate of one direction."""
+        """Return the rate from a to b while b also sends to a: half of both rates' sum, at most the one-way rate."""
         if HOST in (a, b):
             gpu = b if a == HOST else a
             name = f"gpu:{self.devices[gpu]}"
@@ -109,7 +109,10 @@ class Paths:
         return min(slowest_link, sum_of_rates / len(self))
 
     def all_rate_both(self) -> float:
-        """Return each GPU's rate in one direction while all GPUs copy to and from the host at once."""
+        """Return each GPU's rate in one direction while all GPUs copy to and from the host at once.
+
+        The measured rate is the sum over all GPUs and both directions.
+        """
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -127,7 +130,7 @@ class Paths:
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]
             times = times or [
-                copy.time_us / 2
+                copy.time_us / 2  # a staged copy between GPUs is two transfers
                 for copy in self._small_copies
                 if copy.peer_access is False and gpu in (copy.src, copy.dst)
             ]
@@ -152,6 +155,7 @@ class Paths:
         ]
         if rates:
             return 2 * max(rates)
+        # Without the number of cores, two threads per core are assumed, or else 10 cores.
         cores = self.facts.host.cores or (self.facts.host.threads or 0) / 2 or 10
         return self._assume("host memory", min(_MOST_MEMORY, max(_LEAST_MEMORY, _MEMORY_PER_CORE * cores)), "GB/s")
 

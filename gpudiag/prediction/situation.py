@@ -68,9 +68,9 @@ class Situation:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
         The reduction and the broadcast each pass every link once, in one direction, at the rate of an all-reduce.
-        Without direct links, they go through the host, where a GPU's link cannot send and receive at full rate at once.
-        But the first GPU in a chain only sends and the last only receives. So the time is multiplied by (n-1)/n if all
-        n GPUs are owners, and by (2n-3)/(2n-2) if one GPU is the owner.
+        Without direct links, both use the host, where a GPU's link cannot send and receive at full rate at once.
+        The first GPU in a chain only sends, and the last only receives. Therefore the time is multiplied by (n-1)/n if
+        all n GPUs are owners, and by (2n-3)/(2n-2) if one GPU is the owner.
 
         Args:
             size: bytes of all parameters.
@@ -83,7 +83,7 @@ class Situation:
         return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Return each bucket's bytes, and the time when the bucket is complete, in ms from the start of backward."""
+        """Return (bytes, time at which this and all earlier buckets are complete, ms from the start of backward)."""
         sizes, ready_ms = self.model.sizes, self.ready_ms
         complete_ms = list(accumulate((max(ready_ms[i] for i in bucket) for bucket in buckets), max))
         return [(sum(sizes[i] for i in bucket), ms) for bucket, ms in zip(buckets, complete_ms, strict=True)]

@@ -184,7 +184,8 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
-    # For each op, the time at which the device has completed all earlier ops. Ops launched before that are `ahead`.
+    # For each op, the time at which the device has completed all earlier ops. `ahead` has the starts of the ops that
+    # were launched more than `_AHEAD_NS` before that time.
     free_from = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < free_from - _AHEAD_NS)]
     never = np.iinfo(np.int64).max
@@ -258,6 +259,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
     compute_or_communication = union(compute, transfer, wait)
     copy = subtract(within(track.ops.intervals(OpClass.COPY)), compute_or_communication)
     idle = split_idle(track, complement(union(compute_or_communication, copy), begin, end))
+    # Host communication replaces copies and idle time, except waits for data.
     on_host = within(track.host_communication)
     # The device causes short gaps between queued ops, regardless of the host's activity in them.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
@@ -296,7 +298,7 @@ def _other_communication(track: DeviceTrack) -> Intervals:
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return awaited rank → int64[windows], ns of waits for that rank. Overlapping waits count for the lowest rank."""
+    """Return awaited rank → int64[windows], ns of waits for this rank; overlapping waits count for the lowest rank."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

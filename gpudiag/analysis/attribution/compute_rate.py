@@ -44,7 +44,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
 
 def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons: dict[str, str]) -> float | None:
-    """Return FLOPs per step / step time of the slowest rank, in TFLOP/s; if the time is unknown, add a reason."""
+    """Return FLOPs per step / step time of the slowest rank, in TFLOP/s. Without a time, add a reason; return None."""
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     if step_ms > 0:
         return flops_per_step / step_ms / 1e9
@@ -53,7 +53,7 @@ def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons:
 
 
 def _share_percent(rate: float | None, peak: float | None, reasons: dict[str, str]) -> float | None:
-    """Return `rate` in percent of `peak`; None if unknown. Above 100 %, return None and add a reason."""
+    """Return `rate` in percent of `peak`; None if either is unknown. Above 100 %, add a reason and return None."""
     share = None if rate is None or peak is None else 100 * rate / peak
     if share is not None and share > _WHOLE_PERCENT:
         share, reasons["mfu_percent"] = None, "more than the peak: the peak or the count of operations is wrong"

@@ -1,7 +1,7 @@
 """Choose which ranks of a large job are simulated: the ranks that differ most, and a sample of the other ranks.
 
 Ranks of one job run the same program, so that a simulation of all ranks repeats the same work. The times of all ranks
-are attributed before the choice, which shows for which ranks the other ranks wait. Ranks that depend on each other (the
+are attributed before the choice, to find the ranks for which the others wait. Ranks that depend on each other (the
 stages of a pipeline, the shards of a layer) are chosen together, as units.
 """
 
@@ -24,9 +24,9 @@ _CHOSEN = 40
 _DIFFERENT = 12
 #: Maximum number of ranks that are chosen because they differ, if more than `_DIFFERENT` ranks differ.
 _OF_MANY_DIFFERENT = 4
-#: A rank differs if a bucket is further than this share of a step from the usual. Judgement: half of a warning's.
+#: A rank differs if a bucket is further than this share of a step from the median. Judgement: half of a warning's 5 %.
 _DIFFERENT_SHARE = 0.025
-#: Maximum number of ranks per unit. A group that would make a larger unit (such as a data-parallel one) joins none.
+#: Maximum number of ranks per unit. Larger groups, such as data-parallel groups, do not make their ranks a unit.
 _MOST_PER_UNIT = 32
 
 
@@ -50,7 +50,7 @@ def represent(timeline: Timeline, attribution: Attribution) -> tuple[Timeline, A
 
 
 def _features(attribution: Attribution) -> dict[int, NDArray[np.float64]]:
-    """Return rank → ns per step in each bucket, followed by the mean time for which other ranks waited for it."""
+    """Return rank → ns per step: in each bucket, and the mean time for which another rank waited for this rank."""
     awaited: dict[int, float] = defaultdict(float)
     for track in attribution.tracks:
         for rank, waits in track.waits_ns.items():
@@ -88,7 +88,7 @@ def _groups(timeline: Timeline) -> list[tuple[int, ...]]:
 
 
 def _chosen(units: Sequence[tuple[int, ...]], features: dict[int, NDArray[np.float64]]) -> frozenset[int]:
-    """Return the ranks of the units that differ most from the usual, and of an even sample of the other units.
+    """Return the ranks of the units that differ most from the median, and of an even sample of the other units.
 
     `features` is from `_features`.
     """

@@ -198,7 +198,7 @@ def _longest(
 
 
 def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:
-    """Return the portions of all buckets, largest first within each bucket."""
+    """Return the portions of all buckets in ms per step of each track, largest first within each bucket."""
     tracks = len(timeline.tracks)
     shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(tracks))
     counts: dict[Key, float] = defaultdict(float)

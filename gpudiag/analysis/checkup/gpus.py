@@ -45,7 +45,7 @@ def _driver_steps(setting: JobSetting) -> tuple[str, ...]:
 
 
 def check_state(setting: JobSetting) -> Check:
-    """Report other findings about the GPUs: throttling, degraded links, foreign processes, different clocks."""
+    """Report findings that no other check judges: throttling, degraded links, foreign processes, different clocks."""
     if not setting.facts.gpus:
         return Check(code="gpu-state", status="not-needed", title="There is no GPU.")
     findings = [

@@ -51,7 +51,7 @@ def check_transport(setting: JobSetting) -> Check:
 def _transport(link: Link, setting: JobSetting) -> str:
     """Return the transport that NCCL will likely use between two GPUs, in words; "unknown" if peer access is unknown.
 
-    NVLink needs no answer about peer access. A kind of link that `_ORDER` lacks counts as near enough.
+    If peer access over NVLink is unknown, it is assumed. A kind of link that `_ORDER` lacks counts as near enough.
     """
     environment = setting.host.environment
     if link.peer_access is None and link.lanes == 0:

@@ -50,8 +50,8 @@ _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks this share
-#: is at most half, because waiting is a mean over devices and only one of them waits.
+#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks, waiting
+#: changes by at most half of the difference, because it is a mean over devices and only one device waits.
 _WAIT_SHARE = 0.4
 #: A part with at least this share of a whole is the main part.
 _MOST = 0.5
@@ -65,7 +65,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     """
     old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)
-    # The unprofiled step if its interval is known, else the profiled step. The corrected step has no interval.
+    # Judge the unprofiled step if its interval is known, else the profiled step. The corrected step has no interval.
     judged = next((step for step in reversed(steps) if step.ci95_ms is not None), steps[0])
     buckets = bucket_changes(old, new)
     ranks = rank_changes(old, new)
@@ -199,9 +199,9 @@ def _compared(side: ComparedAnalysis) -> ComparedRun:
 def find_cause(
     difference_ms: float, buckets: Sequence[BucketChange], ranks: Sequence[RankChange], waits: Sequence[WaitChange]
 ) -> Cause | None:
-    """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
+    """Return the cause of a difference of mean step times; None if no bucket changed in the difference's direction.
 
-    A straggler is the cause if waiting changed by a large share of the difference, and mostly waiting for this rank.
+    A straggler is the cause if waiting changed by a large share of the difference, mostly waiting for the straggler.
     Otherwise the cause is the bucket that changed most, on all ranks or on the few ranks on which it changed.
 
     Args:
@@ -261,14 +261,17 @@ def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitCha
 
 
 def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
-    """Return the ranks with at least half of the largest change of the bucket; empty if these are most ranks."""
+    """Return the ranks with at least half of the bucket's largest change; empty if these are more than half of `ranks`.
+
+    `sign` is 1 for slower and -1 for faster runs: only changes in this direction count.
+    """
     largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
     changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
     return changed if len(changed) * 2 <= len(ranks) else []
 
 
 def _main_part(sign: float, bucket: str, change_ms: float, parts: Sequence[PartChange]) -> PartChange | None:
-    """Return the portion of the bucket that changed most, if it is at least half of the bucket's change."""
+    """Return the portion of the bucket that changed most in the direction `sign`; None below half of `change_ms`."""
     in_bucket = [part for part in parts if part.bucket == bucket]
     most = max(in_bucket, key=lambda part: sign * part.difference_ms, default=None)
     return most if most is not None and sign * most.difference_ms >= _MOST * abs(change_ms) else None

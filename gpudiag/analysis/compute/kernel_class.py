@@ -162,11 +162,12 @@ _BY_TRITON_KIND: dict[str, KernelClass] = {
     "spl": "reduction",
     "tem": "matmul",
 }
-#: Matrix kernels that compute in fp32 without tensor cores, without products with a vector, which are memory-bound.
+#: Matrix kernels that compute in fp32 without tensor cores. Products with a vector are excluded: memory bounds them.
 _SIMT = re.compile(
     r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
     r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"
 )
+#: Matrix kernels that use tensor cores.
 _TENSOR_CORE = re.compile(
     r"tensorop|tensor16x8|s(884|1688|16816|161616)|h(884|1688|16816)|xmma.*(tf32|f16|bf16|e4m3|e5m2)|nvjet|hmma|wgmma"
     r"|gmma|warpgroup|mfma|_mi\d+x\d+|tensor_?core|tf32|cijk_.*_(hb|bb|hhs|bbs|hss|bss|f8)|flash|fmha|imma|qgmma"
@@ -266,8 +267,8 @@ def is_batched(operator: str) -> bool:
     return bool(_BATCHED.search(operator))
 
 
-#: Reductions within each row of a tensor: a compiler fuses the use of the result into the same kernel. All other
-#: reductions are across rows: a second kernel uses the result.
+#: Reductions within each row of a tensor: a compiler can fuse operations on the result into the same kernel. All other
+#: reductions are across rows: operations on the result need a second kernel.
 _BY_ROW = re.compile(r"soft_?max|layer_?norm|rms_?norm|gammabeta", re.IGNORECASE)
 
 #: PyTorch's own kernels of depthwise convolutions on contiguous tensors. cuDNN computes on channels-last tensors.

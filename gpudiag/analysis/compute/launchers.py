@@ -59,8 +59,9 @@ def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.in
 def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    Usually the innermost row is the row that began last. For the remaining times, the rows of each depth are searched,
-    because rows of one depth do not overlap. The depth of a row is the number of rows that are open at its begin.
+    Usually the innermost row is the row that began last. For times at which that row has ended, the rows of each depth
+    are searched, because rows of one depth do not overlap. The depth of a row is the number of rows that are open at
+    its begin.
 
     Args:
         events: one process's events.

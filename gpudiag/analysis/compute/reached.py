@@ -104,7 +104,7 @@ def _calls(table: TrackKernels, work: OperatorWork, ops: NDArray[np.intp], time_
 def _flops_peaks(device: str, calls: _Launchers, work: OperatorWork, sources: set[str]) -> NDArray[np.float64]:
     """Return each call's peak in FLOP/ns; NaN if it is unknown. Sources are added to `sources`.
 
-    Tensor cores are assumed for half precisions unless kernels' names say otherwise: GPUs have no other peak for them.
+    For half precisions, tensor cores are assumed unless kernels' names state fp32 units: no other peak is known.
     """
     peaks = np.full(len(calls.row), np.nan)
     precision = work.precision[calls.row]

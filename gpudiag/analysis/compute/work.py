@@ -83,7 +83,8 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     for name in used:
         frame = _FRAME.search(events.names[name][:_LONGEST_NAME])
         if frame is not None:
-            frames[frame["frame"]] = max(frames.get(frame["frame"], 0), int(frame["again"][:9]))
+            again = int(frame["again"][:9])  # at most nine digits, because files are untrusted
+            frames[frame["frame"]] = max(frames.get(frame["frame"], 0), again)
     return Compilation(spans=spans, starts=starts, frames=frames)
 
 
@@ -156,7 +157,7 @@ def compute_work(timeline: Timeline) -> ComputeWork:
 def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
     """Classify the ops of one track; equal combinations of name, operator and `in_update` are classified once.
 
-    The operators of a CPU track are its ops, so that no operator launched these. Kernels beyond the first
+    On a CPU track, the ops are top-level operators, which no operator launched. Kernels beyond the first
     `_MOST_KERNELS` combinations are `other`.
     """
     ops = track.ops
@@ -219,6 +220,7 @@ def _properties(name: str, operator: str, *, in_update: bool) -> tuple[int, ...]
 LAUNCH_SIZED_NS = 5 * NS_PER_US
 #: Classes below this share of the bucket are added to `other`.
 _LEAST_SHARE = 0.01
+#: Parts of the device, and the launch, that can limit a kernel's speed.
 _BOUNDS: tuple[Bound, ...] = ("tensor-core", "simt", "memory", "launch")
 _UNKNOWN_BOUND = len(_BOUNDS)
 
@@ -278,6 +280,7 @@ def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:
         return np.full(len(track.ops), _UNKNOWN_BOUND, np.int64)
     matrix = table.of_class(*MATRIX_CLASSES)
     bound = np.where(table.of_class("other"), _UNKNOWN_BOUND, _BOUNDS.index("memory"))
+    # `table.matrix` is 0 for fp32 units, 1 for tensor cores, and -1 (the last element) if the units are unknown.
     by_units = np.array([_BOUNDS.index("simt"), _BOUNDS.index("tensor-core"), _UNKNOWN_BOUND])[table.matrix]
     bound = np.where(matrix, by_units, bound)
     return np.where(track.ops.end - track.ops.start <= LAUNCH_SIZED_NS, _BOUNDS.index("launch"), bound)

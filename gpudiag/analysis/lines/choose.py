@@ -18,9 +18,10 @@ Times = NDArray[np.float64]
 
 
 def main_line(process: ProcessTimes, amounts: Times) -> int | None:
-    """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; else None.
+    """Return the node of the user's deepest line in the loop that takes, with callees, most of the time; None if none.
 
-    From the deepest line of any code, go down to lines that the log omits, then up to the caller in the user's code.
+    Find the deepest line of any code that takes `MOST` of the time, go down to lines that the log omits, then up to the
+    caller in the user's code.
 
     Args:
         process: the lines of one process.
@@ -53,6 +54,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     kinds = {node: [tree.kind(above) for above in path] for node, path in paths.items()}
     training = {node: any(kind in {"forward", "optimizer", "input"} for kind in kinds[node]) for node in paths}
     forward = {tree.position[node][0] for node in paths if training[node] and "backward" not in kinds[node]}
+    # Lines that call training, directly or indirectly: they take most of the step, but are not other work.
     trains = {above for node, path in paths.items() if tree.kind(node) != "other" for above in path}
     chosen: list[int] = []
     for node, path in paths.items():  # a caller is always before its callees
@@ -62,7 +64,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
             continue
         code = process.log.codes[tree.position[node][0]]
         in_backward = "backward" in kinds[node]
-        # A function named "backward" is that of an autograd function, which is training.
+        # A function named "backward" is the backward pass of a custom autograd function, which is training.
         if in_backward and (tree.position[node][0] in forward or code.function.endswith("backward")):
             continue
         chosen.append(node)
@@ -103,8 +105,8 @@ def loop_depth(process: ProcessTimes) -> int:
     """Return the number of lines on the call stack at the loop's lines, including the loop's line.
 
     The loop is in the innermost frame of the optimizer step's call stack that stays open between steps. If that frame
-    belongs to a library, the loop's lines are the lines of the functions that it calls. If no frame stays open, all
-    lines count as the loop's.
+    belongs to a library, the loop's lines are those of the functions that the library calls. If no frame stays open,
+    all lines count as the loop's.
     """
     stack, frames = process.log.stack, process.frames
     if not frames:

@@ -30,7 +30,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
         node: int64[n], node of the line that runs.
-        tracing_ns: float64[n], ns of `sys.settrace` within each stretch; empty if they are unknown or 0.
+        tracing_ns: float64[n], cost of `sys.settrace` within each stretch, ns; empty if the cost is unknown or 0.
     """
 
     start: Times
@@ -43,6 +43,7 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         first = np.searchsorted(times.end, self.start, side="right")
         last = np.searchsorted(times.start, self.end, side="left")
         count = np.maximum(last - first, 0)  # number of `times` that each stretch overlaps
+        # One element per overlap: the index of its stretch, and the index of its interval in `times`.
         stretch = np.repeat(np.arange(len(self.node)), count)
         index = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[stretch]
         return LinesOnTrace(
@@ -115,6 +116,7 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
     lines = node != NO_LINE
     tracing_ns = np.zeros(0)
     if process.log.by == "traced":
+        # Each stretch begins with one event; calls of unrecorded functions are events too.
         events = np.ones(len(walked.time_ns))
         for index, calls in walked.calls.items():
             events[max(index, 0)] += calls
@@ -125,7 +127,8 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:
     """Return (median deviation, clock offset) in ns for each way to pair steps with marks, which begin at `mark_start`.
 
-    Either side may lack up to two first steps. A lack adds 1 ns per step to the deviation, to prefer none if equal.
+    Either side may lack up to two first steps. Each lacking step adds 1 ns to the deviation, so that of equal fits the
+    fit without lacking steps is preferred.
     """
     steps = np.array(walked.step_ns[:-1], np.int64)
     fits = []

@@ -47,7 +47,9 @@ class _Spans:
         self._shown: dict[int, list[int]] = {}
         #: Node and row of each span that has not ended.
         self._open: list[tuple[int, int]] = []
+        #: Start, line and depth of each span.
         self._rows: list[tuple[int, int, int]] = []
+        #: End of each span, or its end so far.
         self._ends: list[int] = []
 
     def add(self, start: int, end: int, node: int) -> None:

@@ -20,7 +20,7 @@ _LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
 def line_table(
     process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
 ) -> tuple[SourceLine, ...]:
-    """Return the lines of one process (none without steps), callers before callees, lines of one caller by number.
+    """Return the lines of one process, callers before callees, lines of one caller by number; empty without steps.
 
     Args:
         process: the lines.
@@ -62,7 +62,8 @@ class _Table:
     def _row(self, node: int, depth: int) -> SourceLine:
         """Return the table's row about this node, indented by `depth`.
 
-        Self time may exceed the line's time by rounding, and idle time because traces have other steps: both are cut.
+        Self time may exceed the line's time by rounding, and idle time may exceed the line's time because traces have
+        other steps. Both are limited to the line's time.
         """
         log, tree = self._process.log, self._process.tree
         code, line = tree.position[node]

@@ -93,7 +93,7 @@ class ProcessTimes:
     def _remove_cost(self, later: Times, first: int) -> None:
         """Subtract the cost of tracing from `later`, in place; `first` is the number of first steps.
 
-        Each event, and each call of an unrecorded function, costs the same, and belongs to the line current then.
+        Each event, and each call of an unrecorded function, costs the same. The cost belongs to the current line.
         """
         walked = self.alone
         assert walked is not None  # noqa: S101  # `later` has steps
@@ -111,9 +111,9 @@ class ProcessTimes:
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
 
     def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
-        """Return (slowdown of the steps that tracing does not explain, cost of tracing per event in ns).
+        """Return (factor by which steps are slower than the cost of tracing explains, this cost per event in ns).
 
-        The slowdown is a quotient, 1 for none; within `_SAME_PACE` of 1 it counts as 1.
+        A factor within `_SAME_PACE` of 1 counts as 1.
 
         Args:
             later: float64[nodes, steps], ns as recorded.
@@ -185,6 +185,7 @@ class ProcessTimes:
         first = self._recorded_ns[:, : self._discovery_steps].min(axis=1)
         events = self._events(0, self._discovery_steps)
         corrected = first - np.minimum(cost * events, _MAX_EVENT_SHARE * first)
+        # Caller and function → omitted lines. Their time was counted for the caller or the function's recorded lines.
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for node in self.omitted:
             groups[self.tree.parent[node], self.tree.position[node][0]].append(node)

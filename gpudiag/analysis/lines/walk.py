@@ -116,7 +116,7 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
         time_ns: times at which the current line changes, ascending.
         node: the node that is current from each time on, or `NO_LINE`.
         step_ns: the section's beginning, then the times at which steps end.
-        calls: index in `time_ns` → number of calls of unrecorded functions from that time on.
+        calls: index in `time_ns` (-1: before the first) → number of calls of unrecorded functions from that time on.
         frames: number of outermost frames of the log's stack that stay open throughout the section.
     """
 

@@ -103,7 +103,7 @@ def _named(
 
 
 def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPass) -> Intervals:
-    """Return the compute within a pass (on CPUs), or that the pass launched, which may run after its range."""
+    """Return, on CPUs, the compute within a pass's range; on devices, the compute that the pass launched."""
     if track.is_cpu:
         return intersect(attributed.parts["compute"], _span(named.start, named.end))
     ops = track.ops
@@ -115,7 +115,7 @@ def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPa
 def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:
     """Return the passes in a step's compute on one rank: its stretches between messages.
 
-    Times are in ms on the common clock.
+    Times are in ms on the common clock. The passes of a direction are numbered in order, as microbatches.
     """
     messages = np.array([kind[0] in POINT_TO_POINT for kind in track.collectives.kinds], np.bool_)
     chosen = messages[track.collectives.kind]
@@ -154,7 +154,8 @@ def _span(start: int, stop: int) -> Intervals:
 def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list[_Part]:
     """Return the stretches of compute between two messages, in order, each within one pass.
 
-    If it is not `known` when `backward` ran, all compute is one stretch of direction `both`.
+    `backward` has the times of backward passes. If these are not `known`, all compute is one stretch of direction
+    `both`.
     """
     if not known:
         return [_Part("both", int(compute.start[0]), int(compute.end[-1]))] if len(compute) else []

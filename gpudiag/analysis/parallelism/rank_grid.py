@@ -67,7 +67,7 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
     along = _simplest(in_use)
     sizes = {role: max(len(group.ranks) for group in of_role) for role, of_role in along.items()}
     for role in _of_all_ranks(in_use, timeline.world_size):
-        # A group of all ranks spans the other dimensions too; its role has the ranks that the others do not explain.
+        # A group of all ranks spans the other dimensions too: divide the number of ranks by the sizes of the others.
         others = prod(size for other, size in sizes.items() if other != role)
         if sizes.get(role) == timeline.world_size and others > 1 and timeline.world_size % others == 0:
             sizes[role] = timeline.world_size // others
@@ -89,7 +89,8 @@ def find_grid(timeline: Timeline) -> RankGrid | None:
 def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[_Group]]:
     """Return role → its groups along the fewest dimensions, because other groups combine several dimensions.
 
-    Groups without words in their description come last: their dimensions are unknown.
+    Groups whose descriptions name no role are used only if the role has no other groups, because their dimensions are
+    unknown.
     """
     by_role: dict[GroupRole, dict[int, list[_Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups.values():
@@ -131,7 +132,7 @@ def calls_by_group(track: DeviceTrack) -> dict[tuple[str, str], int]:
 
 
 def _stride(role: GroupRole, groups: dict[tuple[str, _Ranks], _Group]) -> int:
-    """Return the largest distance between the first two ranks in the groups of a role."""
+    """Return the largest distance between the first two ranks in a role's groups. It is larger in outer dimensions."""
     return max((ranks[1] - ranks[0] for (_, ranks), group in groups.items() if group.role == role), default=0)
 
 

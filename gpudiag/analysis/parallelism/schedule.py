@@ -101,7 +101,7 @@ def _rows_named(events: EventTable, names: NDArray[np.int64], track: DeviceTrack
 def _messages_per_step(timeline: Timeline, grid: RankGrid) -> list[int]:
     """Return max(sends, receives) per step for each rank that communicates with other stages.
 
-    Batched messages (`send_recv`) count once each. Groups of unknown role count as between stages.
+    A batched message (`send_recv`) counts once. Groups of unknown role are assumed to be between stages.
     """
     counts = []
     for track in timeline.tracks:

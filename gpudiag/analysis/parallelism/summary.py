@@ -48,7 +48,7 @@ def summarise_parallelism(
 
 
 def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
-    """Return the communication of each role per step; each time is the maximum over devices."""
+    """Return the communication of each role per step: maximum times over devices, sizes if known for all calls."""
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}
@@ -123,7 +123,7 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
 def _pipeline(timeline: Timeline, attribution: Attribution, grid: RankGrid, sample: Timeline) -> PipelineShape | None:
     """Return the pipeline's shape, with the passes of one step; None without a pipeline of known schedule.
 
-    `sample` has the simulated ranks.
+    `sample` has the ranks whose events show the schedule.
     """
     stages, schedule = grid.stages, schedule_of(sample, grid)
     if schedule is None:

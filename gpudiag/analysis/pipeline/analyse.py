@@ -24,6 +24,7 @@ from gpudiag.model.parallelism.pipeline_analysis import ParallelGrid, PipelineAn
 
 #: The simulation does not explain the recorded steps if its mean error exceeds this percentage.
 _MOST_REPLAY_ERROR_PERCENT = 5.0
+#: A warning is given for fewer complete steps than this.
 _FEW_STEPS = 3
 
 
@@ -60,7 +61,11 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
 
 
 def _parallel_grid(grid: OperationGrid) -> ParallelGrid:
-    """Return the sizes of the job; the distances of ranks show how many ranks a worker has (tensor parallelism)."""
+    """Return the sizes of the job.
+
+    The table names one rank of each worker. A worker with tensor parallelism has k > 1 ranks, so that the distances of
+    named ranks are multiples of k.
+    """
     stages, data_ranks = grid.ranks.shape
     spacing = reduce(math.gcd, np.diff(np.unique(grid.ranks)).tolist(), 0)
     return ParallelGrid(
@@ -98,7 +103,7 @@ def _validity(table: OperationTable, grid: OperationGrid, error: float) -> Itera
 
 
 def _workers(job: SimulatedJob) -> tuple[PipelineWorker, ...]:
-    """Return all workers with their compute and waiting times per step; the longest compute comes first."""
+    """Return all workers with their mean compute and waiting times per step; the longest compute comes first."""
     grid = job.grid
     computing = np.zeros(grid.ranks.shape)
     waiting = np.zeros(grid.ranks.shape)

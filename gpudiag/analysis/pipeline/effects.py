@@ -2,8 +2,8 @@
 
 The duration of a computation is `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to
 its data-parallel workers. The worker's factor is common to all steps and microbatches. The sequence's factor is common
-to all stages that compute the same microbatch. Two explanations may be possible: of two workers, either one is slow or
-the other is fast. The factors nearer to the median of all are then taken, so that few workers or microbatches deviate.
+to all stages that compute the same microbatch. Times may have two explanations: of two workers, either one is slow or
+the other is fast. The explanation with factors nearer to the median of all is then taken, so that few deviate.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: If microbatches differ in length, the correlation of their forward and backward durations exceeds this value (as in
-#: the published analysis of production jobs). With a single stage, only this correlation tells lengths from noise.
+#: the published analysis of production jobs). With a single stage, nothing else distinguishes lengths from noise.
 MIN_CORRELATION = 0.9
 #: Number of iterations; the factors of the tests' random jobs stop changing after three.
 _PASSES = 4
-#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches explain this.
+#: If all stages of a data rank deviate alike by at most this many standard errors, its microbatches are the reason.
 _BY_CHANCE = 4.0
 
 
@@ -82,8 +82,8 @@ def _estimate_workers(
 ) -> Iterator[tuple[list[int], float, Times]]:
     """Yield (slots, stage factor, worker factors) per stage and chunk, from the mean times of the workers.
 
-    A difference that all stages of a data rank share is attributed to the sequences if chance explains it. Nothing is
-    yielded if a worker's computations of this kind take no time.
+    A difference that all stages of a data rank share is attributed to its microbatches if chance explains the
+    difference. Nothing is yielded if a worker's computations of this kind take no time.
 
     Args:
         grid: the operations.
@@ -109,7 +109,7 @@ def _estimate_workers(
 def _chance(durations_ms: Times, slots_by_chunk: list[list[int]]) -> Times:
     """Return `[data rank]`: the relative standard error of each data rank's mean time, due to its microbatches.
 
-    If microbatches differ in length, some data ranks get longer ones by chance and are slower on all stages alike.
+    If microbatches differ in length, some data ranks get longer microbatches by chance and are slower on all stages.
     """
     if not slots_by_chunk:
         return np.zeros(durations_ms.shape[2])
@@ -149,7 +149,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
     """Set the factors of microbatches in `sequence`, in place, relative to their mean.
 
     A microbatch's factor is the median over stages of `rest` (the durations without the other factors, relative to the
-    mean of their kind). Of two middle values and all values between them, the nearest to 1 is taken.
+    mean of their kind). For an even number of stages, it is the value nearest to 1 between the two middle values.
     """
     microbatches = _by_microbatch(grid, kind)
     if not microbatches:
@@ -167,7 +167,7 @@ def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Tim
 def _correlation(grid: OperationGrid, rest: Times) -> float | None:
     """Return the correlation of forward and backward durations over all microbatches, averaged over stages.
 
-    It is None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
+    Return None for fewer than three microbatches, and if all take the same time. `rest` is as in `_common_to_stages`.
     """
     forward, backward = _by_microbatch(grid, FORWARD), _by_microbatch(grid, BACKWARD)
     both = sorted(set(forward) & set(backward))

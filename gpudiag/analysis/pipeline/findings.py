@@ -79,7 +79,7 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
     grid, factor = job.grid, job.factors.worker
     computes = {stage: grid.rows_of(*COMPUTE_KINDS, stage=stage) for stage in range(grid.stages)}
     mean_ms = job.durations_ms.mean(axis=1)
-    # [stage, data rank]: a worker's computation time, relative to the time that its peers need for the same.
+    # [stage, data rank]: a worker's computation time, relative to the time of its peers for the same computations.
     relative = np.array(
         [mean_ms[rows].sum(axis=0) / (mean_ms[rows] / factor[rows, 0]).sum(axis=0) for rows in computes.values()]
     )

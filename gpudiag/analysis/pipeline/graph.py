@@ -2,8 +2,8 @@
 
 A worker computes in the recorded order. A receive must end before the computation of its microbatch starts, and a send
 starts after its computation. Sender and receiver, like all members of a collective, begin to transfer when the last
-member has started. A communication also follows the last computation on its worker that had ended when the
-communication started, because the host starts operations in program order. The graph depends only on the order of
+member has started. Communication, updates and garbage collection also follow the last computation on their worker that
+had ended when they started, because the host starts operations in program order. The graph depends only on the order of
 recorded times, so that it is the same for all steps and data-parallel ranks.
 """
 
@@ -120,10 +120,13 @@ class _Transfers:
                 raise UnreadableInputError(f"a {receive} of stage {stage} has no send", _HINT)
 
     def _by_chunk(self, grid: OperationGrid, compute: str, kind: str, *, without: int) -> dict[tuple[int, int], int]:
-        """Return (chunk, microbatch) of each `compute` → row of its transfer, a `kind`; add the rows to `computation`.
+        """Match each computation of kind `compute` with its transfer of kind `kind`, and add both to `computation`.
 
         The chunk `without` needs no transfer, because passes begin in it (receives) or end in it (sends). Some
         recorders write transfers for that chunk too. Such transfers move nothing and are left out of the result.
+
+        Returns:
+            (chunk, microbatch) of the computation → row of the transfer.
         """
         by_chunk: dict[tuple[int, int], int] = {}
         for stage in range(grid.stages):
@@ -163,6 +166,7 @@ def _order_worker(
         before[row].add(transfers.computation[row])
     for row in grid.rows_of(*RECEIVE_KINDS, stage=stage):
         before[transfers.computation[row]].add(row)
+    # Forward computations use the gathered parameters.
     gathers = recorded.sorted(grid.rows_of(PARAMETERS_GATHER, stage=stage))
     recorded.add_last_ended(grid.rows_of(FORWARD, stage=stage), gathers, before)
     data_stream = recorded.sorted(grid.rows_of(*_DATA_STREAM, stage=stage))
@@ -204,10 +208,10 @@ class _RecordedOrder:
         # The ends are sorted, because only the number of ended operations counts.
         starts, ends = self._starts[list(rows)] + self._tolerance, np.sort(self._ends[list(stream)], axis=0)
         ended = [np.searchsorted(ends[:, sample], starts[:, sample], "right") for sample in range(ends.shape[1])]
-        numbers = np.quantile(np.array(ended), _EXCEPTIONS, axis=0, method="lower").tolist()
-        position = {row: number for number, row in enumerate(stream)}
-        for row, number in zip(rows, numbers, strict=True):
-            if ended_before := min(number, position.get(row, number)):
+        ended_nearly_always = np.quantile(np.array(ended), _EXCEPTIONS, axis=0, method="lower").tolist()
+        position = {row: index for index, row in enumerate(stream)}
+        for row, count in zip(rows, ended_nearly_always, strict=True):
+            if ended_before := min(count, position.get(row, count)):
                 before[row].add(stream[ended_before - 1])
 
 

@@ -21,7 +21,7 @@ _NO_STEP_HINT = "Record every operation of every worker, for at least one step."
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The `index`-th operation of a kind on a stage; `microbatch` and `chunk` are -1 for communication."""
+    """The `index`-th operation of a kind on a stage; `microbatch` and `chunk` are -1 except for passes."""
 
     stage: int
     kind: str
@@ -82,7 +82,9 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrange(table: OperationTable) -> OperationGrid:
-    """Return the complete steps of a table: in these, each data rank has the most frequent sequence of operations.
+    """Return the complete steps of a table. In these, each data rank has the most frequent sequence of operations.
+
+    Two sequences are the same if their operations have the same stages and kinds.
 
     Raises:
         UnreadableInputError: stages are not numbered from 0, no step is complete, or a step takes more than 11 days.
@@ -111,8 +113,8 @@ def arrange(table: OperationTable) -> OperationGrid:
         raise UnreadableInputError(
             f"{table.source}: in no step do all data-parallel ranks have the same operations", _NO_STEP_HINT
         )
-    rows = order[np.array([np.arange(begin, end) for begin, end in kept])]
-    rows = rows.reshape(-1, len(data_ranks), rows.shape[1]).transpose(2, 0, 1)
+    rows = order[np.array([np.arange(begin, end) for begin, end in kept])]  # [step x data rank, slot]
+    rows = rows.reshape(-1, len(data_ranks), rows.shape[1]).transpose(2, 0, 1)  # [slot, step, data rank]
     starts = table.start_ns[rows]
     starts = starts - starts.min(axis=(0, 2), keepdims=True)
     if starts.max() > _LONGEST_STEP_NS:
@@ -134,7 +136,8 @@ def arrange(table: OperationTable) -> OperationGrid:
 def _slots(table: OperationTable, rows: Integers) -> tuple[Slot, ...]:
     """Return the slots; `rows` has their rows in the table, `[slot, step, data rank]`.
 
-    If the table has no microbatches, the k-th computation is of microbatch k; if it has no chunks, a stage is one.
+    If the table has no microbatches, the k-th computation of a kind is of microbatch k. If the table has no chunks, a
+    stage is one chunk.
     """
     count: Counter[tuple[int, str]] = Counter()
     slots = []

@@ -22,9 +22,9 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
         durations_ms: durations without waiting for other members of a transfer, `[slot, step, data rank]`.
         steps: the simulated recorded steps, without host gaps.
         ideal: the step with `ideal_durations`; its arrays have one step and one data rank.
-        factors: how much longer than usual computations take (1 = usual, 1.2 = 20 % longer). Compared are the stages
-            (`stage`, `[slot, 1, 1]`), the workers of one stage (`worker`, `[slot, 1, data rank]`), and the microbatches
-            (`sequence`, `[slot, step, data rank]`). Slots that do not compute have 1.
+        factors: how much longer than usual computations take (1 = usual, 1.2 = 20 % longer), because of their stage
+            (`stage`, `[slot, 1, 1]`), their worker (`worker`, `[slot, 1, data rank]`) or their microbatch (`sequence`,
+            `[slot, step, data rank]`). Slots that do not compute have 1.
     """
 
     grid: OperationGrid
@@ -83,7 +83,7 @@ def imbalance_of(job: SimulatedJob) -> Imbalance:
 
     A cause is removed by dividing durations by its factor, so that differences between the workers of a stage (`rank`),
     between stages, or between microbatches (`sequence`) vanish. This also lengthens computations that are shorter than
-    usual. If the step gets longer because of these, removing the cause saves nothing.
+    usual. If the step gets longer because these computations do, removing the cause saves nothing.
     """
     step_ms, ideal_ms = float(job.steps.step_ms.mean()), float(job.ideal.step_ms.mean())
     factors = {"rank": job.factors.worker, "stage": job.factors.stage, "sequence": job.factors.sequence}

@@ -46,14 +46,14 @@ def conclude(
     """Return the result of one set of points.
 
     Args:
-        known: all points, of either mode.
+        known: all points, of both modes.
         recorded: id of a profiled point → its recorded steps.
         facts: the machine's facts, if known.
         remarks: earlier remarks, which precede the new remarks.
-        mode: the mode of the result; points of the other mode are omitted, with a remark.
+        mode: weak or strong scaling. Points of the other mode are omitted, with a remark.
         command, version: the command line and the version of gpudiag, for the record.
-        wanted: additional figures to compute.
-        need_peers: frameworks and strategies that cannot run on one device.
+        wanted: amounts of training whose duration is computed, and the network for forecasts.
+        need_peers: (framework, strategy) pairs that cannot run on one device.
     """
     of_mode = [point for point in known if point.mode == mode]
     points = sorted(with_speedups(with_scatter(of_mode), need_peers), key=_order)
@@ -64,6 +64,7 @@ def conclude(
     ]
     falls, waterfall_remarks = _waterfalls(points, recorded, doubts)
     alone = _alone(points, doubts)
+    # Pairs are compared with their GPUs alone, so that a doubtful GPU alone makes the comparison useless.
     pairs = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
     times = durations(points, wanted)
     return Scaling(
@@ -121,7 +122,7 @@ def _no_volume(wanted: Wanted, times: Iterable[Duration]) -> list[Remark]:
 
 
 def _order(point: PointRecord) -> tuple[object, ...]:
-    """Return the key by which results list their points."""
+    """Return the sort key of a point in the results."""
     return (
         point.workload,
         point.precision,
@@ -140,7 +141,8 @@ def _waterfalls(
     """Return the waterfalls of points with several devices, and remarks on recorded points without a waterfall.
 
     A waterfall is computed from recorded steps. If recorded steps are missing or unusable, points with the most devices
-    get a waterfall from unprofiled steps. A point with a doubtful baseline (in `doubts`) gets no waterfall.
+    get a waterfall from unprofiled steps, which needs the same training measured without communication. A point with a
+    doubtful baseline (in `doubts`) gets no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
@@ -175,7 +177,11 @@ def _recorded_waterfall(
     one: RecordedSteps | None,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> Waterfall | None:
-    """Return the waterfall from recorded steps of `several` devices and `one` device; None if one is missing."""
+    """Return the waterfall of `point` relative to `base`; None if the steps of either were not recorded and simulated.
+
+    `several` and `one` are the recorded steps of `point` and `base`. `independent` is the result of
+    `_independent_points`.
+    """
     if base is None or several is None or one is None or several.parts is None or one.parts is None:
         return None
     return waterfall(point, base, several.parts, one.parts, independent)
@@ -187,10 +193,13 @@ def _no_waterfall(
     one: RecordedSteps | None,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> str:
-    """Return the reason why recorded steps gave no waterfall; empty if no remark is needed."""
+    """Return the reason why recorded steps gave no waterfall; empty if no remark is needed.
+
+    The arguments are those of `_recorded_waterfall` and its result `fall`.
+    """
     if fall is not None:
         return "its recorded steps differ too much from the unprofiled ones to explain them"
-    if several is None or independent is not None:
+    if several is None or independent is not None:  # not recorded, or explained by the job without communication
         return ""
     if one is None:
         return "its one-device baseline was not recorded"
@@ -198,9 +207,9 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the job without communication, on (the same devices, one device).
+    """Return (many, alone): the same training without communication, on the point's devices and on one device.
 
-    Return None if one is missing, in strong scaling, and if the point itself is without communication.
+    Return None if either is missing, in strong scaling, and if the point itself is without communication.
     """
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
@@ -234,7 +243,10 @@ def _started(point: PointRecord, doubt: str) -> str:
 def _prospects(
     points: list[PointRecord], falls: Iterable[Waterfall], network: Network | None, doubts: Collection[str]
 ) -> Iterable[Prospect]:
-    """Yield the forecast of each curve on the first devices, unless its baseline is doubtful (in `doubts`)."""
+    """Yield the forecast of each curve, unless its baseline is doubtful (in `doubts`).
+
+    Only points on devices 0 to n - 1 are used, so that a curve has one point for each number of devices n.
+    """
     hidden = {fall.point: _hidden_share(fall) for fall in falls}
     by_id = {point.id: point for point in points}
     curves: dict[tuple[object, ...], dict[int, PointRecord]] = {}
@@ -280,7 +292,7 @@ def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list
 
 
 def _summaries(points: Sequence[PointRecord]) -> list[Remark]:
-    """Return remarks that each list the points with one defect."""
+    """Return a remark for each defect that a point has: still falling step times, a wide interval, no baseline."""
     measured = [point for point in points if point.status == "measured"]
     lists = (
         ("unsettled", "step times were still falling when timing began", [p for p in measured if p.settled is False]),

@@ -15,12 +15,13 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if its throughput deviates from the median by more than this share and by more than half its interval.
+#: A GPU is odd if its throughput deviates from the median by more than this share, and by more than half the width of
+#: its 95 % interval.
 ODD = 0.03
 
 
 def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu, ...]:
-    """Return the devices that were measured alone, sorted by index.
+    """Return the devices that were measured alone, sorted by index; empty if fewer than two were.
 
     `names` has the model names of the GPUs, by index; it is empty for CPU processes.
     """
@@ -46,7 +47,10 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
 
 
 def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...]:
-    """Return the pairs whose two devices were also measured alone; without known GPUs, their link is host memory."""
+    """Return the pairs that communicate and whose two devices were also measured alone with the same settings.
+
+    Without known GPUs, the devices are CPU processes, whose link is host memory.
+    """
     kinds = _link_kinds(facts)
     compared = []
     for point in points:

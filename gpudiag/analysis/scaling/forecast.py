@@ -13,8 +13,9 @@ gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, 
 log2 m in a tree. The share of communication between machines that the backward pass hides is unknown. The fast end of
 the range assumes that communication overlaps with the whole backward pass. The backward pass takes two thirds of a
 step's compute, because it has two matrix products for each product in the forward pass. The slow end assumes no
-overlap, a ring's latencies, and a longer wait for the slowest device: jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for
-normally distributed step times. The expected value assumes the measured overlap.
+overlap, a ring's latencies, and a longer wait for the slowest of n = m g devices. If step times are normally
+distributed with the standard deviation jitter, the wait is longer by jitter * (sqrt(2 ln n) - sqrt(2 ln g)). The
+expected value assumes the overlap that was measured within the machine.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gpudiag.statistics import Estimate
 
 Array = NDArray[np.float64]
 
+#: Name → factor of the latency term for a number of devices n.
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
 #: Number of random draws of the step times for each growth of the latency.
@@ -56,7 +58,7 @@ _ASSUMED_OVERLAP = 0.5
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Non-negative terms of the step time in ms; `growth`, a key of `GROWTHS`, says how the latency term grows."""
+    """Non-negative coefficients in ms of the step time's terms; `growth` is the latency's key in `GROWTHS`."""
 
     compute_ms: float
     transfer_ms: float
@@ -108,6 +110,7 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
     fits = [_solve(devices, means_ms[None, :], errors_ms, growth) for growth in GROWTHS]
     (best,), _ = min(fits, key=lambda solution: float(solution[1][0]))
     worst_error = max(abs(best.step_ms(n) / step_ms[n].value - 1) for n in devices)
+    # The draws scatter at least by the error of the best fit, so that ranges also cover what the terms do not explain.
     drawn_ms = _draw(estimates, np.maximum(errors_ms, worst_error * means_ms))
     possible = tuple(cost for growth in GROWTHS for cost in _solve(devices, drawn_ms, errors_ms, growth)[0])
     return Fit(cost=best, possible=possible, worst_error=worst_error, degrees=max(0, len(devices) - _TERMS))
@@ -116,9 +119,9 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
 def _draw(estimates: Sequence[Estimate], errors_ms: Array) -> Array:
     """Return float64[_DRAWS, n]: random step times in ms that agree with n measured step times.
 
-    A drawn time deviates from the measured mean by Student's t times the standard error of the mean, and by a normal
-    variable for the remainder of `errors_ms` (float64[n], at least the standard errors). The seed is fixed, so that
-    reports are reproducible.
+    `errors_ms`, float64[n], has the standard deviations to draw with. They are at least the standard errors of the
+    means. A drawn time deviates from the measured mean by Student's t times the standard error, and by a normal
+    variable for the remaining variance. The seed is fixed, so that reports are reproducible.
     """
     means_ms = np.array([estimate.value for estimate in estimates])
     standard_errors_ms = np.array([estimate.standard_error for estimate in estimates])
@@ -138,18 +141,18 @@ def _solve(devices: Sequence[int], step_ms: Array, errors_ms: Array, growth: str
     """Solve weighted non-negative least squares for the three terms exactly, by trying every subset that has compute.
 
     Args:
-        devices: n numbers of devices.
-        step_ms: float64[d, n], step times; each row is fitted separately.
+        devices: n numbers of devices, ascending from 1.
+        step_ms: float64[d, n], step times on `devices`; each of the d rows is fitted separately.
         errors_ms: float64[n], standard errors of the step times.
         growth: key of `GROWTHS`.
 
     Returns:
-        The cost of each row, and its weighted sum of squares, float64[d].
+        The cost of each row, and its sum of (residual / error)², float64[d].
     """
     matrix = np.array([_terms(n, growth) for n in devices]) / errors_ms[:, None]
     targets = (step_ms / errors_ms).T
     best = np.zeros((_TERMS, len(step_ms)))
-    best[0] = step_ms[:, 0]  # if no subset has a non-negative solution, compute takes the step of one device
+    best[0] = step_ms[:, 0]  # if no subset has a non-negative solution: the step time on one device is all compute
     least = np.full(len(step_ms), np.inf)
     for subset in ((0,), (0, 1), (0, 2), (0, 1, 2)):
         if len(subset) > len(devices):
@@ -174,8 +177,8 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
 
     Args:
         curve: points that differ only in the number of devices.
-        network: the network between identical machines, if any.
-        hidden_share: share of the largest point's communication that overlaps with compute, 0 to 1, if profiled.
+        network: the network between identical machines. If it is None, more devices of one machine are assumed.
+        hidden_share: share of the largest point's communication that overlaps with compute, 0 to 1; None if unknown.
     """
     by_devices = {point.devices: (point, rate) for point in curve if (rate := rate_of(point)) is not None}
     if len(by_devices) < _TERMS or 1 not in by_devices:
@@ -216,7 +219,10 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
 
 
 def _within_machine(fitted: Fit, devices: int, batch: int) -> Forecast:
-    """Extrapolate the fit to `devices` of one machine, with `batch` samples per device."""
+    """Extrapolate the fit to `devices` of one machine, with `batch` samples per device.
+
+    The range of `possible` fits is extended to contain the best fit.
+    """
 
     def efficiency_of(cost: StepCost) -> float:
         return cost.step_ms(1) / cost.step_ms(devices)
@@ -230,14 +236,16 @@ def _within_machine(fitted: Fit, devices: int, batch: int) -> Forecast:
 def _between_machines(
     fitted: Fit, largest: PointRecord, gradient_bytes: int, network: Network, hidden_share: float | None
 ) -> list[Forecast]:
-    """Forecast 2, 4, 8 and more machines like the measured machine, as the module's docstring describes.
+    """Forecast 2, 4, 8, 16, 64, 256, ... machines like the measured machine, as the module's docstring describes.
+
+    The forecasts end at `_MOST_DEVICES` devices; 2 machines are always forecast.
 
     Args:
         fitted: the step time within one machine.
         largest: the point with all devices of one machine.
         gradient_bytes: bytes of all gradients.
         network: the network between machines.
-        hidden_share: measured share of communication that overlaps with compute, 0 to 1, if known.
+        hidden_share: measured share of communication that overlaps with compute, 0 to 1; None if unknown.
     """
     per_machine = largest.devices
     one_device_ms = fitted.cost.step_ms(1)
@@ -257,6 +265,7 @@ def _between_machines(
         fastest_ms = one_machine_ms + max(0.0, communication_ms - backward_ms)
         wait_ms = (largest.jitter_ms or 0.0) * (_largest_deviation(devices) - _largest_deviation(max(2, per_machine)))
         slowest_ms = one_machine_ms + bytes_ms + ring_ms + max(0.0, wait_ms)
+        # The factors with `fitted_ratio` widen the range by the uncertainty of the fit within one machine.
         efficiency = Interval(
             value=one_device_ms / expected_ms,
             low=one_device_ms / slowest_ms * min(1.0, fitted_ratio / longest),
@@ -275,7 +284,7 @@ def _largest_deviation(devices: int) -> float:
 
 
 def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, network: str) -> Forecast:
-    """Return the forecast; `device_samples_per_s` is the throughput of one device."""
+    """Return the forecast from the throughput of one device alone. `network` is in words, "" within one machine."""
     ideal = devices * device_samples_per_s
     return Forecast(
         devices=devices,
@@ -290,8 +299,9 @@ def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, n
 def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, ...]:
     """Return how long the wanted samples, iterations or volume take at each measured point's throughput.
 
-    A voxel counts once, even if several blocks overlap in it. The time per voxel follows from the voxels per sample
-    that the user gives, or else from the measured volume. A point without both has no duration for voxels.
+    The volume is predicted in blocks; a voxel counts once, even if several blocks overlap in it. The time per voxel
+    follows from the voxels per sample that the user gives, or else from a volume that the point's job predicted. A
+    point with neither has no duration for voxels.
     """
     return tuple(
         duration
@@ -304,8 +314,8 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
 def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> Iterator[Duration]:
     """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point.
 
-    In weak scaling, iterations on several devices train more samples. `like_one_device_hours` is the time for as many
-    samples as the iterations have on one device.
+    In weak scaling, an iteration on n devices trains n times the samples of an iteration on one device. Therefore
+    `like_one_device_hours` has the time in which n devices train the samples of the wanted iterations on one device.
     """
     per_minute = samples_per_hour / point.global_batch / 60
     if wanted.samples is not None:

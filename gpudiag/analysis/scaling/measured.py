@@ -27,7 +27,7 @@ _AHEAD = 0.05
 
 
 def which_gpus(facts: Facts) -> str:
-    """Return a digest of the usable GPUs' UUIDs in index order; empty if a UUID is unknown."""
+    """Return a short hash of the usable GPUs' UUIDs in index order; empty if a UUID is unknown."""
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.visible]
     if not uuids or None in uuids:
         return ""
@@ -49,10 +49,10 @@ def with_figures(
 
     Args:
         point: the requested measurement.
-        run: the job's record.
+        run: the job's record; None if the job left none.
         outcome: the job's outcome in the sweep; None for a job outside a sweep.
         machine: the machine of the job. The result also has the software versions of `run`.
-        volume: throughput of writing a volume, if the job predicts one.
+        volume: throughput of predicting a volume in blocks, if the job does so.
     """
     seconds = outcome.seconds if outcome is not None else point.seconds
     times = _complete_times(run)
@@ -112,6 +112,7 @@ def _model_figures(run: RunRecord, volume: InferenceRecord | None) -> dict[str, 
 
 
 def _warmup(run: RunRecord) -> dict[str, Any]:
+    """Return the fields of `PointRecord` about warm-up: the maximum over ranks, or None if no rank recorded it."""
     warmups = [rank.warmup for rank in run.ranks if rank.warmup is not None]
     return {
         "warmup_steps": max((warmup.steps for warmup in warmups), default=None),
@@ -121,9 +122,9 @@ def _warmup(run: RunRecord) -> dict[str, Any]:
 
 
 def together(first: PointRecord, second: PointRecord) -> PointRecord:
-    """Merge two measurements of one point: average the figures, weighted by their starts, and keep every start.
+    """Merge two measurements of one point: average the figures, weighted by numbers of starts, and keep every start.
 
-    A figure that one measurement lacks becomes None.
+    A figure in `_MEANS` that one measurement lacks becomes None.
     """
     starts = (*(first.starts or _single_start(first)), *(second.starts or _single_start(second)))
     rates = [
@@ -160,7 +161,10 @@ def _single_start(point: PointRecord) -> tuple[StartResult, ...]:
 
 
 def _paced_by_host(run: RunRecord) -> bool | None:
-    """Return whether the median lead of the host is below `_AHEAD` of a step on every rank; None if unknown."""
+    """Return whether the host's median lead over its device is below `_AHEAD` of a step on every rank.
+
+    Return None if no rank's lead is known.
+    """
     known = [
         (statistics.median(rank.timed.lead_ms), rank.unprofiled.median_ms)
         for rank in run.ranks

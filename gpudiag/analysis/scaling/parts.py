@@ -57,8 +57,9 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     Args:
         timeline: the job's recorded steps.
         timed_ms: mean time of the same job's unprofiled steps.
-        staged: whether gradients are communicated through host memory. If so, copies to and from host memory, and waits
-            for the threads that reduce gradients, count as transfer.
+        staged: whether gradients are communicated through host memory. If so, copies to and from host memory count as
+            transfer. Untraced waits also count as transfer if not `fed`, because the job then waits for the threads
+            that reduce gradients.
         fed: whether the job loads batches. If not, untraced waits are not input and count as launch.
     """
     what_if = build_what_if(timeline, timed_ms)
@@ -105,7 +106,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
     """Return the factor that scales the parts to the unprofiled step; 1 if the parts' sum is near the unprofiled step.
 
-    On CPUs it is a factor of all parts. On GPUs it is a factor of `_SCALABLE_PARTS`, and 1 if the sum is too short.
+    On CPUs the factor applies to all parts. On GPUs it applies to `_SCALABLE_PARTS`, and is 1 if the sum is too short.
 
     Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
     in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels: 7 ms

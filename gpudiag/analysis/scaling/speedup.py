@@ -2,7 +2,8 @@
 
 Each start of a job gets different cores and memory, so that mean step times vary more between starts than the steps of
 one start suggest. For example, ResNet-50 on one H200 with a busy host took 17.8 ms in one start and 30.6 ms in another,
-with little scatter in each. Therefore every point is started twice, and the scatter between starts widens its interval.
+with little scatter within each. Therefore every point is started twice, and the scatter between starts widens its
+95 % interval.
 
 Efficiency is relative to one device. If the host slowed the job on one device, several devices can appear to exceed 100
 %, and the ratio describes the host instead of the scaling. Such a baseline is doubtful: it is reported, and no
@@ -26,7 +27,8 @@ from gpudiag.statistics import Estimate, student_t
 _Baselines = dict[tuple[object, ...], PointRecord]
 #: Assumed relative scatter between starts if it was not measured.
 _ASSUMED_SCATTER = 0.005
-#: Largest relative difference between starts, and largest relative half-width of the interval, of a usable baseline.
+#: A baseline is unusable if its starts differ by more than this share of the slowest, or if the 95 % interval of its
+#: throughput has a half-width above this share.
 _MOST_SCATTER = 0.10
 
 
@@ -86,7 +88,7 @@ def _baseline_of(
 def with_speedups(points: Iterable[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> list[PointRecord]:
     """Fill in baseline, speedup and efficiency of the points whose baseline was measured.
 
-    `need_peers` has the frameworks and strategies that cannot run on one device.
+    `need_peers` has the (framework, strategy) pairs that cannot run on one device.
     """
     known = list(points)
     baselines = _baselines(known)
@@ -139,14 +141,15 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
-    """Widen a point's interval by the relative scatter between starts, and until it contains every start's rate.
+    """Widen a point's interval by the relative scatter between starts, and further to contain every start's rate.
 
-    `freedom` has the degrees of freedom of `scatter`.
+    `freedom` is the number of degrees of freedom of `scatter`.
     """
     rate = rate_of(point)
     if rate is None:
         return point
     error = student_t(freedom) * scatter / math.sqrt(max(1, len(point.starts)))
+    # Dividing by 1 ± error keeps the rate, and adds the error to its interval.
     rate = rate.over(Estimate(value=1.0, low=1 - error, high=1 + error, freedom=freedom))
     start_rates = [start.samples_per_s for start in point.starts]
     ci95 = min([rate.low, *start_rates]), max([rate.high, *start_rates])
@@ -233,7 +236,7 @@ def again(
     Args:
         points: all points.
         starts: number of starts that each point needs.
-        need_peers: frameworks and strategies that cannot run on one device.
+        need_peers: (framework, strategy) pairs that cannot run on one device.
     """
     incomplete = [point for point in points if rate_of(point) is not None and max(1, len(point.starts)) < starts]
     if incomplete:

@@ -31,7 +31,7 @@ _SETTING = (
 )
 #: Maximum number of listed reasons against ranking together. The headings of the groups show all differences.
 _MOST_REFUSALS = 20
-#: Maximum number of machines that a row is compared with, because comparing 20,000 with each other takes too long.
+#: Maximum number of machines that a row is compared with, because 20,000 rows may all be of different machines.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -122,7 +122,8 @@ def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
     """Return why groups of one workload are not ranked together; each pair of different settings is listed once."""
-    # Points that differ only in their devices have equal reasons. All of 20,000 points would make 200 million pairs.
+    # Points that differ only in their devices have equal reasons. Without this reduction, 20,000 points would make 200
+    # million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
         settings.setdefault(

@@ -32,9 +32,9 @@ _LOSS_OF = {
 }
 #: A note reports a residual above this percentage of the ideal.
 _NOTABLE_REST = 1.0
-#: If the residual exceeds this percentage of the ideal, the parts do not explain the unprofiled steps.
+#: If the residual exceeds this percentage of the ideal, the parts do not explain the unprofiled steps (`closes`).
 _MOST_REST = 5.0
-#: If the parts are scaled by less than this factor, they do not explain the unprofiled steps.
+#: If a GPU's parts are scaled by less than this factor, they do not explain the unprofiled steps (`closes`).
 _LEAST_SCALE = 0.5
 #: A note mentions the profiler's cost if recorded steps are longer than unprofiled steps by more than this factor.
 _NOTABLE_RECORDING = 1.25
@@ -53,13 +53,13 @@ def waterfall(
         point: N devices, measured.
         baseline: one device, measured, of the same curve.
         several, one: the parts of a step of `point` and of `baseline`.
-        independent: N devices and one device without communication, if measured.
+        independent: N devices and one device without communication, if measured; only for a note.
 
     Raises:
         ValueError: a figure is missing.
     """
     step_ms = pace_ms(point)
-    batch_ratio = point.batch_per_device / baseline.batch_per_device
+    batch_ratio = point.batch_per_device / baseline.batch_per_device  # 1 in weak scaling, 1 / N in strong scaling
     ideal_ms = batch_ratio * pace_ms(baseline)
     lost_ms = dict.fromkeys(LOSSES, 0.0)
     for part, loss in _LOSS_OF.items():
@@ -115,7 +115,10 @@ def _waterfall(
     parts: tuple[StepParts, StepParts] | None,
     notes: tuple[str, ...],
 ) -> Waterfall:
-    """Return the waterfall for losses in ms per step (`lost_ms`) beyond an ideal step of `ideal_ms`."""
+    """Return the waterfall for losses in ms per step (`lost_ms`) beyond an ideal step of `ideal_ms`.
+
+    `parts` has the parts of a step of `point` and of `baseline`; it is None if the losses are from unprofiled steps.
+    """
     step_ms = pace_ms(point)
     ideal = point.devices * 1e3 * point.batch_per_device / ideal_ms
     return Waterfall(
@@ -144,7 +147,7 @@ def pace_ms(point: PointRecord) -> float:
     The time follows from the throughput, which for independent devices is the sum of their throughputs.
 
     Raises:
-        ValueError: the step time was not measured.
+        ValueError: the throughput was not measured.
     """
     if point.samples_per_s is None:
         raise ValueError(f"{point.id} has no throughput")
@@ -158,7 +161,7 @@ def _notes(
     rest_percent: float,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> list[str]:
-    """Return the notes of a waterfall; `rest_percent` is the residual in percent of the ideal."""
+    """Return the notes of a waterfall; `rest_percent` is the residual in percent of the ideal throughput."""
     notes = []
     if independent is not None:
         many, alone = map(pace_ms, independent)

@@ -1,7 +1,7 @@
 """Match the collectives of two ranks, and find the offset between their clocks.
 
 All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of when they arrive.
-Measured on one host: 0.4 to 13 µs apart in the median, and at most 70 µs. Therefore matched collectives *end* together,
+On one host, they left 0.4 to 13 µs apart in the median, at most 70 µs. Therefore matched collectives *end* together,
 up to a constant offset between clocks. Matching by index fails, because the recorded spans (captures) of ranks begin
 and end at different times, so that some collectives have no partner. Example: the ends of collectives in ms, if the
 captures begin one collective apart:
@@ -117,8 +117,8 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
         return []
     # Count, for each vote, the votes up to one tolerance above it. Peaks of this count must be one tolerance apart.
     count = np.searchsorted(votes, votes + tolerance, side="right") - np.arange(len(votes))
-    enough = count.max() // 2
-    peaks: list[tuple[int, int]] = []
+    enough = count.max() // 2  # offsets with fewer votes are no candidates
+    peaks: list[tuple[int, int]] = []  # (offset, votes)
     left = count.copy()
     while len(peaks) < 2 * _WIDEST_LAG:
         top = int(left.argmax())
@@ -137,8 +137,9 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of the collectives during both captures, on the rank with fewer such collectives.
-    `believable` says whether enough collectives match.
+    `offset` is the clock of b minus the clock of a; `spread` is the median distance of matched ends without the offset;
+    both are in ns. `coverage` is the matched share of the collectives during both captures, on the rank with fewer such
+    collectives. `believable` is true if enough collectives match.
     """
 
     a: NDArray[np.intp]
@@ -280,6 +281,7 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     if len(fit.a) == len(a) and len(fit.b) == len(b):
         return fit.a[:0], fit.b[:0]  # all are matched, as in most jobs
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
+    # Matches that cross an earlier match do not delimit a sequence.
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])
     matched_a, matched_b = fit.a[in_order], fit.b[in_order]
     cuts_a, cuts_b = np.searchsorted(rooted_a, matched_a), np.searchsorted(rooted_b, matched_b)
@@ -287,6 +289,7 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     pairs_b: list[NDArray[np.intp]] = []
 
     def pair(ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> None:
+        """Pair collectives in order, up to the first pair with different signatures."""
         agree = np.cumprod(a.signature[ours] == b.signature[theirs]).astype(bool)
         pairs_a.append(ours[agree])
         pairs_b.append(theirs[agree])
@@ -295,6 +298,7 @@ def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[N
     pair(rooted_a[cuts_a[0] - head : cuts_a[0]][::-1], rooted_b[cuts_b[0] - head : cuts_b[0]][::-1])
     tail = min(len(rooted_a) - cuts_a[-1], len(rooted_b) - cuts_b[-1])
     pair(rooted_a[cuts_a[-1] : cuts_a[-1] + tail], rooted_b[cuts_b[-1] : cuts_b[-1] + tail])
+    # Between two matches, all unmatched collectives are paired if their number and signatures agree.
     left_a, left_b = _without(len(a), fit.a), _without(len(b), fit.b)
     cuts_a, cuts_b = np.searchsorted(left_a, matched_a), np.searchsorted(left_b, matched_b)
     for i in np.flatnonzero((np.diff(cuts_a) == np.diff(cuts_b)) & (np.diff(cuts_a) > 0)):

@@ -8,8 +8,8 @@ LEAST_TOLERANCE_NS = 300 * NS_PER_US
 """Two ranks' ends that are further apart than this, without the clock offset, are of different collectives. Measured:
 participants leave a collective at most 70 µs apart on one host; the rest allows for drifting clocks."""
 CORRECTED_NS = 20 * NS_PER_US
-"""Clocks whose median distance is larger than this are corrected. Measured: at most 13 µs between ranks on one host. A
-clock that is 0.1 ms early makes a short broadcast end before the last rank arrives, so that its wait is not seen."""
+"""Clocks are corrected if matched ends are further apart than this in the median. Measured: at most 13 µs between ranks
+on one host. A clock that is 0.1 ms early makes a short broadcast end before the last rank arrives, and hides a wait."""
 MATCHED_SHARE = 0.5
 """Two captures are of one run if at least this share of the collectives during both captures has a match. Measured: 97
 to 100 % match in 18 sound recordings, and none match in mixtures of two runs or two models."""
@@ -40,10 +40,10 @@ LOST_SHARE = 0.02
 """The profiler lost ops if at least this share of launches has no device op. Measured: 77 traces of sound processes
 lack at most 0.08 % (memsets of zero bytes, which do nothing); a very short trace lacks 2 of 100."""
 FEWEST_LOST = 10
-"""Fewer lost ops than this are ignored. Measured: a very short trace lacks 2 of 100, see above."""
+"""Fewer lost ops than this are ignored. Measured: a very short trace lacks 2 of 100 (see `LOST_SHARE`)."""
 FEWEST_DURATIONS = 100
-"""Equal traces with fewer distinct durations than this are not copies. Judgement: measured durations differ; only those
-of identical simulated ranks do not."""
+"""Equal traces with fewer distinct durations than this are not copies. Judgement: measured durations differ; only
+identical simulated ranks have equal durations."""
 LEAST_UNIX_NS = 10**17
 """A clock with a smaller value does not count from 1970. Physical: this value is in March 1973."""
 RUNS_APART_NS = 10 * NS_PER_S
@@ -66,8 +66,8 @@ AS_CLOSE = 2.0
 """A group of ranks is preferred to its subgroups if its members' collectives end at most this many times as far apart
 as a subgroup's. Measured: with four gloo processes on two cores, ends of non-members are 4 to 170 times as far away."""
 NOT_BY_CHANCE = 0.3
-"""The group is also preferred if its ends are nearer than this share of the distance expected by chance. Measured: in
-the same job, members' ends are at 0.004 to 0.2 of that distance, and others' ends at 0.6 to 0.9."""
+"""A group of ranks is also preferred if members' ends are nearer than this share of the distance expected by chance.
+Measured: in the same job, members' ends are at 0.004 to 0.2 of that distance, and non-members' at 0.6 to 0.9."""
 TWICE_AS_OFTEN = 1.5
 """A schedule is interleaved unless middle stages send at least this many times as often as the first stage. Physical:
 without interleaving they send twice as often, because only they send both activations and gradients."""

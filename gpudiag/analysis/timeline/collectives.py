@@ -53,8 +53,8 @@ NO_MESSAGES = MatchedMessages()
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length, sorted by start; ns on the absolute clock.
 
-    All tracks of one trace share a clock. All traces of one file (`source`) share a clock too: the file has a trace for
-    each device of a process. `on_host` is true for the track of a process without devices.
+    `row` has the rows of the calls in their trace's events; `track_calls` explains the other fields. All tracks of one
+    trace share a clock. All traces of one file, which has a trace for each device of a process, share a clock too.
     """
 
     rank: int
@@ -113,7 +113,10 @@ def track_calls(
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """The result of matching: each track's collectives and clock offset (ns), alignments, and ranks without a trace."""
+    """The result of matching: each track's collectives and clock offset (ns), alignments, and ranks without a trace.
+
+    `ambiguous` is true if another pairing of collectives with a different clock offset fits about as well.
+    """
 
     collectives: list[TrackCollectives]
     offsets: list[int]
@@ -154,6 +157,7 @@ def match_collectives(
                 kinds=tuple(kinds),
             )
         )
+    # Calls of one group share the tuple of its ranks, so that each group is examined once.
     stated = {id(call.group_ranks): call.group_ranks for track in tracks for call in track.calls}
     missing = {rank for ranks in stated.values() for rank in ranks} - ranks_present
     return Matching(collectives, offsets, clocks, missing, any(pair.alignment.ambiguous for pair in pairs))
@@ -187,7 +191,7 @@ def _group(tracks: list[TrackCalls]) -> dict[GroupKey, dict[int, NDArray[np.intp
 
 
 def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDArray[np.intp]]]) -> list[_Pair]:
-    """Align every track of a group with the group's track that has the most collectives."""
+    """Align every track of each group (from `_group`) with the group's track that has the most collectives."""
     pairs = []
     signatures: dict[tuple[str, int | None], int] = {}
 
@@ -222,7 +226,8 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     """Return (ns to add to the times of each track, clock alignments), from the pairs with the most matches.
 
     Pairs may connect only some processes, for example those of a pipeline stage. The first process of each connected
-    component keeps its clock. Messages come last, because they only bound an offset. Up to `CORRECTED_NS` counts as 0.
+    component keeps its clock. Messages come last, because they only bound an offset. Offsets up to `CORRECTED_NS` are
+    not corrected.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, _with_known_clocks(tracks, pair))
@@ -248,6 +253,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
             if a in offsets and b in offsets:
                 continue
             measured = alignment.offset_ns if abs(alignment.offset_ns) > CORRECTED_NS else 0
+            # The alignment's offset is the clock of b minus the clock of a.
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
             for number in links_of[new]:
@@ -265,7 +271,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
 
 
 def _with_known_clocks(tracks: list[TrackCalls], pair: _Pair) -> Alignment:
-    """Return a pair's alignment, with the offset 0 for CPU devices of one process, whose threads may be delayed."""
+    """Return a pair's alignment; its offset is 0 for CPU tracks of one file, whose threads may be late on one clock."""
     a, b = tracks[pair.a], tracks[pair.b]
     if a.on_host and b.on_host and a.source and a.source == b.source:
         return msgspec.structs.replace(pair.alignment, offset_ns=0, residual_ns=0)
@@ -293,7 +299,7 @@ def _match_messages(
     """Fill the columns (instance, last arrival, last rank) for messages; return all ends on the common clock.
 
     A host-side send's record lasts until its process waits for the send; the send really ends when it is received. A
-    side that came last, or whose record ends before the other side came, did not wait: its last rank is its own.
+    side that came last, or whose record ends before the other side came, did not wait: its last rank is its own rank.
     """
     ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
     instance, arrival, last = columns
@@ -325,8 +331,8 @@ def _instances(
 ) -> tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]]:
     """Return for each track the instance, last arrival and last rank of its collectives, as in `TrackCollectives`.
 
-    All three are `UNKNOWN` for messages, and for collectives without a match. `groups` is from `_group`, and `offsets`
-    (ns to add to each track's times) from `_clock_offsets`.
+    Calls of one collective have the same instance number on all tracks. All three are `UNKNOWN` for messages, and for
+    collectives without a match. `groups` is from `_group`, and `offsets` (ns) from `_clock_offsets`.
     """
     instance = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]
     arrival = [np.full(len(track.calls), UNKNOWN, np.int64) for track in tracks]

@@ -71,8 +71,9 @@ def covered_share(track: DeviceTrack) -> float:
     """Return the share (0 to 1) of the recorded busy time of the device that the track's steps represent.
 
     The steps represent the busy time of the analysed windows, and of the steps before and after them. The bounds of the
-    steps outside the windows are unknown, so that each counts at most the largest busy time of a window. Work after the
-    start of the last step belongs to it. On a CPU, training-thread operators and collectives replace device work.
+    steps outside the windows are unknown, so that each counts at most the largest busy time of a window. All work after
+    the last window counts as work of the last step. On a CPU, training-thread operators and collectives replace device
+    work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           20 (#1) + 21 (#2) + 20 (#3) + 21 (#4) of 130 ms: 63 %
@@ -111,7 +112,7 @@ def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
 def partial_coverage(tracks: Sequence[DeviceTrack], shares: Sequence[float]) -> list[Validity]:
     """Warn if the steps represent little of the recorded device work; `shares` has the `covered_share` of each track.
 
-    If they represent enough of it, the first track stands for all in the check for a short window.
+    If the steps represent enough of it on all tracks, check the first track for a short window instead.
     """
     if not shares:
         return []
@@ -173,7 +174,7 @@ def _recorded_share(view: RankEvents, track: DeviceTrack) -> float:
 
 
 def recorded_spans(events: EventTable) -> Intervals:
-    """Return the times with any event but marks of steps and modules."""
+    """Return the merged times of all events except marks of steps and modules, which also span unrecorded time."""
     around = any_of(events.kind, EventKind.DEVICE_ANNOTATION, EventKind.MODULE) | any_of(events.role, Role.STEP_MARK)
     return union(Intervals(events.start_ns[~around], events.end_ns[~around]))
 
@@ -210,7 +211,10 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
 
 def device_activities(traces: Sequence[Trace], views: Sequence[RankEvents]) -> tuple[DeviceActivity, ...]:
-    """Return the device activity of each trace."""
+    """Return the device activity of each trace.
+
+    A process also uses a device if another rank's device communicates in a group with this process.
+    """
     stated = [
         trace.collectives[index].group_ranks for trace, view in zip(traces, views, strict=True) for index in view.groups
     ]
@@ -336,7 +340,7 @@ def _lost_graphs(by_rank: RankActivities, framework: str) -> list[Validity]:
 
 
 def _lost_launches(by_rank: RankActivities) -> list[Validity]:
-    """Warn about ranks of which many launches have no device op."""
+    """Warn about ranks that have many launches without a device op."""
     lossy = {rank: activity for rank, activity in by_rank if activity.loses_launches}
     if not lossy:
         return []

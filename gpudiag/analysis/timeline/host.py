@@ -3,13 +3,14 @@
     host     gloo:all_reduce ├──────────────────────┤      gpudiag.exchange ├── copy, sum, copy back ──┤
     device   ── backward ──┤                          ├── optimizer ──
 
-In these spans communication makes the device idle. A parameter server updates parameters in host memory, between two
-communications, inside an optimizer step that launches only copies for communication:
+During these host spans the device is idle because of communication. With a parameter server, an optimizer step launches
+only copies for communication, and updates the parameters in host memory:
 
     host     Optimizer.step ├ communication: sum ┤ update of the host's copy ├ communication: fetch ┤
 
 The training thread of a CPU process may wait inside an operator for a collective that the operator enqueued. For
-example, an autograd function of tensor parallelism returns a sum over ranks. The operator lasts, but computes nothing:
+example, an autograd function of tensor parallelism returns a sum over ranks. During the wait, its operator is recorded
+as running, but computes nothing:
 
     training thread   _Summed ┤ clone ┤ c10d::allreduce_ ├╌╌╌╌╌╌ waits ╌╌╌╌╌╌├ next operator
     gloo thread                                      ├── gloo:all_reduce ──┤
@@ -29,6 +30,7 @@ from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, WAITED_NS, DeviceOps, Host
 Spans = dict[int, Intervals]
 
 _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+#: Role of device work → its class; roles without an entry below are copies.
 _CLASS_OF = np.full(256, OpClass.COPY, np.uint8)
 _CLASS_OF[Role.COMPUTE] = OpClass.COMPUTE
 _CLASS_OF[Role.BUCKET_COPY] = OpClass.COMPUTE
@@ -46,7 +48,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # In a runtime call with a communication role, an executor waits for its collective or its copies.
+    # In a runtime call with a communication role, an executor (XLA, TensorFlow) waits for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True
@@ -85,10 +87,10 @@ def _raw(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps) -> tuple[Spans, Spans]:
-    """Return each host thread's communication spans, first without and then with enqueues and bucket copies.
+    """Return (each host thread's communication spans, the same spans with enqueues and bucket copies).
 
-    A range counts only while other threads that launch device work (DataParallel's replicas) are idle. Both results map
-    thread ids to sorted disjoint intervals on the trace's own clock.
+    A communication range counts only while other threads that launch device work (DataParallel's replicas) are idle.
+    Both results map thread ids to sorted disjoint intervals on the trace's own clock.
 
     Args:
         trace: the process's trace.
@@ -106,9 +108,9 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
         rows = np.flatnonzero(on_host)
         launches = _launches(events, rows)
         communications = np.concatenate([communications, _updates_on_host(events, rows, communications, launches)])
-        of_host = np.array([call.row for call in trace.collectives], np.int64)
+        collectives = np.array([call.row for call in trace.collectives], np.int64)
         # Ranges around communication, which also span what other threads compute meanwhile.
-        around = (events.kind[communications] == EventKind.ANNOTATION) & ~among(communications, of_host)
+        around = (events.kind[communications] == EventKind.ANNOTATION) & ~among(communications, collectives)
         launching = set(distinct(events.thread[launches]).tolist()) & threads.keys()
         for thread in distinct(events.thread[communications]).tolist():
             on_thread = events.thread[communications] == thread
@@ -126,9 +128,9 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
 
 
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each row of device work is in a communication range on its stream.
+    """Return bool[n]: whether each row of device work begins in a communication annotation on its stream.
 
-    Traces lack the launches of a library's own threads, but have the ranges in which these threads launched work.
+    Traces lack the launches of a library's own threads, but annotate the device work that these threads launched.
     """
     marks = events.rows_of(EventKind.DEVICE_ANNOTATION)
     marks = marks[events.role[marks] == Role.COMMUNICATION]
@@ -183,7 +185,7 @@ def _updates_on_host(
 
 
 def _launches(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Select the calls that launched a kernel among host rows."""
+    """Return the rows of calls that launched a kernel, among the host events `rows`."""
     calls = rows[(events.kind[rows] == EventKind.RUNTIME) & (events.correlation[rows] != NO_CORRELATION)]
     kernels = events.correlation[events.rows_of(EventKind.KERNEL)]
     launches: NDArray[np.intp] = calls[among(events.correlation[calls], kernels)]
@@ -207,8 +209,8 @@ def awaited_inside(trace: Trace, thread: int) -> Intervals:
     rows = rows[events.thread[rows] == thread]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
     executed = np.array([call.row for call in trace.collectives], np.intp)
-    executed = executed[events.thread[executed] != thread]
-    first_in: dict[int, int] = {}
+    executed = executed[events.thread[executed] != thread]  # collectives that other threads executed
+    first_in: dict[int, int] = {}  # operator → its first enqueue
     for enqueue, outer in _enclosed_enqueues(events, rows):
         first_in.setdefault(outer, enqueue)
     waits = [_waits(events, rows, outer, enqueue, executed) for outer, enqueue in first_in.items()]
@@ -288,7 +290,8 @@ def device_ops(
         rows: rows of the device's work.
         calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
-        communication: thread id → communication spans, on the trace's own clock. Copies launched inside communicate.
+        communication: thread id → communication spans, on the trace's own clock. Copies launched in these spans count
+            as communication.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)

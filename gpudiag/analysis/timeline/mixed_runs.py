@@ -51,9 +51,10 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out traces with the same events as an earlier trace; traces that state their rank are considered first.
+    """Leave out traces with the same events as an earlier trace.
 
-    Call this function before unused ranks are given to traces without a rank, because a copy must not get a rank.
+    Traces that state their rank are considered first, so that the copy without a rank is left out. Call this function
+    before unused ranks are given to traces without a rank, because a copy must not get a rank.
     """
     kept: list[Trace] = []
     alike: dict[tuple[int, int], list[Trace]] = defaultdict(list)
@@ -174,7 +175,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
 
 
 def _recorded_apart(traces: Sequence[Trace], views: Sequence[RankEvents], tracks: Sequence[DeviceTrack]) -> list[str]:
-    """Describe the longest pause between recordings, if the recordings before and after it cannot be of one run.
+    """Return [reason] if the recordings before and after the longest pause cannot be of one run, else [].
 
     Recordings whose collectives match are of one run, regardless of their clocks.
     """
@@ -204,7 +205,10 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Set[int]) -> set[int]:
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Return a reason if ranks that communicate in every step differ by more than a step over the same steps."""
+    """Return [reason] if the total time of the same steps differs too much between ranks, else [].
+
+    The difference is at most one step time if the ranks communicate in every step of one run.
+    """
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -222,7 +226,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Return a sentence that names the ranks for which most collectives have no match; empty without such ranks.
+    """Return [reason] with the ranks for which most collectives have no match; [] without such ranks.
 
     Only collectives during another trace's capture count, because other collectives cannot match.
     """
@@ -242,6 +246,7 @@ def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int |
         for trace, in_trace in by_trace.items():
             own_captures = _captures(in_trace)
             for member in in_trace:
+                # More captures than those of the same trace contain the collective's end.
                 seen = _containing(*every_capture, member.ends) > _containing(*own_captures, member.ends)
                 if not _matches(member, seen, few_others=seen_enough <= {trace}):
                     alone.add(member.track.rank)
@@ -262,7 +267,8 @@ def _containing(first: NDArray[np.int64], last: NDArray[np.int64], time: NDArray
 def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> bool:
     """Return whether enough of the member's collectives match.
 
-    `seen` selects the collectives during another trace's capture. `few_others`: no other trace has enough of them.
+    `seen` selects the collectives during another trace's capture. `few_others` is true if no other trace of the group
+    has at least `FEWEST_SEEN` collectives.
     """
     if len(member.ends) < FEWEST_SEEN:
         return True

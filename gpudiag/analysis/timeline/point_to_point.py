@@ -56,7 +56,7 @@ def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:
 def _match(sender: TrackCalls, receiver: TrackCalls, sends: list[int], receives: list[int]) -> tuple[_Index, _Index]:
     """Return (sends, matching receives). Without a common clock, the first send and receive are assumed to match.
 
-    A positive shift leaves out so many first sends, a negative shift so many first receives.
+    A positive shift leaves out that many sends at the beginning, a negative shift that many receives.
     """
     send, receive = np.array(sends, np.intp), np.array(receives, np.intp)
     if not len(send) or not len(receive):
@@ -91,8 +91,8 @@ def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
 def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages]) -> list[tuple[int, int, Alignment]]:
     """Return (track a, track b, alignment) of each pair that exchanged messages.
 
-    The offset is the middle of its bounds, or the only bound if messages went in one direction. It is 0 if the clocks
-    are comparable and the bounds allow 0.
+    The offset is the middle of its bounds, or the only bound if messages went in one direction. The offset is 0 if the
+    clocks are comparable and the bounds allow 0. If two bounds give the offset, the residual is half their distance.
     """
     by_pair: dict[tuple[int, int], list[Messages]] = defaultdict(list)
     for matched in messages:

@@ -55,10 +55,12 @@ def _with_groups(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[
             continue
         calls = list(track.calls)
         threads = traces[track.trace].events.thread[track.row].tolist()
-        for number in {threads[index] for index in unknown}:
-            chosen = [index for index in unknown if threads[index] == number]
+        for thread in {threads[index] for index in unknown}:
+            chosen = [index for index in unknown if threads[index] == thread]
             # All collectives of one stream or thread belong to one group.
-            known = {call.group for call, own in zip(calls, threads, strict=True) if own == number and call.group}
+            known = {
+                call.group for call, of_call in zip(calls, threads, strict=True) if of_call == thread and call.group
+            }
             name = known.pop() if len(known) == 1 else _group_of_thread(track, chosen, groups, ends)
             for index in chosen if name in groups else ():
                 calls[index] = msgspec.structs.replace(calls[index], group=name, group_ranks=groups[name].ranks)
@@ -142,7 +144,8 @@ def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[T
         calls = list(track.calls)
         backward = _in_backward(track, traces[track.trace].events, indices)
         for index, of_backward in zip(indices, backward, strict=True):
-            # Activations are sent to, and gradients received from, the next stage. At an end only one stage is known.
+            # Activations are sent to, and gradients received from, the next stage. The first and the last stage of a
+            # pipeline have one neighbour only.
             with_next = of_backward != (calls[index].operation == "send")
             peer = next_rank if with_next else previous_rank
             known = next(rank for rank in (peer, next_rank, previous_rank) if rank is not None)
@@ -198,6 +201,7 @@ def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tu
     """
     stage = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
+    # In an interleaved pipeline, the last stage also sends to the first, so that all stages send about equally often.
     is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
     following = ranks[(stage + 1) % len(ranks)] if is_ring or stage + 1 < len(ranks) else None
     before = ranks[stage - 1] if is_ring or stage else None
@@ -213,7 +217,7 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     passes = backward_passes(events, shift)
     work = union(Intervals(start, end))
     begins = track.start[list(chosen)]
-    # Between consecutive calls there is one pass, or nothing.
+    # Between consecutive calls there is one pass, or nothing. Segment k ends at the k-th chosen call.
     edges = np.concatenate([[int(start.min(initial=0))], begins, [int(end.max(initial=0))]])
     segments = np.maximum(np.diff(edges), 0)
     in_work = lengths_inside(work, edges[:-1], edges[:-1] + segments)

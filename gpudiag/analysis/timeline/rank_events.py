@@ -1,6 +1,6 @@
 """Reduce the events of one trace to what the timeline needs, without knowledge of other traces.
 
-In large jobs the events are packed, and this is the only place of the timeline that unpacks the events of all ranks.
+In large jobs the events are packed. Of the timeline's modules, only this one unpacks the events of all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RankEvents(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         activity: launches with and without recorded device work.
-        activity_with_device: the same, if another trace says that this process uses a device.
+        activity_with_device: the activity if the process is known to use a device, which another trace may state.
         groups: one index into the trace's collectives for each group in which devices communicate.
         calls: device (`HOST` for a process without devices) → intp[m], indices of its communication in the trace's
             collectives, by start. The first device also has the communication of the host.

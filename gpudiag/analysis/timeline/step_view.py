@@ -35,6 +35,7 @@ _TYPICAL = 0.02
 _SEEN_WAIT = 0.005
 _MOST_WAITS = 96
 _LONGEST_NAME = 160
+#: Kind of drawn host event → number of its colour.
 _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME: 2}
 
 
@@ -108,7 +109,7 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return the step `number` on the shown tracks, without names. `first_window` is its window on the first track."""
+    """Return step `number` on the shown tracks, and add to `names`. `first_window` is its window on the first track."""
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
     begin = min(int(track.bounds[window]) for track, _, window in windows)
     end = max(int(track.bounds[window + 1]) for track, _, window in windows)
@@ -193,7 +194,7 @@ def _contents(op_class: Columns, length: Columns) -> str:
 
 
 def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Return the row of bucket intervals; idle time that may be unmarked input has a separate name."""
+    """Return the row of bucket intervals in `span`; idle time that may be unmarked input has a separate name."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
     _, idle_colour, idle = named.pop()  # `idle` is the last bucket
@@ -211,7 +212,7 @@ def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _N
 
 
 def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Return the row of the training thread's nested events."""
+    """Return the row of the training thread's nested events in `span`, at most `_MOST_DEPTH` deep."""
     events = timeline.traces[track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
     start, end = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
@@ -249,7 +250,10 @@ def _depths(start: Columns, end: Columns) -> Columns:
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
 ) -> StepTrack:
-    """Return a row of spans from (start, end, name, colour); starts count from `zero`, and no `depth` means 0."""
+    """Return a row of spans; starts count from `zero`.
+
+    `columns` has the spans' start, end, index of the name (`_NameTable`), and colour. `depth` is 0 if it is not given.
+    """
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))

@@ -44,7 +44,8 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
     """Return steps from ranges around launches: user-defined ranges, else calls of the whole model, else None.
 
     Only the outermost ranges are used, because repeated layers inside a range are not steps. If ranges have several
-    names, the repeating name with the longest total time is used. They must contain most launches of their thread.
+    names, the repeating name with the longest total time is used. Its ranges must contain most launches of the busiest
+    thread. Launches between ranges count too if about equally many launches follow the begin of each range.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -75,7 +76,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether about equally many launches follow each begin; they differ for ranges around parts of a step."""
+    """Return whether about equally many launches follow each begin, as they do if each range begins a step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -128,8 +129,9 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
     """Return steps from names of launches that recur after a constant number of launches; None if none recurs so.
 
-    A name at constant distances, in launches, votes for its distance. The distance with most votes is the step's
-    length. If votes are equal, the longest distance wins, because names that occur twice per step vote for half of it.
+    A name that recurs at a constant distance (number of launches) votes for this distance. The distance with most votes
+    is the step's length. If votes are equal, the longest distance wins, because names that occur twice per step vote
+    for half a step. Steps begin at the name that is launched first among the names with this distance.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -255,9 +257,10 @@ def host_windows(steps: HostSteps) -> Windows:
 
 
 def _tile(first: Times, numbers: NDArray[np.int64], end: int) -> Windows:
-    """Return the windows between the begins `first` of the steps `numbers`; of three or more, without first and last.
+    """Return the windows of steps that begin at `first` and have the step numbers `numbers`.
 
-    Steps that begin at the same time as the step before are left out. A single step ends at `end`.
+    Of three or more steps, the first and the last have no window; of two steps, the last has none. A single step ends
+    at `end`. Steps that begin at the same time as the step before are left out.
     """
     opens = np.concatenate([[True], np.diff(first) > 0])
     first, numbers = first[opens], numbers[opens]
@@ -276,8 +279,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on each rank. If some track has no window, or not one of the common
-    steps, all windows stay unchanged.
+    Captures start and end at different times on each rank. If a track has no window, or no window of a common step, all
+    windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

@@ -80,7 +80,8 @@ def examine(
 def _missing_ranks(traces: Sequence[Trace], world_size: int, matching: Matching, repeated: Set[int]) -> list[Validity]:
     """Warn about ranks without a trace, except `repeated` ranks, which another warning names.
 
-    If the number of ranks shows none, the ranks that process groups name without a trace are missing.
+    If all ranks below `world_size` have a trace, the ranks that process groups contain but that have no trace are
+    missing.
     """
     present = {trace.rank for trace in traces}
     absent = sorted(set(range(world_size)) - present - repeated) or sorted(matching.missing_ranks - repeated)
