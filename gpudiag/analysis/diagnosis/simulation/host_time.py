@@ -1,9 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
-A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
-blocking calls wait for an op that ended during the call. A copying call that returns before its copy ends would by this
-rule wait for nothing if the device is idle. The copy would then count as host work: 12 of 68 ms per step on a host that
-launches too slowly to keep its device busy.
+Usually a blocking call waits for an op that ended during the call. But a call that copies from or to pageable memory
+may return some microseconds before its own copy ends, and would seem to wait for nothing. The copy would count as host
+work: 12 of 68 ms per step on a host that launches too slowly to keep its device busy. Therefore `blocking_copies` finds
+the calls that wait for their own copy.
 """
 
 from __future__ import annotations
@@ -267,11 +267,11 @@ def blocking_copies(
     calls = calls[np.argsort(call_start[calls], kind="stable")]
     for position, track_ops in enumerate(ops if len(calls) else ()):
         slot = np.minimum(np.searchsorted(call_start[calls], track_ops.launch_time), len(calls) - 1)
-        call = calls[slot]
-        held = track_ops.host_copy & (track_ops.launch_time != UNKNOWN) & (call_start[call] == track_ops.launch_time)
-        held &= np.minimum(track_ops.end, time[call]) - track_ops.start > MOST * (track_ops.end - track_ops.start)
-        held &= track_ops.end > end[call]  # of the copies of a call on several tracks, the last to end counts
-        copies = np.flatnonzero(held)
+        call = calls[slot]  # the call that launched each op, if the call copies
+        awaited = track_ops.host_copy & (track_ops.launch_time != UNKNOWN) & (call_start[call] == track_ops.launch_time)
+        awaited &= np.minimum(track_ops.end, time[call]) - track_ops.start > MOST * (track_ops.end - track_ops.start)
+        awaited &= track_ops.end > end[call]  # of the copies of a call on several tracks, the last to end counts
+        copies = np.flatnonzero(awaited)
         track[call[copies]], op[call[copies]], end[call[copies]] = position, copies, track_ops.end[copies]
     two_nodes = track != NONE
     call_of_node = np.repeat(np.arange(len(time)), np.where(two_nodes, 2, 1))

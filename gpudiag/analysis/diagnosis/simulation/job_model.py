@@ -3,7 +3,7 @@
 The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this cost includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
-  a GPT's with views off). The trace reader marks these operators by a role.
+  a GPT's with `gradient_as_bucket_view=False`). The trace reader marks these operators by a role.
 * *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the previous kernel: in
   the mean 3.4 instead of 1.6 µs on an H200 whose all-reduces went through host memory.
 * *Host work*: the work of threads in communication ranges, and the training thread's waits for this work. An op whose
@@ -42,7 +42,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_copies = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
-        # What operators of communication launch besides collectives copies gradients too.
+        # Kernels that communication operators launch, other than collectives, copy gradients too.
         operators = np.flatnonzero(any_of(events.role, Role.BUCKET_COPY, Role.COMMUNICATION) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
         for thread in distinct(events.thread[operators]):
@@ -189,6 +189,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     idle = union(subtract(on_chain, busy), elsewhere)
     waiting = (host.input + host.before_first_op + host.untraced)[nodes]
     work.waiting[nodes] = np.minimum(_covered(idle, before, until), waiting)
+    # Communication that is no matched collective, such as copies.
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & within(on_chain, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]

@@ -41,7 +41,7 @@ def usual_ns_per_event(graph: Graph) -> float:
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
     typical = typical_ns_per_event(graph)
-    if not 0 < typical <= DENSE_NS:
+    if not 0 < typical <= DENSE_NS:  # most of the host's work is not recorded
         return PROFILER_NS_PER_EVENT
     highest = PROFILER_NS_PER_EVENT if graph.host.input.any() else MOST_NS_SEEN
     return float(np.clip(PROFILER_SHARE_OF_EVENT * typical, LEAST_NS_PER_EVENT, highest))

@@ -128,10 +128,11 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 
 
 class AwaitedOps(msgspec.Struct, frozen=True):
-    """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
+    """Ops that traced waits wait for: row `wait[i]` of `TracedWaits` waits for op `index[i]` of history `history[i]`.
 
-    An event recorded in a stream follows the last op that was launched into this stream. If the stream has been made to
-    wait after this launch, the event also follows the awaited ops. `call` is the row of the waiting call.
+    A CUDA event recorded in a stream follows the last op that was launched into this stream. If the stream has been
+    made to wait after this launch, the event also follows the awaited ops. `history` counts `TrackOps.histories`.
+    `call` is the event row of the waiting call.
     """
 
     wait: Index
@@ -232,12 +233,12 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
     """Return the track's waits, or None if the trace has none.
 
     A record without a stream is assigned to the stream, other than the waiting stream, into which the recording thread
-    launched last. A program records an event right after the work that other streams need.
+    launched last, because a program records an event right after the work that other streams need.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
         return None
-    on_track = (waits.device == track.device) | (waits.stream == NO_NUMBER)
+    on_track = (waits.device == track.device) | (waits.stream == NO_NUMBER)  # without a stream, the host waits
     call, record, stream = waits.call[on_track], waits.record[on_track], waits.stream[on_track]
     recorded = np.where(record == NO_NUMBER, UNKNOWN, events.start_ns[record] + track.shift_ns)
     recorded_stream = waits.recorded_stream[on_track].copy()
@@ -257,7 +258,7 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
 
 
 class _RecordedEvents:
-    """The ops that each CUDA event in a track's streams follows: position in `TrackOps.histories` → index of the op."""
+    """Find the ops that a CUDA event follows, as position in `TrackOps.histories` → index of the op in the history."""
 
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]

@@ -158,7 +158,7 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return a scenario's savings: a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
+        """Return the savings for step times in ms: `now` unprofiled, `before` in the base, `after` in the scenario.
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
         removed cause then costs the rest, `now - after`. If recording slowed the remaining work too, this rest is too
@@ -224,15 +224,15 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect.
-    If a host were made exactly as slow as the device, this host would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. The search ends at a step 1 % longer
+    than this, because a host exactly as slow as the device would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
     # Bisect between `near`, the present overhead, which is too low or too high, and `far`, which goes far enough.
     near, far = what_if.per_event_ns, (_highest_ns(what_if) if what_if.corrected_ms > step_ms else 0.0)
     increase, limit = far > near, what_if.at_cost(far).corrected_ms
-    # `far` must reach the target. In an increase, the margin ends the search before the device sets the pace.
+    # `far` must reach the target. `SIMULATION_ERROR` is the margin of 1 %.
     target = max(step_ms, limit * (1 + SIMULATION_ERROR)) if increase else min(step_ms, limit)
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
