@@ -25,6 +25,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_syncs,
     without_untraced,
 )
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
@@ -185,12 +186,12 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
         return added
-    recorded, now = (
-        before - without
-        for costs in (what_if.model.recorded, what_if.corrected)
-        for before, without in [what_if.each_step_ms([costs, edits[0](what_if, costs)])]
-    )
-    return min(added, max(recorded - now, 0.0))
+
+    def cost_ms(scenario: Scenario) -> float:
+        before, without = what_if.each_step_ms([scenario, edits[0](what_if, scenario)])
+        return before - without
+
+    return min(added, max(cost_ms(what_if.model.recorded) - cost_ms(what_if.corrected), 0.0))
 
 
 def _queued_ms(case: Case) -> float:
@@ -253,7 +254,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Add a finding about communication if traces of other ranks are missing and no finding reports communication.
 
-    Findings are sorted by savings; unknown savings count as half of the finding's exposed time.
+    A finding with unknown savings is placed as if it saved half of its exposed time.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
@@ -266,6 +267,7 @@ def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[F
 
 
 def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    """Move each finding with unknown savings before the first finding that saves less than half of its exposed time."""
     ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
     for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
         half = float(share.evidence.get("exposed_ms", 0.0)) / 2

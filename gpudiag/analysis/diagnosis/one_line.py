@@ -149,7 +149,7 @@ def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenar
         begin = np.append(line.begin_ns[trace], end[:-1])
         untraced[nodes] = lengths_inside(line.untraced[trace], begin, end)
         traced[nodes] = lengths_inside(times, begin, end) - untraced[nodes]
-        inside[nodes] = within(times, end - 1)
+        inside[nodes] = within(times, end - 1)  # a node is the end of a call, which the half-open times exclude
     removed = _ops_of(inside, what_if)
     least_busy = np.fmin(costs.busy, communication.busy + communication.calls)
     least_waiting = np.fmin(costs.waiting, communication.waiting)

@@ -88,7 +88,7 @@ class Significance(msgspec.Struct, frozen=True):
             )
         if finding.code == "straggler" and (doubt := self._recording_doubt(finding, gain_ms)):
             return doubt
-        if self.case.unprofiled_ms is not None and not before:
+        if self.case.unprofiled_ms is not None and not before:  # the host's work follows from the unprofiled step time
             return None
         left_ms = self._saving_at_higher_cost(before, edit)
         if 100 * left_ms >= WARNING_PERCENT * base_ms:

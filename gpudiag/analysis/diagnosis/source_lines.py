@@ -228,6 +228,7 @@ class CaseLines:
         longest = max(processes, key=lambda process: sum(row.ms for row in process.log.compilations), default=None)
         if longest is None:
             return []
+        # `step_ns` has the bounds of the steps, so that it has one time more than there are steps.
         steps = max(1, len(longest.alone.step_ns if longest.alone is not None else ()) - 1)
         return [
             {

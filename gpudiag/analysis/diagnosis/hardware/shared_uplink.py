@@ -59,7 +59,10 @@ def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
 
 
 def _together(facts: Facts) -> list[Finding]:
-    """Return a finding for each group with no more bandwidth together than one GPU alone; no group contains another."""
+    """Return findings about groups that have no more bandwidth together than one GPU alone.
+
+    Groups behind one bridge come first. A group that contains a reported group, or lies within it, is skipped.
+    """
     alone = host_rates(facts)
     findings: dict[frozenset[int], Finding] = {}
     for record in all_at_once(facts):

@@ -144,7 +144,10 @@ class SlowCompute:
         gain: float,
         percent: float,
     ) -> Finding:
-        """Return the finding for savings of `gain` ms per step (`percent` percent of it), or `low_high_ms` of them."""
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step.
+
+        `low_high_ms` are the low and the high estimate of the savings.
+        """
         low_ms, high_ms = low_high_ms
         spread = f"{low_ms:.1f} to {high_ms:.1f}"
         precision = str(slow.evidence.get("precision", "tf32"))
