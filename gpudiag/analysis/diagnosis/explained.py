@@ -138,8 +138,8 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 ) -> Explained:
     """Explain one bucket, which takes `ms` of a step of `step_ms` on the device that sets the pace.
 
-    Findings are subtracted first, then gaps between queued ops, then what recording may have caused. If much is left,
-    it may be hidden behind the findings, else it is unexplained.
+    Findings are subtracted first, then gaps between queued ops, then what recording may have caused. If much time is
+    left, this time is either hidden behind the findings or unexplained.
     """
     codes, edits = _BY[bucket]
     accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
@@ -205,7 +205,7 @@ def _hidden(
 ) -> tuple[tuple[str, ...], str]:
     """Return (codes of the findings behind which the unexplained `left_ms` is hidden, explanation in words).
 
-    It is hidden if the first of the `edits`, which remove the bucket, saves little before the findings are fixed.
+    The `edits` remove the bucket. The time is hidden if the first edit saves little before the findings are fixed.
     """
     fixed = what_if.corrected
     for finding in scored:
@@ -277,7 +277,7 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
-    """Return the most likely finding for a bucket of `ms` per step, an upper bound of the savings.
+    """Return the most likely finding for a bucket that takes `ms` of `step_ms`, as an upper bound of the savings.
 
     `reason` says why savings cannot be estimated.
     """

@@ -225,7 +225,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
-        # Of findings that save the same, either may be first: a variation that the first does not survive.
+        # If two findings save the same, either may be first. The first does not survive this additional variation.
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
         share[0] *= len(kept) / (len(kept) + 1) if tie else 1.0
     return share.tolist()

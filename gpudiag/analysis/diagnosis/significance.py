@@ -140,7 +140,10 @@ class Significance(msgspec.Struct, frozen=True):
         return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
     def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Return a message with the savings if the profiler slows all ranks alike (`saved_ms`) or these more (0)."""
+        """Return a message with the savings if the profiler slows all ranks alike (`saved_ms`), or late ranks more (0).
+
+        `why` is the reason for which the second case is possible.
+        """
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
@@ -152,7 +155,10 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events or is far slower than most hosts."""
+        """Return whether one of these ranks' hosts records more events than most hosts, or is far slower.
+
+        The additional events count if they explain half of the savings, `gain_ms` per step.
+        """
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {

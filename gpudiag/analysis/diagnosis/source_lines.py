@@ -193,7 +193,8 @@ class CaseLines:
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
 
-        Time outside of step marks is excluded, because gpudiag itself runs there, in the step's last line.
+        Time outside of step marks is excluded, because gpudiag itself runs there, although the step's last line is
+        still the current line.
         """
         track, events = self._tracks[trace], self._timeline.traces[trace].events
         marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))

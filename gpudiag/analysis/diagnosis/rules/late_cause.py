@@ -189,7 +189,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return these ranks' pauses between calls that other ranks seldom make in succession; empty without such ranks."""
+    """Return these ranks' pauses between calls that other ranks seldom make in succession; none without other ranks."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)

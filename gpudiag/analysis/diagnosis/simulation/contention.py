@@ -15,9 +15,9 @@ kernels scatter and are not used. Example, with durations in µs:
 
 Matches on the same rank are preferred, because another rank's clocks may be faster.
 
-The profiler delays hosts, so that the collectives of other ranks spin longer. Without profiler overhead, collectives
-spin less, and their contention is reduced in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute
-shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
+The profiler delays hosts, so that the collectives of other ranks spin longer. If the profiler overhead is removed from
+a simulation, collectives spin less, and their contention is reduced in proportion. Example: in a GPT whose rank 3 the
+profiler delayed, simulated compute shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Kernels(msgspec.Struct, frozen=True):
 
 
 def find_contention(graph: Graph, timeline: Timeline) -> Contention:
-    """Estimate the contention-free duration of each slowed compute op: from its surest match, or without a match."""
+    """Estimate slowed compute ops' contention-free durations: by the surest match, else by `_estimate_unmatched`."""
     count = len(graph.device.start)
     free_ns, waiting_share = np.full(count, np.nan), np.zeros(count)
     kernels = _kernels(graph, timeline)
@@ -271,6 +271,7 @@ def _positions(graph: Graph, kernels: _Kernels) -> Index:
     key = _joined(_joined(kernels.track, step), kernels.name)
     by_start = np.argsort(start, kind="stable")
     order = by_start[_order_by_key(key[by_start])]
+    # Number the kernels of each key in order of their starts.
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     ordinal = np.empty(len(order), np.int64)
     ordinal[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))

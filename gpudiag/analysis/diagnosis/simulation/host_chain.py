@@ -271,6 +271,8 @@ def _with_copies(
 ) -> _CallKinds:
     """Return the kinds, with `PAGEABLE` for waits for a copy to the device, and `SYNC` for waits for a result.
 
+    `rows`, `call_start` and `time` are the event rows, begins and ends of the calls, in order of the ends.
+
     `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. Such a synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
@@ -308,7 +310,8 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
-    launched before the event was recorded. `waited_from` is the time from which each call may have waited, in ns.
+    launched before the event was recorded. Calls have a begin `call_start`, an end `time`, a time `waited_from` from
+    which they may have waited, each in ns, a `HostBlock` in `kinds`, and an event row.
 
     A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
     A launch that a full queue delayed waits only if an op ended during the delay.

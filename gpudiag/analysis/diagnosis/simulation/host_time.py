@@ -33,7 +33,7 @@ _DEEPEST_NESTING = 64
 
 
 def analysed_span(track: DeviceTrack) -> tuple[int, int]:
-    """Return (begin, end) of the analysed steps in ns, from step mark to step mark or to the end of the last step."""
+    """Return (begin, end) of the analysed steps in ns: the first step's mark, and the mark or end of the last step."""
     steps = track.steps
     first, last = np.searchsorted(steps.number, track.window_steps[[0, -1]]).tolist()
     return int(steps.start[first]), int(steps.start[last + 1]) if last + 1 < len(steps) else steps.end
@@ -53,7 +53,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
     """Untraced time before each host node, in ns: float64[n] each.
 
     Attributes:
-        before_first_op: time between a step's mark and its first op, in which a loader without marks waits.
+        before_first_op: time between a step's mark and its first op, in which the loop may wait for an unmarked loader.
         long: time in other stretches that are long for this host, and in all garbage collection.
         short: time in all other stretches, which are Python between calls.
     """
@@ -66,9 +66,10 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split `untraced` by kind, float64[n] ns in n consecutive spans of the chain of these threads.
+    """Split untraced time by kind, in n consecutive spans of the host chain of these threads.
 
-    `between` is (int64[n] begin, int64[n] end) of the spans, in ns on the common clock.
+    `untraced` is float64[n], ns of untraced time in each span. `between` is (int64[n] begin, int64[n] end) of the
+    spans, in ns on the common clock.
     """
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
@@ -86,7 +87,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return the stretches of [begin, end) without records of these threads that are longer than Python between calls.
+    """Return the stretches of [begin, end) in which these threads record nothing for longer than Python between calls.
 
     The time before a step's first op is left out; garbage collection is always included.
     """

@@ -145,7 +145,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         start = device.start[ops].astype(np.int64)
         for column, recorded in ((work.gap, device.gap), (work.latency, device.latency)):
             length = np.maximum(recorded[ops], 0.0).astype(np.int64)
-            # A full queue or a launch takes its usual time even without communication.
+            # Without communication, a gap or latency of the usual length remains.
             usual = np.minimum(length, median(length))
             column[ops] = np.minimum(_covered(under_way, start - length, start), length - usual)
     return work
@@ -166,7 +166,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     """Fill in the host columns of `work` for the `nodes` of one chain, whose process has the `track`.
 
     Communication of the chain's threads is work while they are busy, else waiting. The chain waits for communication of
-    other threads while its own threads are not busy. All work and waiting is limited to what the nodes have.
+    other threads while its own threads are not busy. No node gets more work or waiting than was recorded for it.
     """
     host = graph.host
     events = timeline.traces[track.trace].events

@@ -194,6 +194,7 @@ def _section_of_step(graph: Graph) -> Index:
     opens = np.flatnonzero(_opens_step(graph))
     nodes = np.diff(np.append(opens, len(graph.host.time)))
     calls = np.cumsum(~_is_second_node(graph))
+    # Number of calls in each node's step.
     size = np.repeat(np.diff(np.append(calls[opens], calls[-1] + 1)), nodes)
     section: Index = (calls - np.repeat(calls[opens], nodes)) * PARTS_OF_STEP // np.maximum(size, 1)
     return np.minimum(section, PARTS_OF_STEP - 1)

@@ -39,7 +39,7 @@ class TrackOps:
         track, trace: indices of the track and its trace.
         start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
         launch_time, launch_thread: start of the launching call in ns, and its thread; `UNKNOWN` if not recorded.
-        before_end: end of the previous op of the stream in ns; -inf for the first op of a trace.
+        before_end: end of the previous op of the stream in ns; -inf for the stream's first op in the trace.
         streams: (first, after last) op of each stream.
         histories: the history of each stream.
         wait_a, wait_b: ops of this track that the op waits for, or `NONE`.
@@ -131,8 +131,8 @@ class AwaitedOps(msgspec.Struct, frozen=True):
     """Ops that traced waits wait for: row `wait[i]` of `TracedWaits` waits for op `index[i]` of history `history[i]`.
 
     A CUDA event recorded in a stream follows the last op that was launched into this stream. If the stream has been
-    made to wait after this launch, the event also follows the awaited ops. `history` counts `TrackOps.histories`.
-    `call` is the event row of the waiting call.
+    made to wait after this launch, the event also follows the awaited ops. `history[i]` is an index into
+    `TrackOps.histories`. `call` is the event row of the waiting call.
     """
 
     wait: Index

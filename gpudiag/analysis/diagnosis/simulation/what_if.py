@@ -224,8 +224,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. The search ends at a step 1 % longer
-    than this, because a host exactly as slow as the device would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. The search ends 1 % above this
+    shortest step, because a host exactly as slow as the device would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
