@@ -77,8 +77,8 @@ H200): 4.1 and 6.6 µs."""
 PROFILER_SHARE_OF_EVENT = 0.5
 """The profiler's cost is this share of the host's median time per event with the profiler, because the profiler slows
 down with the host. Measured: 18 jobs on two days on one machine, whose host took 3.3 µs per event on one day and 4.2 on
-the other. The cost was 1.28 to 1.63 µs and 1.6 to 2.4 µs: 0.49 of that median with a scatter of 15 %, against 24 % for
-one figure for all jobs."""
+the other. The cost was 1.28 to 1.63 µs on the first day and 1.6 to 2.4 µs on the second: 0.49 of the median, with a
+scatter of 15 %. One cost for all jobs would have a scatter of 24 %."""
 PROFILER_SCATTER = 0.15
 """The profiler's cost scatters by this share (one standard deviation) between hosts of equal time per event. Measured:
 in the 18 jobs of PROFILER_SHARE_OF_EVENT."""
@@ -87,10 +87,10 @@ LEAST_NS_PER_EVENT = 1000.0
 MOST_NS_SEEN = 2500.0
 """The profiler's cost per event is assumed to be at most this unless unprofiled steps show more. Measured: 2.4 µs."""
 HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
-"""Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the most seen;
-savings are scaled if the unprofiled step is shorter still."""
+"""Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the highest
+cost seen; savings are scaled if the unprofiled step is shorter still."""
 HIGHEST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
-"""Costs up to this are tried for a kernel-only trace. Judgement: three times the most seen; as for
+"""Costs up to this are tried for a kernel-only trace. Judgement: three times the highest cost seen; as for
 HIGHEST_NS_PER_EVENT."""
 DENSE_NS = 6000.0
 """If a host takes longer than this per event, most of its work is not recorded, so that its speed is unknown. Measured:
@@ -164,11 +164,11 @@ CONTENTION_FREE = 0.05
 """An op is contention-free if less than this share of it ran beside a collective. Judgement: an op loses a third of the
 time that it runs beside a collective, so that a contention-free op loses 2 % at most."""
 ALIKE_CONTENTION_FREE = 0.1
-"""Kernels do the same work if the middle half of their contention-free durations is within this share of the median.
-Measured: on an H200 0.2 to 2 % for kernels of one size, several times the median if two sizes are mixed; of 2,797
-kernels at one position of the step 95 % are within 8 %."""
+"""Kernels do the same work if the interquartile range of their contention-free durations is at most this share of their
+median. Measured: on an H200 0.2 to 2 % for kernels of one size, several times the median if two sizes are mixed; of
+2,797 kernels at one position of the step 95 % are within 8 %."""
 ALIKE_DISTURBED = 0.25
-"""Kernels do the same work if the middle half of their contended durations is within this share of the median.
+"""Kernels do the same work if the interquartile range of their contended durations is at most this share of the median.
 Measured: on an H200 5 to 20 % for kernels of one size."""
 CONTENTION_FREE_POSITIONS = 2
 """Kernels belong to a repeated layer if they are contention-free at this many positions of the step or more.
@@ -209,8 +209,8 @@ JITTER = 1.3
 equalizing the ranks' means. Judgement: below it, the rank that is late on average causes most of the savings."""
 
 SAME_CLOCK = 0.01
-"""Board clocks within this share of each other are equal. Measured: the maxima of boards of one model differ by a few
-MHz through binning, 15 of 1980."""
+"""Board clocks within this share of each other are equal. Measured: the maxima of boards of one model differ through
+binning, by up to 15 of 1980 MHz."""
 LINK_OF_CEILING = 0.6
 """A link that carries less than this share of its ceiling is degraded. Measured: pinned copies usually reach 80 to 97
 %."""
@@ -252,8 +252,8 @@ LEAST_ELSEWHERE = 0.15
 """Experts make a rank late only if at least this share of its work takes as long as its peers'; otherwise its device
 may be slow. Judgement: attention and dense layers take more."""
 LEAST_BUBBLE_PERCENT = 1.0
-"""A pipeline bubble is not reported if more microbatches save less than this share of the step. Judgement: repeated
-runs differ by a percent."""
+"""A pipeline bubble is not reported if twice as many microbatches save less than this share of the step. Judgement:
+repeated runs differ by a percent."""
 OPERATOR_FIXED_NS = 20_000
 """Self time of an operator of a CPU process that does not shrink with the microbatch, because it is dispatch.
 Judgement: PyTorch dispatches an operator in 1 to 20 us while it is recorded."""

@@ -70,7 +70,7 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
 
 
 def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
-    """Return whether the line, which `gone` lacks, mostly launches kernels. Training may need it: a loss function."""
+    """Return whether the line, which the scenario `gone` lacks, mostly launches kernels, as a loss function does."""
     now, host, device = what_if.corrected, what_if.graph.host, what_if.graph.device
     launches = np.zeros(len(host.time), np.bool_)
     launches[device.launch[(device.op_class == OpClass.COMPUTE) & ~device.host_copy & (device.launch != NONE)]] = True

@@ -51,7 +51,7 @@ _HIGHEST_COST_NS = 5000.0
 #: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of the steps' standard deviation. Measured
 #: without a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine
 #: whose two cores were shared with other programs. For independent steps, the multiple would be 1.05. No two means
-#: differed by a factor of e or more.
+#: differed by a factor of e or more, so that the logarithm of the drift is limited to `_MOST_DRIFT`.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0

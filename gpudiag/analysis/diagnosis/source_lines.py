@@ -161,7 +161,7 @@ class CaseLines:
         first = min(processes)
         process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
         lines = []
-        for top in other_work(process, least_ns):  # lines of the loop; the line below with most time is reported
+        for top in other_work(process, least_ns):  # of a line of the loop, the called line with most time is reported
             below = process.tree.subtree(top)
             amounts = np.zeros(len(process.tree.parent))
             amounts[below] = process.self_ns[below].mean(axis=1)
@@ -276,7 +276,7 @@ class CaseLines:
             if amounts[row] <= 0:
                 continue
             begin = host.time[row - 1] if row and host.process[row - 1] == host.process[row] else host.time[row]
-            begin = min(begin, host.time[row] - amounts[row])  # the amount needs this much time before the node
+            begin = min(begin, host.time[row] - amounts[row])  # the span is at least as long as the amount
             times = lines.by_node(begin, host.time[row])
             whole = sum(times.values())
             for node, ns in times.items():

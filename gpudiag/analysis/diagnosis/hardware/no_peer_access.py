@@ -21,10 +21,10 @@ class NoPeerAccess:
     bandwidth if both GPUs share one link. NCCL uses shared memory for such pairs (its log says `via SHM` instead of
     `via P2P`).
 
-    What can be done depends on the driver's reason. *GPU not supported*: most GeForce cards since the RTX 40 series,
-    and many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair
-    is attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
-    NVLink.
+    What can be done depends on the driver's reason. *GPU not supported*: peer access cannot be switched on for most
+    GeForce cards since the RTX 40 series, and for many GPUs inside virtual machines. *Chipset* or *topology not
+    supported*: the pair is attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the
+    provider for a type with NVLink.
 
     If the other pairs form a ring of direct links, as on an eight-GPU hybrid cube mesh, NCCL uses the ring. Little is
     lost, so that the finding is only `info`. GPUs in MIG mode never have peer access, by design, and are left out.

@@ -251,7 +251,7 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attenti
     member = simple | (kernels.of_class("normalization", "reduction", "softmax") & eager)
     together = member[1:] & member[:-1] & (kernels.stream[1:] == kernels.stream[:-1])
     chain = np.cumsum(np.concatenate([[0], ~together]))  # number of each op's chain
-    # Duration of each chain's longest simple kernel, the first of which is kept; infinite if another kernel is kept.
+    # Duration of each chain's longest simple kernel, which is kept; infinite if another kernel is kept in its place.
     longest = np.zeros(int(chain[-1]) + 1)
     np.maximum.at(longest, chain[member], np.where(simple, kernels.duration, np.inf)[member])
     candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))

@@ -101,8 +101,8 @@ class SlowCompute:
     update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
     `small-kernels` (gaps between launch-sized kernels). Savings are estimated from the peaks of the device and the time
     of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
-    save nothing if the host sets the pace. Such a host saves the time of the operators that fused attention, a compiler
-    or a fused optimizer replaces. Savings below 2 % of the step are not reported. One compiler can remove
+    save nothing if the host sets the pace. But a host also saves the time of the operators that fused attention, a
+    compiler or a fused optimizer replaces. Savings below 2 % of the step are not reported. One compiler can remove
     `unfused-elementwise`, `layout-conversion` and `eager-attention`; `savings_ms_compiled` is the savings of these
     together. `unfused-elementwise` and `small-kernels` are `info` at any size, because most eager programs have them.
     """
@@ -195,8 +195,8 @@ def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
     """Return the low estimate of the savings, in ms.
 
     The estimate is simulated if removing the cause removes host work. Otherwise `saved_ms`, the expected savings, is
-    scaled by the removed time. So are savings `BY_A_COMPILER`, because most jobs have these causes, and a simulation
-    takes 1 % of the time of the analysis.
+    scaled by the removed time. Savings `BY_A_COMPILER` are always scaled, because most jobs have these causes, and a
+    simulation takes 1 % of the time of the analysis.
     """
     expected, low, _ = slow.estimates
     if removed_host_ms(expected, kernels) and slow.name not in BY_A_COMPILER:

@@ -149,7 +149,7 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
 
 
 def _excess(measured: list[tuple[bool, defaultdict[str, float]]]) -> dict[str, float]:
-    """Return operator of late ranks → excess of its mean amount over late ranks beyond its mean over the other ranks.
+    """Return operator → (mean amount over late ranks) - (mean amount over other ranks), for operators of late ranks.
 
     `measured` has for each track whether its rank is late, and operator → amount, which is 0 if missing.
     """

@@ -136,7 +136,7 @@ def _columns(parts: Sequence[Chain] | Sequence[TrackOps], names: Iterable[str]) 
 def _peers(
     timeline: Timeline, ops: Sequence[TrackOps], op_first: Index, start: Times, end: Times
 ) -> tuple[dict[int, Index], Times]:
-    """Return (matched collective's op → ops whose start it waits for; float64[m], ns from last start to end)."""
+    """Return (`DeviceNodes.peers`, `DeviceNodes.transfer`); `op_first` has the index of each track's first op."""
     transfer = np.full(len(start), np.nan)
     members: dict[int, list[int]] = defaultdict(list)
     for track_ops, first in zip(ops, op_first, strict=False):

@@ -157,7 +157,7 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return each node's or op's part of its rank's excess over peers, in ns, and limit input by unprofiled steps."""
+    """Return each node's or op's part of its rank's excess over peers, in ns; unprofiled steps limit that of input."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 

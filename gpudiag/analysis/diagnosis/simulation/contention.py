@@ -50,7 +50,7 @@ _TABLE_ENTRIES_PER_KERNEL = 16
 
 
 class Contention(msgspec.Struct, frozen=True, dict=True):
-    """Contention-free durations of those of a graph's m ops that ran during collectives.
+    """Estimated durations of a graph's m ops without the contention of the collectives that ran beside them.
 
     Attributes:
         free_ns: float64[m], from matches or else estimated; NaN for ops without contention, and if unknown.

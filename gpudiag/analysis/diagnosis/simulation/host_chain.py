@@ -39,7 +39,7 @@ _CallKinds = NDArray[np.uint8]
 
 
 class Chain(HostNodes, frozen=True, kw_only=True):
-    """Host nodes of one process; `block_on` counts ops within one track: the process's track number `block_track`."""
+    """Host nodes of one process; `block_on` is an index into the ops of the process's track number `block_track`."""
 
     block_track: Index
 
@@ -310,8 +310,8 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
-    launched before the event was recorded. Calls have a begin `call_start`, an end `time`, a time `waited_from` from
-    which they may have waited, each in ns, a `HostBlock` in `kinds`, and an event row.
+    launched before the event was recorded. The other columns are of the calls: begin, end, and the time from which the
+    call may have waited (`waited_from`), each in ns, the `HostBlock`, and the event row.
 
     A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
     A launch that a full queue delayed waits only if an op ended during the delay.

@@ -54,7 +54,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         before_first_op: time between a step's mark and its first op, in which the loop may wait for an unmarked loader.
-        long: time in other stretches that are long for this host, and in all garbage collection.
+        long: time in other stretches of `untraced_from_ns` or more, and in all garbage collection.
         short: time in all other stretches, which are Python between calls.
     """
 

@@ -95,7 +95,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     by_step: dict[int, tuple[float, ...]]
 
     def steady(self, rank: int) -> bool:
-        """Return whether the rank's mean excess is significant, so that the rank is late in every step."""
+        """Return whether the rank's mean excess over the steps is significant, so that it is hardly due to chance."""
         if len(self.by_step[rank]) < 2:
             return False
         mean = mean_of(self.by_step[rank], as_measured=True)

@@ -66,7 +66,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 
 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
-    """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
+    """Return float64[m]: each op's gap without contention by collectives, never longer than recorded.
 
     A gap during a collective becomes the median gap of the device's queued ops without a collective.
     """

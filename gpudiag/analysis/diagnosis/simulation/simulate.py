@@ -24,8 +24,8 @@ import numpy as np
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-#: The simulation has converged if each chain and stream advances as much as in the previous iteration, but for this
-#: share of the iteration time.
+#: The simulation has converged if the advance of each chain and stream equals its advance in the previous iteration,
+#: within this share of the iteration time.
 _TOLERANCE = 1e-3
 _MAX_ITERATIONS = 24
 _MIN_ITERATIONS = 3

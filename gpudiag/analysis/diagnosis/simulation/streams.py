@@ -194,7 +194,7 @@ def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False
             latest_launched = np.searchsorted(history.launch_time, called[stream], side="left") - 1
             by_call = np.where(called[stream] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
             ended = np.maximum(latest_ended, 0)
-            # Without a call, an op has waited if it was queued, its stream was free, and it started at the other's end.
+            # Without a call, an op has waited if it was queued, its stream was free, and it started as the other ended.
             just_ended = start - history.end[ended] <= AT_ONCE_NS
             stream_free = ops.before_end[stream] <= history.end[ended] - AT_ONCE_NS
             early = (launch_time != UNKNOWN) & (launch_time < start - QUEUED_NS)
@@ -273,7 +273,7 @@ class _RecordedEvents:
     def in_stream(self, stream: int, time: int) -> dict[int, int]:
         """Return the ops that an event recorded in `stream` at `time` follows.
 
-        These are the last op launched in the stream before, and the ops for which the stream has waited since.
+        These are the last op launched in the stream before `time`, and the ops for which the stream waited since then.
         """
         position = self.position.get(stream, UNKNOWN)
         index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
@@ -286,7 +286,7 @@ class _RecordedEvents:
     def add_wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
         """Let the stream wait for the ops `follows` from the time `called` on."""
         times, awaited = self.waits[stream]
-        # Earlier waits still hold for the next op. The stream's own ops precede the next op anyway.
+        # The next op also waits for what the stream waited for before. The stream's own ops precede the next op anyway.
         pending = self.in_stream(stream, called)
         pending.pop(self.position.get(stream, UNKNOWN), None)
         times.append(called)
@@ -346,7 +346,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
     order = order[_first_of_each(waiting[order], awaited.history[order])]
     order = order[np.lexsort((-end[order], waiting[order]))]
     first_wait = _first_of_each(waiting[order])
-    # The row after the first row of an op is its second, unless it is the first of another op.
+    # The row after an op's first row is the op's second row, unless that row is the first of another op.
     second_wait = np.append(False, first_wait[:-1]) & ~first_wait if len(first_wait) else first_wait
     ops.wait_a[waiting[order[first_wait]]] = target[order[first_wait]]
     ops.wait_b[waiting[order[second_wait]]] = target[order[second_wait]]

@@ -43,7 +43,7 @@ class WhatIf:
     Attributes:
         model: the job.
         per_event_ns: profiler overhead per recorded host event.
-        max_host_ns: process → limit of its host's work per step; the excess is profiler overhead.
+        max_host_ns: process → limit of its host's work per step; work above the limit counts as profiler overhead.
         unprofiled_ms: measured step time without the profiler, less `input_not_recorded_ms`.
         later_input_ns: process → limit, per step, of its excess input wait over its peers; no limit if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
@@ -80,7 +80,7 @@ class WhatIf:
 
     @cached_property
     def corrected(self) -> Scenario:
-        """Return the recorded durations without profiler overhead on hosts and without the contention it causes."""
+        """Return the recorded durations without profiler overhead on hosts, and without the contention due to it."""
         return self.model.with_less_contention(self.host_corrected)
 
     @cached_property
@@ -271,7 +271,7 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
     Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
     ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
     30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
-    because then another figure is wrong. The arguments are those of `fit_host_time`.
+    because they are then too low. The arguments are those of `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if
