@@ -188,7 +188,10 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Name in the `instead` of each finding the codes of findings that save nothing more once that finding is fixed."""
+    """Name in the `instead` of each finding the codes of findings that save nothing more once that finding is fixed.
+
+    Launch overhead, findings below `WARNING_PERCENT`, and pairs of findings about kernels are left out.
+    """
     candidates = [
         index
         for index, scored in enumerate(findings)

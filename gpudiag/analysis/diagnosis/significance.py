@@ -249,8 +249,8 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
     value = what_if.corrected_ms + what_if.input_not_recorded_ms
     missed = abs(what_if.simulated_ms - case.slowest_ms)
     if significance.timed_ms:
-        half = math.hypot(chance, missed) + AS_RECORDED * value
-        timed_ms = max(significance.timed_ms, key=statistics.fmean)
+        half = math.hypot(chance, missed) + AS_RECORDED * value  # independent errors add up by their squares
+        timed_ms = max(significance.timed_ms, key=statistics.fmean)  # of the slowest rank
         timed, scatter = statistics.fmean(timed_ms), half_width_ms(timed_ms)
         return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
     low, high = _profiler_cost_range_ms(case, what_if)
@@ -279,6 +279,7 @@ def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
 def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
     """Return (shortest, longest) step time, in ms, for the range of possible costs of the profiler."""
     usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
+    # `typical` is 0 without events.
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
     at_least, at_most = what_if.at_cost(least_ns), what_if.at_cost(most_ns)

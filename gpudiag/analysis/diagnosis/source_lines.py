@@ -158,7 +158,7 @@ class CaseLines:
         if not processes or len(processes) < len(self._tracks):
             return []
         tables = {trace: _by_path(process) for trace, process in processes.items()}
-        first = min(processes)
+        first = min(processes)  # its lines are examined, and found in the other processes by their paths
         process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
         lines = []
         for top in other_work(process, least_ns):  # of a line of the loop, the called line with most time is reported

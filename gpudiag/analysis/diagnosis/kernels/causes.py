@@ -251,7 +251,7 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_], attenti
     member = simple | (kernels.of_class("normalization", "reduction", "softmax") & eager)
     together = member[1:] & member[:-1] & (kernels.stream[1:] == kernels.stream[:-1])
     chain = np.cumsum(np.concatenate([[0], ~together]))  # number of each op's chain
-    # Duration of each chain's longest simple kernel, which is kept; infinite if another kernel is kept in its place.
+    # Duration of each chain's longest simple kernel, the first of which is kept; infinite if a reduction is kept.
     longest = np.zeros(int(chain[-1]) + 1)
     np.maximum.at(longest, chain[member], np.where(simple, kernels.duration, np.inf)[member])
     candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))
@@ -277,6 +277,7 @@ def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
         return None
     share = np.where(ops, GAP_IN_GRAPH_NS / np.maximum(gap, GAP_IN_GRAPH_NS), 1.0)
     keep = np.ones(len(ops))
+    # By the low estimate, gaps shrink by half as much.
     expected, low = Shortening(keep, gap=share), Shortening(keep, gap=(1 + share) / 2)
     high = Shortening(np.where(ops, 0.5, 1.0), gap=share)  # fused kernels also compute for a shorter time
     return SlowKernels("small-kernels", ops, (expected, low, high))

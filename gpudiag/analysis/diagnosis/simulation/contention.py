@@ -128,7 +128,8 @@ def find_contention(graph: Graph, timeline: Timeline) -> Contention:
         unknown = slowed[np.isnan(time[slowed])]
         if len(unknown) == 0:
             break
-        free = free_of_key[key[unknown]]  # kernels that take many times as long do other work
+        free = free_of_key[key[unknown]]
+        # A kernel that takes many times as long as its match does other work.
         time[unknown] = np.where(kernels.duration[unknown] <= MOST_SLOWED * free, free, np.nan)
     _estimate_unmatched(kernels, time, slowed)
     free_ns[kernels.op[slowed]] = time[slowed]

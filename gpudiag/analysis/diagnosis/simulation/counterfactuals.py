@@ -156,7 +156,7 @@ def without_communication(what_if: WhatIf, scenario: Scenario) -> Scenario:
     gap = np.fmin(alone.gap, work.contention_free_gap)
     return replace(
         alone,
-        busy=np.maximum(alone.busy - work.busy, 0.0) / work.devices,
+        busy=np.maximum(alone.busy - work.busy, 0.0) / work.devices,  # each device would have its own process
         waiting=np.maximum(alone.waiting - work.waiting, 0.0),
         blocking=alone.blocking & ~work.blocks,
         latency=np.where(removed, np.fmin(alone.latency, 0.0), remainder(alone.latency, work.latency)),

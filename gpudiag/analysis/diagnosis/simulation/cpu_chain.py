@@ -46,7 +46,10 @@ class _Calls(NamedTuple):
 
 
 def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
-    """Return the collectives of a CPU track's analysed steps as ops of the graph, on streams without overlap."""
+    """Return the collectives of a CPU track's analysed steps as ops of the graph, on streams without overlap.
+
+    `index` is the index of the track in the timeline.
+    """
     begin, end = analysed_span(track)
     table = track.collectives
     inside = np.flatnonzero((table.start >= begin) & (table.start < end))

@@ -117,8 +117,8 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
         backward pass                     ├──────────────────────┤
 
-    Threads that launch only copies do not count. Threads of an executor do not count either, because the training
-    thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
+    A thread counts if it launches more than the share `BESIDE` of all compute. Threads of an executor do not count,
+    because the training thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
     """
     computes = track.ops.op_class == OpClass.COMPUTE
     launchers, counts = np.unique(track.ops.launch_thread[computes], return_counts=True)
@@ -154,7 +154,7 @@ def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int])
     recorded = any_of(events.kind[analysed], EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
     recorded &= any_of(events.thread[analysed], *threads)
     apart = np.diff(events.start_ns[analysed][np.flatnonzero(recorded)])
-    apart = apart[apart < PAUSE_NS]
+    apart = apart[apart < PAUSE_NS]  # without pauses
     usual = float(apart.mean()) if len(apart) else 0.0
     return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
 
@@ -276,7 +276,7 @@ def blocking_copies(
         track[call[copies]], op[call[copies]], end[call[copies]] = position, copies, track_ops.end[copies]
     two_nodes = track != NONE
     call_of_node = np.repeat(np.arange(len(time)), np.where(two_nodes, 2, 1))
-    begins = two_nodes[call_of_node]
+    begins = two_nodes[call_of_node]  # of two nodes of a call, the first is the begin node
     begins[:-1] &= call_of_node[1:] == call_of_node[:-1]
     begins[-1:] = False
     return BlockingCopies(

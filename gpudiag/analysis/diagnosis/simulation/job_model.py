@@ -176,7 +176,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     busy = union(*(track.threads[thread].busy for thread in threads if thread in track.threads))
     on_chain = union(*(spans for thread, spans in track.communication.items() if thread in threads))
     calls = union(*(spans for thread, spans in track.communication_calls.items() if thread in threads))
-    calls = subtract(calls, on_chain)
+    calls = subtract(calls, on_chain)  # enqueues and bucket copies outside of communication
     elsewhere = union(*(spans for thread, spans in track.communication.items() if thread not in threads))
     elsewhere = subtract(subtract(elsewhere, busy), on_chain)
     until = host.time[nodes].astype(np.int64)

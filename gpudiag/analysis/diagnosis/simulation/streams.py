@@ -336,6 +336,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
     is_traced = waits.recorded[awaited.wait] != UNKNOWN
     for position, history in enumerate(ops.histories):
         pair = np.flatnonzero((awaited.history == position) & (waiting != NONE))
+        # The end of a traced op may be recorded `CLOCK_NS` late.
         began = ops.start[waiting[pair]] + np.where(is_traced[pair], CLOCK_NS, 0)
         index = np.minimum(awaited.index[pair], np.searchsorted(history.end, began, side="right") - 1)
         pair, index = pair[index >= 0], index[index >= 0]

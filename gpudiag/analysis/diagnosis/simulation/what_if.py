@@ -273,7 +273,7 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
     30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
     because they are then too low. The arguments are those of `fit_host_time`.
     """
-    if all(track.is_cpu for track in what_if.timeline.tracks):
+    if all(track.is_cpu for track in what_if.timeline.tracks):  # the host's work includes the device's
         return what_if
     limits = {process: host_ms[rank] * NS_PER_MS for process, rank in what_if.graph.ranks.items() if rank in host_ms}
     limited = what_if.with_host_limits(limits)
