@@ -111,7 +111,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
     """Return the mean one-way rates of copies measured both with and without peer access; None without such copies."""
     direct: list[float] = []
     staged: list[float] = []
-    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):  # a rate of both ways is a sum of two
+    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):  # rates both ways are sums
         on = peer_rates(facts, peer_access=True, direction=direction)
         off = peer_rates(facts, peer_access=False, direction=direction)
         for ends in (pair, pair[::-1]):

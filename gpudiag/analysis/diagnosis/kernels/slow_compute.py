@@ -103,7 +103,7 @@ class SlowCompute:
     of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
     save nothing if the host sets the pace. But a host also saves the time of the operators that fused attention, a
     compiler or a fused optimizer replaces. Savings below 2 % of the step are not reported. One compiler can remove
-    `unfused-elementwise`, `layout-conversion` and `eager-attention`; `savings_ms_compiled` is the savings of these
+    `unfused-elementwise`, `layout-conversion` and `eager-attention`; `savings_ms_compiled` states their savings
     together. `unfused-elementwise` and `small-kernels` are `info` at any size, because most eager programs have them.
     """
 

@@ -217,7 +217,7 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
 def _of_repeated_layers(free: _DurationsByKey, slowed: _DurationsByKey, position: Index) -> Times:
     """Return float64[keys], ns: contention-free duration of kernels that do the same work at several positions.
 
-    The result is NaN for a key whose durations scatter, or whose kernels have few different `position`, int64[k].
+    The result is NaN for a key whose durations scatter, or whose kernels are at few positions (`position`, int64[k]).
     """
     alike = (free.spread() <= ALIKE_CONTENTION_FREE) & (slowed.spread() <= ALIKE_DISTURBED)
     repeated = (free.distinct(position) >= CONTENTION_FREE_POSITIONS) | (

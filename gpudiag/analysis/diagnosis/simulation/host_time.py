@@ -33,7 +33,7 @@ _DEEPEST_NESTING = 64
 
 
 def analysed_span(track: DeviceTrack) -> tuple[int, int]:
-    """Return (begin, end) of the analysed steps in ns: the first step's mark, and the mark or end of the last step."""
+    """Return (begin, end) of the analysed steps in ns, from the first mark to the mark after them, or to their end."""
     steps = track.steps
     first, last = np.searchsorted(steps.number, track.window_steps[[0, -1]]).tolist()
     return int(steps.start[first]), int(steps.start[last + 1]) if last + 1 < len(steps) else steps.end

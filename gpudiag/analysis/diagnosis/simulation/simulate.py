@@ -256,7 +256,7 @@ class System:
         return int(self._schedule.run_of.end[op]) + 1
 
     def _begin(self, index: int) -> int:
-        """Return the variable from which launches in a host run are measured: its predecessor, or a blocking call."""
+        """Return the variable from which launches in a run are measured: the run's predecessor, or a blocking call."""
         run = self._schedule.runs[index]
         if run.kind == RunKind.HOST_BLOCK:
             return index + 1
