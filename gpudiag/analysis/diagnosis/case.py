@@ -131,6 +131,7 @@ class Case:
         """Return the share (0 to 1) of the transfer time that is in collectives with a rank that has no trace."""
         tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
+        # A kind's third item is the number of participants, 0 if unknown.
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
         expected = np.concatenate([sizes[table.kind] for sizes, table in zip(ranks, tables, strict=True)])
         time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])

@@ -238,6 +238,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         finding.code in _ON_THE_HOST and case.unprofiled_ms is None and mostly_overhead,
         # The profiler may have slowed this rank's host most, because the profiler's cost differs between ranks.
         finding.code == "straggler" and finding.cause == "launch" and mostly_overhead,
+        # Unprofiled steps took longer than the simulation explains, and the finding's savings do not include this time.
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),
     ]

@@ -23,7 +23,10 @@ _OF_THE_WORK = ("sequence", "experts")
 
 
 def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | None:
-    """Return step time / balanced step time, for the whole imbalance and by cause; None if a step takes no time."""
+    """Return step time / balanced step time, for the whole imbalance and by cause; None if a step takes no time.
+
+    The cause of imbalance between ranks is `sequence` or `experts` if a `straggler` in `findings` has it, else `rank`.
+    """
     now = what_if.corrected
     now_ms = milliseconds(what_if.model.simulate(now).step_ns)
     causes = [finding.cause for finding in findings if finding.code == "straggler"]
@@ -33,6 +36,7 @@ def imbalance_of(what_if: WhatIf, findings: Sequence[Finding]) -> Imbalance | No
     ideal_ms = milliseconds(what_if.model.simulate(balance_stages(what_if, equal)).step_ns)
     if not now_ms or not ideal_ms:
         return None
+    # Cause → step time, in ms, without this cause alone.
     without = {of_ranks: milliseconds(what_if.model.simulate(equal).step_ns)}
     if len(what_if.graph.peers) > 1:
         without["stage"] = milliseconds(what_if.model.simulate(balance_stages(what_if, now)).step_ns)
@@ -79,7 +83,7 @@ def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
 
 
 def share_tokens(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Return the scenario in which each expert (work next to an all-to-all) has the mean work of its peers."""
+    """Return the scenario in which each expert, which is the work next to an all-to-all, has its peers' mean work."""
     work, beside = work_by_segment(what_if, scenario), beside_all_to_alls(what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return scenario  # there are no experts

@@ -25,6 +25,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_syncs,
     without_untraced,
 )
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
@@ -137,8 +138,8 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 ) -> Explained:
     """Explain one bucket, which takes `ms` of a step of `step_ms` on the device that sets the pace.
 
-    Findings are subtracted first, then gaps between queued ops, then what recording may have caused. If much is left,
-    it may be hidden behind the findings, else it is unexplained.
+    Findings are subtracted first, then gaps between queued ops, then what recording may have caused. If much time is
+    left, this time is either hidden behind the findings or unexplained.
     """
     codes, edits = _BY[bucket]
     accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
@@ -185,12 +186,12 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
         return added
-    recorded, now = (
-        before - without
-        for costs in (what_if.model.recorded, what_if.corrected)
-        for before, without in [what_if.each_step_ms([costs, edits[0](what_if, costs)])]
-    )
-    return min(added, max(recorded - now, 0.0))
+
+    def cost_ms(scenario: Scenario) -> float:
+        before, without = what_if.each_step_ms([scenario, edits[0](what_if, scenario)])
+        return before - without
+
+    return min(added, max(cost_ms(what_if.model.recorded) - cost_ms(what_if.corrected), 0.0))
 
 
 def _queued_ms(case: Case) -> float:
@@ -204,7 +205,7 @@ def _hidden(
 ) -> tuple[tuple[str, ...], str]:
     """Return (codes of the findings behind which the unexplained `left_ms` is hidden, explanation in words).
 
-    It is hidden if the first of the `edits`, which remove the bucket, saves little before the findings are fixed.
+    The `edits` remove the bucket. The time is hidden if the first edit saves little before the findings are fixed.
     """
     fixed = what_if.corrected
     for finding in scored:
@@ -253,7 +254,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Add a finding about communication if traces of other ranks are missing and no finding reports communication.
 
-    Findings are sorted by savings; unknown savings count as half of the finding's exposed time.
+    A finding with unknown savings is placed as if it saved half of its exposed time.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
@@ -266,6 +267,7 @@ def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[F
 
 
 def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    """Move each finding with unknown savings before the first finding that saves less than half of its exposed time."""
     ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
     for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
         half = float(share.evidence.get("exposed_ms", 0.0)) / 2
@@ -275,7 +277,7 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
-    """Return the most likely finding for a bucket of `ms` per step, an upper bound of the savings.
+    """Return the most likely finding for a bucket that takes `ms` of `step_ms`, as an upper bound of the savings.
 
     `reason` says why savings cannot be estimated.
     """

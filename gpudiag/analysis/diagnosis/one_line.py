@@ -70,7 +70,7 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
 
 
 def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
-    """Return whether the line mostly launches kernels, as a loss function does, so that training may need it."""
+    """Return whether the line, which the scenario `gone` lacks, mostly launches kernels, as a loss function does."""
     now, host, device = what_if.corrected, what_if.graph.host, what_if.graph.device
     launches = np.zeros(len(host.time), np.bool_)
     launches[device.launch[(device.op_class == OpClass.COMPUTE) & ~device.host_copy & (device.launch != NONE)]] = True
@@ -80,7 +80,7 @@ def _mostly_launches(what_if: WhatIf, gone: Scenario) -> bool:
 
 
 def _saving_ms(what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
-    """Return the savings without the line, in ms per step.
+    """Return the savings of the scenario `gone`, which lacks the line, in ms per step.
 
     If unprofiled steps are shorter than corrected steps, recording slowed other parts of the step. The savings are then
     the line's unprofiled time, multiplied by the share of its recorded time that the simulation saves.
@@ -149,7 +149,7 @@ def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenar
         begin = np.append(line.begin_ns[trace], end[:-1])
         untraced[nodes] = lengths_inside(line.untraced[trace], begin, end)
         traced[nodes] = lengths_inside(times, begin, end) - untraced[nodes]
-        inside[nodes] = within(times, end - 1)
+        inside[nodes] = within(times, end - 1)  # a node is the end of a call, which the half-open times exclude
     removed = _ops_of(inside, what_if)
     least_busy = np.fmin(costs.busy, communication.busy + communication.calls)
     least_waiting = np.fmin(costs.waiting, communication.waiting)
@@ -176,7 +176,10 @@ def _ops_of(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
 def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case, what_if: WhatIf, line: LineInSteps, absorbed: tuple[ScoredFinding, ...], gain: float, percent: float
 ) -> Finding:
-    """Return the finding about a line for savings of `gain` ms per step, which are `percent` of the step."""
+    """Return the finding about a line for savings of `gain` ms per step, which are `percent` of the step.
+
+    The finding replaces the `absorbed` findings.
+    """
     copied = bool({"host-sync", "slow-copy"} & {scored.finding.code for scored in absorbed})
     advice: Advice = (SAVING, *_KNOWN_LINE) if copied else _KNOWN_LINE
     return Finding(

@@ -58,7 +58,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
     frames = np.flatnonzero((events.role == Role.USER_FUNCTION) & (events.thread == thread))
     frames = frames[(events.end_ns[frames] > begin_ns) & (events.start_ns[frames] < end_ns)]
     total: dict[str, int] = defaultdict(int)
-    open_frames: list[tuple[int, str]] = []
+    open_frames: list[tuple[int, str]] = []  # (end, name) of the frames around the current frame, outermost first
     starts = np.maximum(events.start_ns[frames], begin_ns).tolist()
     ends = np.minimum(events.end_ns[frames], end_ns).tolist()
     for row, start, end in zip(frames.tolist(), starts, ends, strict=True):
@@ -132,7 +132,7 @@ def before_first_operator(case: Case, ranks: Container[int]) -> str:
 
 
 def _places(case: Case, track: DeviceTrack, find: Callable[[DeviceTrack, EventTable], Intervals]) -> dict[str, Place]:
-    """Group the untraced stretches in the analysed steps of one process by their description."""
+    """Group the untraced stretches that `find` returns, in one process's analysed steps, by their description."""
     events = case.timeline.traces[track.trace].events
     collecting = garbage_collection(track, events)
     total: dict[str, int] = defaultdict(int)

@@ -94,7 +94,10 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launch overhead to the minimum over three jobs; return the minimum, or None if it is 0."""
+    """Lower the savings of launch overhead, in `savings`, to their minimum over the three jobs, and return the minimum.
+
+    Return None if removing launch overhead saves nothing in the recorded job, or if no proposal is about launching.
+    """
     launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in launching):
         return None
@@ -151,6 +154,7 @@ def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> Scor
     now_ms = what_if.now_ms
     finding = proposal.describe(saved_ms, 100 * saved_ms / now_ms)
     fixed_ms = now_ms - saved_ms
+    # A straggler may save more than is simulated, by time that only unprofiled steps show. The step now has this time.
     recoverable_ms = finding.recoverable_ms_per_step or saved_ms
     evidence = {**finding.evidence, "step_ms_now": fixed_ms + recoverable_ms, "step_ms_if_fixed": fixed_ms}
     finding = msgspec.structs.replace(finding, evidence=evidence)
@@ -184,7 +188,10 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Name in the `instead` of each finding the codes of findings that save nothing more once that finding is fixed."""
+    """Name in the `instead` of each finding the codes of findings that save nothing more once that finding is fixed.
+
+    Launch overhead, findings below `WARNING_PERCENT`, and pairs of findings about kernels are left out.
+    """
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -221,7 +228,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
-        # Of findings that save the same, either may be first: a variation that the first does not survive.
+        # If two findings save the same, either may be first. The first does not survive this additional variation.
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
         share[0] *= len(kept) / (len(kept) + 1) if tie else 1.0
     return share.tolist()
@@ -240,6 +247,7 @@ def _stays(
     """Return bool[findings]: the findings that survive a variation with these savings (see the module's docstring)."""
     stays = np.abs(savings - reported) <= SAME_AMOUNT * reported
     first, now_first = findings[0], findings[int(np.argmax(savings))]
+    # `in_order` may put a finding first although another saves more. Its place then does not depend on the savings.
     was_behind = first.savings_ms < max(scored.savings_ms for scored in findings)
     if now_first is not first and not was_behind and first.finding.code not in now_first.finding.instead:
         stays[0] &= bool(savings[0] >= (1 - AS_RECORDED) * savings.max())

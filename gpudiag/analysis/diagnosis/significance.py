@@ -51,7 +51,7 @@ _HIGHEST_COST_NS = 5000.0
 #: Drift of the mean of six steps of CPU processes at 95 %, as a multiple of the steps' standard deviation. Measured
 #: without a profiler in 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine
 #: whose two cores were shared with other programs. For independent steps, the multiple would be 1.05. No two means
-#: differed by a factor of e or more.
+#: differed by a factor of e or more, so that the logarithm of the drift is limited to `_MOST_DRIFT`.
 _DRIFT_SCATTERS = 6.0
 _DRIFT_STEPS = 6
 _MOST_DRIFT = 1.0
@@ -88,7 +88,7 @@ class Significance(msgspec.Struct, frozen=True):
             )
         if finding.code == "straggler" and (doubt := self._recording_doubt(finding, gain_ms)):
             return doubt
-        if self.case.unprofiled_ms is not None and not before:
+        if self.case.unprofiled_ms is not None and not before:  # the host's work follows from the unprofiled step time
             return None
         left_ms = self._saving_at_higher_cost(before, edit)
         if 100 * left_ms >= WARNING_PERCENT * base_ms:
@@ -140,7 +140,10 @@ class Significance(msgspec.Struct, frozen=True):
         return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
     def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Return a message with the savings if the profiler slows all ranks alike (`saved_ms`) or these more (0)."""
+        """Return a message with the savings if the profiler slows all ranks alike (`saved_ms`), or late ranks more (0).
+
+        `why` is the reason for which the second case is possible.
+        """
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
@@ -152,7 +155,10 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events or is far slower than most hosts."""
+        """Return whether one of these ranks' hosts records more events than most hosts, or is far slower.
+
+        The additional events count if they explain half of the savings, `gain_ms` per step.
+        """
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {
@@ -243,8 +249,8 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
     value = what_if.corrected_ms + what_if.input_not_recorded_ms
     missed = abs(what_if.simulated_ms - case.slowest_ms)
     if significance.timed_ms:
-        half = math.hypot(chance, missed) + AS_RECORDED * value
-        timed_ms = max(significance.timed_ms, key=statistics.fmean)
+        half = math.hypot(chance, missed) + AS_RECORDED * value  # independent errors add up by their squares
+        timed_ms = max(significance.timed_ms, key=statistics.fmean)  # of the slowest rank
         timed, scatter = statistics.fmean(timed_ms), half_width_ms(timed_ms)
         return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
     low, high = _profiler_cost_range_ms(case, what_if)
@@ -273,6 +279,7 @@ def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
 def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
     """Return (shortest, longest) step time, in ms, for the range of possible costs of the profiler."""
     usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
+    # `typical` is 0 without events.
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
     at_least, at_most = what_if.at_cost(least_ns), what_if.at_cost(most_ns)

@@ -158,10 +158,10 @@ class CaseLines:
         if not processes or len(processes) < len(self._tracks):
             return []
         tables = {trace: _by_path(process) for trace, process in processes.items()}
-        first = min(processes)
+        first = min(processes)  # its lines are examined, and found in the other processes by their paths
         process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
         lines = []
-        for top in other_work(process, least_ns):  # lines of the loop; the line below with most time is reported
+        for top in other_work(process, least_ns):  # of a line of the loop, the called line with most time is reported
             below = process.tree.subtree(top)
             amounts = np.zeros(len(process.tree.parent))
             amounts[below] = process.self_ns[below].mean(axis=1)
@@ -193,7 +193,8 @@ class CaseLines:
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
 
-        Time outside of step marks is excluded, because gpudiag itself runs there, in the step's last line.
+        Time outside of step marks is excluded, because gpudiag itself runs there, although the step's last line is
+        still the current line.
         """
         track, events = self._tracks[trace], self._timeline.traces[trace].events
         marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
@@ -228,6 +229,7 @@ class CaseLines:
         longest = max(processes, key=lambda process: sum(row.ms for row in process.log.compilations), default=None)
         if longest is None:
             return []
+        # `step_ns` has the bounds of the steps, so that it has one time more than there are steps.
         steps = max(1, len(longest.alone.step_ns if longest.alone is not None else ()) - 1)
         return [
             {
@@ -274,7 +276,7 @@ class CaseLines:
             if amounts[row] <= 0:
                 continue
             begin = host.time[row - 1] if row and host.process[row - 1] == host.process[row] else host.time[row]
-            begin = min(begin, host.time[row] - amounts[row])  # the amount needs this much time before the node
+            begin = min(begin, host.time[row] - amounts[row])  # the span is at least as long as the amount
             times = lines.by_node(begin, host.time[row])
             whole = sum(times.values())
             for node, ns in times.items():

@@ -41,7 +41,7 @@ class ClockMismatch:
                     by_mhz = _gpus_by_limit(gpus, domain, limit)
                     if by_mhz and 1 - min(by_mhz) / max(by_mhz) > SAME_CLOCK:
                         findings.append(_finding(model, domain, domain_name, limit_name, by_mhz))
-                        break  # application settings follow the maxima, so only the maxima are reported
+                        break  # application settings follow the maxima, so that they add nothing if the maxima differ
         return tuple(findings)
 
 

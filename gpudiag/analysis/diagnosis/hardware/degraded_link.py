@@ -84,7 +84,10 @@ def _best(records: dict[str, Bandwidth]) -> float | None:
 
 
 def _below_own_maximum(link: PcieLink, best: float | None) -> bool:
-    """Return whether a loaded link runs below its maximum; False if `best`, in GB/s, proves its registers wrong."""
+    """Return whether a loaded link's registers show less than its maximum generation or width.
+
+    The registers may be wrong. Return False if the fastest copy, at `best` GB/s, needs nearly the maximum.
+    """
     pairs = ((link.generation, link.maximum_generation), (link.width, link.maximum_width))
     if not link.under_load or not any(now is not None and most is not None and now < most for now, most in pairs):
         return False
@@ -135,7 +138,11 @@ def _details(
     of_ceiling: tuple[float, float, str | None],
     siblings: list[float],
 ) -> list[str]:
-    """Return parts of the title; `of_ceiling` is the result of `_least_share`, rates are in GB/s."""
+    """Return parts of the title; `of_ceiling` is the result of `_least_share`.
+
+    `slowest` is the best rate of the slowest of the GPUs, and `siblings` the best rates of the other GPUs of their
+    model, in GB/s. `link` is the first GPU's.
+    """
     details = [] if slowest is None else [f"{slowest:.{2 if slowest < 10 else 1}f} GB/s to or from the host"]
     if "narrow" in signs:
         details.append("as little as one or two PCIe lanes carry, as on a riser")
@@ -153,7 +160,10 @@ def _details(
 
 
 def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
-    """Return (smallest share of a ceiling that a copy reached, the ceiling in GB/s, its source); None: no ceilings."""
+    """Return (smallest share of a ceiling that a copy reached, the ceiling in GB/s, its source).
+
+    Without ceilings the result is (1.0, 0.0, None).
+    """
     shares = [
         (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
         for index in indices
@@ -244,7 +254,7 @@ def _slow_pairs(facts: Facts) -> list[Finding]:
     for ends, record in peer_rates(facts, peer_access=True, direction="one_way").items():
         pair = (min(ends), max(ends))
         if pair in kinds:
-            rates = by_kind[kinds[pair]]
+            rates = by_kind[kinds[pair]]  # each pair has the rate of its slower direction
             rates[pair] = min(rates.get(pair, record.gb_per_s), record.gb_per_s)
             if record.ceiling_gb_per_s:
                 ceilings[pair] = record.ceiling_gb_per_s

@@ -17,13 +17,14 @@ class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
     Without peer access every byte between the two GPUs goes through the host's memory: over one GPU's link into RAM,
-    and over the other GPU's link out of RAM. This halves the bandwidth of a shared link, adds latency, and uses the
-    CPU's memory bandwidth. NCCL uses shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
+    and over the other GPU's link out of RAM. This adds latency, uses the CPU's memory bandwidth, and halves the
+    bandwidth if both GPUs share one link. NCCL uses shared memory for such pairs (its log says `via SHM` instead of
+    `via P2P`).
 
-    What can be done depends on the driver's reason. *GPU not supported*: most GeForce cards since the RTX 40 series,
-    and many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair
-    is attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
-    NVLink.
+    What can be done depends on the driver's reason. *GPU not supported*: peer access cannot be switched on for most
+    GeForce cards since the RTX 40 series, and for many GPUs inside virtual machines. *Chipset* or *topology not
+    supported*: the pair is attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the
+    provider for a type with NVLink.
 
     If the other pairs form a ring of direct links, as on an eight-GPU hybrid cube mesh, NCCL uses the ring. Little is
     lost, so that the finding is only `info`. GPUs in MIG mode never have peer access, by design, and are left out.
@@ -102,7 +103,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest group of GPUs with peer access; of equal sizes, that whose slowest host link is fastest."""
+    """Return the largest group of GPUs with peer access; of equal sizes, the one whose slowest host link is fastest."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }

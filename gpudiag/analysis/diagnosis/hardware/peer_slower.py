@@ -37,7 +37,7 @@ class PeerSlowerThanHost:
     code: ClassVar[str] = "peer-slower-than-host"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding for all pairs whose direct copies are clearly slower in the mean of their bandwidths."""
+        """Return one finding for all pairs whose direct copies are clearly slower, by the mean of all bandwidths."""
         slow = {}
         for pair in _pairs(facts):
             compared = _measured(facts, pair) or _estimated(facts, pair)
@@ -111,7 +111,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
     """Return the mean one-way rates of copies measured both with and without peer access; None without such copies."""
     direct: list[float] = []
     staged: list[float] = []
-    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):  # the rate of both ways is their sum
+    for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):  # rates both ways are sums
         on = peer_rates(facts, peer_access=True, direction=direction)
         off = peer_rates(facts, peer_access=False, direction=direction)
         for ends in (pair, pair[::-1]):

@@ -51,7 +51,10 @@ def gpu_index(end: str) -> int | None:
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return GPU → path → fastest pinned copy on that path between the GPU and any NUMA node of the host."""
+    """Return GPU → path → fastest pinned copy on that path between the GPU and any NUMA node of the host.
+
+    `direction` is that of `peer_rates`.
+    """
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)
@@ -79,7 +82,7 @@ def _pinned(facts: Facts, direction: str) -> list[Bandwidth]:
 def peer_rates(facts: Facts, *, peer_access: bool, direction: str) -> dict[Pair, Bandwidth]:
     """Return (source GPU, destination GPU) → fastest copy with peer access on or off, whichever GPU started it.
 
-    `direction` is "one_way", or "both_ways" for copies in both directions at once, whose rate is their sum.
+    `direction` is "one_way", or "both_ways" for copies in both directions at once, with the sum of both rates.
     """
     rates: dict[Pair, Bandwidth] = {}
     for record in facts.bandwidth:

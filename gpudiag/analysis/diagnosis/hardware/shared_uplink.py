@@ -59,7 +59,10 @@ def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
 
 
 def _together(facts: Facts) -> list[Finding]:
-    """Return a finding for each group with no more bandwidth together than one GPU alone; no group contains another."""
+    """Return findings about groups that have no more bandwidth together than one GPU alone.
+
+    Groups behind one bridge come first. A group that contains a reported group, or lies within it, is skipped.
+    """
     alone = host_rates(facts)
     findings: dict[frozenset[int], Finding] = {}
     for record in all_at_once(facts):
@@ -102,6 +105,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 def _pairwise(facts: Facts) -> list[Finding]:
     """Return findings about pairs without NVLink whose copies in both directions are no faster than in one."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
+    # Pair → GB/s (in the faster direction alone, in both together), with peer access and without.
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):
         one_way = peer_rates(facts, peer_access=peer_access, direction="one_way")

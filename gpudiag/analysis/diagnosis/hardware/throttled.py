@@ -16,9 +16,9 @@ _THERMAL = {throttle.HARDWARE_THERMAL, throttle.SOFTWARE_THERMAL}
 class Throttled:
     """The GPU runs below its normal clocks because it is too hot, or because the hardware slows it down.
 
-    The finding reports the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal
-    slowdown, and the power brake of servers with overloaded power supplies. Idle GPUs and clocks set by a user are not
-    reported, nor is the software power cap, by which a busy GPU stays within its rated power.
+    The finding reports these of the driver's reasons for lower clocks: hardware slowdown, hardware and software thermal
+    slowdown, and the power brake of servers with overloaded power supplies. Normal reasons are not reported: no work,
+    clocks that a user has set, and the software power cap, by which a busy GPU stays within its rated power.
 
     What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that slot,
     and at the power supplies and their cables. Look during training, because an idle GPU shows no throttling. The

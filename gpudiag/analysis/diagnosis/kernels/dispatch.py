@@ -23,7 +23,7 @@ def dispatching_share(case: Case, what_if: WhatIf) -> Times | None:
     """
     graph = what_if.graph
     spans = {track.trace: _dispatching(track) for track in case.tracks if _dispatches(case, track)}
-    # Dispatching is busy time, so that waiting between nodes does not lower its share.
+    # The share is one of busy time, without waiting, because dispatching is busy time.
     share = np.clip(ns_before_nodes(graph, spans) / np.maximum(graph.host.busy, 1.0), 0.0, 1.0)
     compiling = compiling_share(case, what_if)
     if compiling is not None:

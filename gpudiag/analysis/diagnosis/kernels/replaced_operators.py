@@ -97,7 +97,7 @@ def replaced_by_compiler(
     ranges = _operator_ranges(kernels, removed)
     expected = _times_of(kernels, _until_next_operator(kernels, ranges), removed)
     low = removed & ~_longest_of_each(kernels, removed, chain)
-    # Kernels that remain, whose operators the high estimate reduces to the innermost.
+    # The kernels that remain. By the high estimate, they keep only their innermost operators.
     others = ~kernels.in_update & ~kernels.fused & ~removed & ~copies & (kernels.kernel_class != NO_CLASS)
     around = _operator_ranges(kernels, others, without=kernels.in_update)
     outside = _less(_times_of(kernels, around, others), _times_of(kernels, _innermost(kernels), others))

@@ -101,10 +101,10 @@ class SlowCompute:
     update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
     `small-kernels` (gaps between launch-sized kernels). Savings are estimated from the peaks of the device and the time
     of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
-    save nothing if the host sets the pace. Such a host saves the time of the operators that fused attention, a compiler
-    or a fused optimizer replaces. `savings_ms_compiled` is what all causes that a compiler removes save together.
-    Savings below 2 % of the step are not reported. The causes that a compiler removes (`unfused-elementwise`,
-    `small-kernels`) are `info` at any size, because most eager programs have them.
+    save nothing if the host sets the pace. But a host also saves the time of the operators that fused attention, a
+    compiler or a fused optimizer replaces. Savings below 2 % of the step are not reported. One compiler can remove
+    `unfused-elementwise`, `layout-conversion` and `eager-attention`; `savings_ms_compiled` states their savings
+    together. `unfused-elementwise` and `small-kernels` are `info` at any size, because most eager programs have them.
     """
 
     code: ClassVar[str] = "slow-compute"
@@ -144,7 +144,10 @@ class SlowCompute:
         gain: float,
         percent: float,
     ) -> Finding:
-        """Return the finding for savings of `gain` ms per step (`percent` percent of it), or `low_high_ms` of them."""
+        """Return the finding for savings of `gain` ms per step, which are `percent` of the step.
+
+        `low_high_ms` are the low and the high estimate of the savings.
+        """
         low_ms, high_ms = low_high_ms
         spread = f"{low_ms:.1f} to {high_ms:.1f}"
         precision = str(slow.evidence.get("precision", "tf32"))
@@ -191,8 +194,9 @@ def _compiled_ms(compiled: Sequence[SlowKernels], kernels: GraphKernels) -> floa
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
     """Return the low estimate of the savings, in ms.
 
-    The estimate is simulated if the cause removes host work; otherwise `saved_ms` is scaled by the removed time. The
-    savings of compilers are always scaled, because most jobs have them and a simulation takes 1 % of the analysis.
+    The estimate is simulated if removing the cause removes host work. Otherwise `saved_ms`, the expected savings, is
+    scaled by the removed time. Savings `BY_A_COMPILER` are always scaled, because most jobs have these causes, and a
+    simulation takes 1 % of the time of the analysis.
     """
     expected, low, _ = slow.estimates
     if removed_host_ms(expected, kernels) and slow.name not in BY_A_COMPILER:

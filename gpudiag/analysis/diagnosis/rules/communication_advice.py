@@ -119,7 +119,7 @@ _TINY = (
 class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of collective (operation and size) with the most time on the first device, with its bus bandwidth.
 
-    `ranks` is the number of participants, `median_ns` the median time of such a collective, which gives the bandwidth.
+    `ranks` is the number of participants. The bandwidth follows from `median_ns`, the median time of such a collective.
     """
 
     operation: str
@@ -161,7 +161,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is at
-    most `OF_NVLINK` of the NVLink bandwidth. Copies through host memory reach that share too.
+    most `OF_NVLINK` of the NVLink bandwidth, which copies through host memory reach too.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -238,6 +238,7 @@ def _pytorch_advice(case: Case) -> Advice:
     packed = any((trace.events.role == Role.BUCKET_COPY).any() for trace in case.timeline.traces)
     if not packed and not alone and not inside:
         return _UNKNOWN
+    # DDP enqueues inside operators of the backward pass. Collectives outside of operators are the training loop's.
     return _USER_DEFINED if not packed and alone > inside else _DDP
 
 

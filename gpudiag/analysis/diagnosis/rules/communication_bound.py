@@ -158,7 +158,7 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Return part → ms per step that its removal saves if the parts before it are already removed; they sum to `gain`.
+    """Return part → ms per step that its removal saves once the parts before it are removed; the sum is `gain`.
 
     The CPU's calls are removed first, because transfers cost nothing as long as the calls set the pace. Reports list
     the exposed transfers first.

@@ -149,7 +149,7 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
 
 
 def _excess(measured: list[tuple[bool, defaultdict[str, float]]]) -> dict[str, float]:
-    """Return operator of late ranks → excess of its mean amount over late ranks beyond its mean over the other ranks.
+    """Return operator → (mean amount over late ranks) - (mean amount over other ranks), for operators of late ranks.
 
     `measured` has for each track whether its rank is late, and operator → amount, which is 0 if missing.
     """
@@ -189,7 +189,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return these ranks' pauses between calls that other ranks seldom make in succession; empty without such ranks."""
+    """Return these ranks' pauses between calls that other ranks seldom make in succession; none without other ranks."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)

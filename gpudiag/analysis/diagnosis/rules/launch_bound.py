@@ -118,7 +118,7 @@ class LaunchBound:
         )
 
     def _describe_dispatching(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
-        """Return the finding about dispatches, which cost `gain` ms per step (`percent` percent of the step)."""
+        """Return the finding about dispatches, which cost `gain` ms per step, or `percent` of the step."""
         functions, dispatch_ms = dispatches_per_step(case)
         return Finding(
             code=self.code,

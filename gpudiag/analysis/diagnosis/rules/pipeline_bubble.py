@@ -103,7 +103,7 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
         longest_ms=longest_ms,
-        # A process runs m of the m + p - 1 passes on the critical path.
+        # With m microbatches, v chunks and p stages, a process runs m v of the m v + p - 1 passes on the critical path.
         fixed_ms=_fixed_ms(case, longest) + max(untraced_ms, 0.0) * passes / (passes + stages - 1),
     )
 

@@ -83,9 +83,9 @@ class Straggler:
             return
         if len(what_if.graph.ranks) < 2 or not any(len(track.collectives) for track in case.tracks):
             return
-        edits = [equalize_ranks(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
+        equal = [equalize_ranks(what_if, what_if.corrected, each_step=each_step) for each_step in (False, True)]
         # Savings in ms per step if ranks are equalized by their means over steps, and in every single step.
-        by_rank, by_step = what_if.savings_ms(edits)
+        by_rank, by_step = what_if.savings_ms(equal)
         jitter = case.steps > 1 and notable(by_step, what_if.corrected_ms)
         # The late rank changes between steps, or its mean excess may be chance.
         jitter = jitter and (by_step > JITTER * by_rank or not _steady(what_if))
@@ -101,7 +101,7 @@ class Straggler:
             yield from uneven_stages(case, what_if)
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
-        """Return the finding for savings of `gain` ms per step (`percent` of it); `jitter` is that of `_LateRanks`."""
+        """Return the finding for savings of `gain` ms, `percent` of the step; `jitter` is that of `_LateRanks`."""
         late = _late_ranks(case, what_if, jitter, gain)
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
         longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)  # adds to the savings and to the step
@@ -282,7 +282,10 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Return the title up to "delays", or None if the cause is unknown; `place` locates the cause, or names input."""
+    """Return the title up to "delays"; None if the cause is unknown.
+
+    `words` names the late ranks. `place` locates the cause, or describes the wait for input that is `silent`.
+    """
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"

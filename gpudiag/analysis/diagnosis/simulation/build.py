@@ -55,7 +55,7 @@ def _build_process(
 
 def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain], ops: list[TrackOps]) -> Graph:
     """Join the chains of all processes and the ops of all tracks into one graph."""
-    # First node of each chain and first op of each track, each followed by the number of all of them.
+    # Index of each chain's first node, and of each track's first op; the last entry is the number of all nodes or ops.
     chain_first = np.cumsum([0] + [len(chain.time) for chain in chains])
     op_first = np.cumsum([0] + [len(track_ops.start) for track_ops in ops])
     host = _host_nodes(chains, ops, op_first)
@@ -136,7 +136,7 @@ def _columns(parts: Sequence[Chain] | Sequence[TrackOps], names: Iterable[str]) 
 def _peers(
     timeline: Timeline, ops: Sequence[TrackOps], op_first: Index, start: Times, end: Times
 ) -> tuple[dict[int, Index], Times]:
-    """Return (matched collective's op → ops whose start it waits for; float64[m], ns from last start to end)."""
+    """Return (`DeviceNodes.peers`, `DeviceNodes.transfer`); `op_first` has the index of each track's first op."""
     transfer = np.full(len(start), np.nan)
     members: dict[int, list[int]] = defaultdict(list)
     for track_ops, first in zip(ops, op_first, strict=False):
@@ -150,7 +150,7 @@ def _peers(
     for participants in members.values():
         for member in participants:
             # An op does not wait for participants that start after its end, because a broadcast's root goes on alone.
-            # As in the timeline, clocks agree to `SAME_CLOCK_NS` at best, so that the transfer may seem negative.
+            # Clocks agree to `SAME_CLOCK_NS` at best. Within this tolerance, the transfer may seem negative.
             until = end[member] + SAME_CLOCK_NS
             peers[member] = np.array([peer for peer in participants if start[peer] <= until], np.int64)
             transfer[member] = end[member] - start[peers[member]].max()

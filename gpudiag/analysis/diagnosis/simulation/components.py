@@ -24,7 +24,7 @@ _ON_DEVICE = frozenset({"compute", "copy"})
 
 
 def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """Return float64[n], ns: the component's time before each host node; float64[m], at each op, for device components.
+    """Return the component's time in ns: float64[n], before each host node, or for device components float64[m].
 
     If the scenario has less waiting or work than was recorded, the component is limited to what is left.
     """
@@ -157,7 +157,7 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return the share of each node or op in its rank's excess, in ns; unprofiled steps limit excess input waits."""
+    """Return each node's or op's part of its rank's excess over peers, in ns; unprofiled steps limit that of input."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 
@@ -172,7 +172,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
     process, step = _process_and_step(what_if, component)
     segment = what_if.model.segments[1 if component in _ON_DEVICE else 0]
     steps = what_if.graph.steps if each_step else 1
-    # Cells are compared with each other. A track may have more steps than the job.
+    # A cell is what is compared: a process, or a step of a process. A track may have more steps than the job.
     cell = process * steps + np.minimum(step, steps - 1) if each_step else process
     excess = np.zeros_like(amounts)
     for peers in what_if.graph.peers:
@@ -183,7 +183,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
-    """Limit each process's excess of input waits to its excess in unprofiled steps, which are more numerous."""
+    """Limit each process's excess of input waits, in ns, to its excess in the more numerous unprofiled steps."""
     process, steps = what_if.graph.host.process, what_if.graph.steps
     share = np.ones(int(process.max(initial=0)) + 1)
     for later_process, limit_ns in what_if.later_input_ns.items():

@@ -1,23 +1,23 @@
 """Estimate the contention-free durations of kernels beside collectives from matching kernels.
 
-A collective's kernel takes processors and memory bandwidth from the kernels beside it, both while it transfers and
-while it spins for a straggler. For example, ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3
-ms, and matrix products of a GPT's backward pass took 103 µs beside an all-reduce and 55 µs alone. If the collective is
-removed, its contention is removed too.
+A collective's kernel slows the kernels beside it, because it occupies processors (SMs) and memory bandwidth, both while
+it transfers and while it spins for a straggler. For example, ranks whose all-reduces spun for 40 ms computed for 31.2
+instead of 28.3 ms, and matrix products of a GPT's backward pass took 103 µs beside an all-reduce and 55 µs alone. This
+slowdown is called contention. A scenario that removes a collective removes the contention too.
 
 Kernels match if they have the same name and do the same work. Matching kernels are at the same position of other steps
 and on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the names of
-the kernels before and after usually distinguish. If the names do not distinguish the sizes, the durations of matching
-kernels differ and are not used:
+the kernels before and after usually distinguish. If these names do not distinguish the sizes, the durations of matching
+kernels scatter and are not used. Example, with durations in µs:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
 Matches on the same rank are preferred, because another rank's clocks may be faster.
 
-The profiler delays hosts, so that the collectives of other ranks spin longer. Without profiler overhead, collectives
-spin less, and their contention is reduced in proportion. Example: for a GPT whose rank 3 the profiler delayed, compute
-shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
+The profiler delays hosts, so that the collectives of other ranks spin longer. If the profiler overhead is removed from
+a simulation, collectives spin less, and their contention is reduced in proportion. Example: in a GPT whose rank 3 the
+profiler delayed, simulated compute shrinks from 30.3 to 29.3 ms. In unprofiled steps, compute took 28.2 ms.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
 #: Number of kernels before and after a kernel that identify it in a layer; the larger number is tried first.
 _NEIGHBOURS = (2, 1)
-#: Pairs of keys are numbered with a table of less than this many entries per kernel, or else by sorting (slower).
+#: Pairs of keys are numbered with a lookup table if it needs fewer entries per kernel than this, else by sorting.
 _TABLE_ENTRIES_PER_KERNEL = 16
 
 
 class Contention(msgspec.Struct, frozen=True, dict=True):
-    """Contention-free durations of the ops that ran during collectives.
+    """Estimated durations of a graph's m ops without the contention of the collectives that ran beside them.
 
     Attributes:
-        free_ns: float64[m], median duration of an op's contention-free matches; NaN without contention or match.
+        free_ns: float64[m], from matches or else estimated; NaN for ops without contention, and if unknown.
         waiting_share: float64[m], 0 to 1: share of the time beside collectives in which the collectives waited.
     """
 
@@ -98,7 +98,7 @@ class _Kernels(msgspec.Struct, frozen=True):
         op, track, name: the op's index in the graph, its track, and a number for its name.
         duration: float64[k], as recorded.
         beside, waiting: float64[k], time beside collectives, and beside waiting collectives.
-        held: float64[k], estimated time lost to the processors and bandwidth that collectives held.
+        held: float64[k], estimated time lost because collectives occupied processors and bandwidth.
     """
 
     op: NDArray[np.intp]
@@ -116,7 +116,7 @@ class _Kernels(msgspec.Struct, frozen=True):
 
 
 def find_contention(graph: Graph, timeline: Timeline) -> Contention:
-    """Estimate the contention-free duration of each slowed compute op from its surest match."""
+    """Estimate slowed compute ops' contention-free durations: by the surest match, else by `_estimate_unmatched`."""
     count = len(graph.device.start)
     free_ns, waiting_share = np.full(count, np.nan), np.zeros(count)
     kernels = _kernels(graph, timeline)
@@ -128,7 +128,8 @@ def find_contention(graph: Graph, timeline: Timeline) -> Contention:
         unknown = slowed[np.isnan(time[slowed])]
         if len(unknown) == 0:
             break
-        free = free_of_key[key[unknown]]  # kernels that take many times as long do other work
+        free = free_of_key[key[unknown]]
+        # A kernel that takes many times as long as its match does other work.
         time[unknown] = np.where(kernels.duration[unknown] <= MOST_SLOWED * free, free, np.nan)
     _estimate_unmatched(kernels, time, slowed)
     free_ns[kernels.op[slowed]] = time[slowed]
@@ -146,7 +147,7 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
         kernel = np.flatnonzero(device.track[compute] == track_index)
         start, end = device.start[compute[kernel]].astype(np.int64), device.end[compute[kernel]].astype(np.int64)
         beside[kernel] = lengths_inside(union(Intervals(table.start, table.end)), start, end)
-        near = np.flatnonzero(beside[kernel])
+        near = np.flatnonzero(beside[kernel])  # kernels without a collective beside them lose nothing
         kernel, start, end = kernel[near], start[near], end[near]
         matched = table.last_arrival != UNKNOWN
         waiting[kernel] = _spinning_ns(table, matched, start, end)
@@ -173,7 +174,7 @@ def _spinning_ns(table: TrackCollectives, chosen: NDArray[np.bool_], start: Inde
 
 
 def _processor_shares(timeline: Timeline, track_index: int) -> Times:
-    """Return float64[collectives of the track]: share of the processors that each kernel holds; 0 if unknown."""
+    """Return float64[collectives of the track]: share of the GPU's processors that each occupies; 0 if unknown."""
     track = timeline.tracks[track_index]
     known = {call.row: call.processor_share or 0.0 for call in timeline.traces[track.trace].collectives}
     return np.array([known.get(row, 0.0) for row in track.collectives.row.tolist()], np.float64)
@@ -195,12 +196,13 @@ def _names(graph: Graph, timeline: Timeline) -> Index:
 def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
     """Yield (int64[k] key of each kernel, float64[keys] contention-free duration, or NaN), the surest keys first.
 
-    Kernels with equal keys match. Kernels at the same position of other steps do the same work; kernels at other
-    positions must be compared.
+    Kernels with equal keys match. Kernels at the same position of other steps do the same work. For kernels at other
+    positions, `_of_repeated_layers` checks this by their durations.
     """
     position = _positions(graph, kernels)
     by_time = np.argsort(kernels.duration)
     free = by_time[kernels.free[by_time]]
+    # Kernels that were beside collectives nearly all the time, so that their durations can be compared.
     slowed = by_time[(kernels.beside > (1 - CONTENTION_FREE) * kernels.duration)[by_time]]
     neighbourhoods = _neighbourhoods(graph, kernels)
     for track in (kernels.track, np.zeros_like(kernels.track)):  # on the same track, then on any track
@@ -213,7 +215,10 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
 
 
 def _of_repeated_layers(free: _DurationsByKey, slowed: _DurationsByKey, position: Index) -> Times:
-    """Return float64[keys], ns: contention-free duration of kernels that do the same work at several positions."""
+    """Return float64[keys], ns: contention-free duration of kernels that do the same work at several positions.
+
+    The result is NaN for a key whose durations scatter, or whose kernels are at few positions (`position`, int64[k]).
+    """
     alike = (free.spread() <= ALIKE_CONTENTION_FREE) & (slowed.spread() <= ALIKE_DISTURBED)
     repeated = (free.distinct(position) >= CONTENTION_FREE_POSITIONS) | (
         slowed.distinct(position) >= CONTENDED_POSITIONS
@@ -267,6 +272,7 @@ def _positions(graph: Graph, kernels: _Kernels) -> Index:
     key = _joined(_joined(kernels.track, step), kernels.name)
     by_start = np.argsort(start, kind="stable")
     order = by_start[_order_by_key(key[by_start])]
+    # Number the kernels of each key in order of their starts.
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
     ordinal = np.empty(len(order), np.int64)
     ordinal[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
@@ -297,7 +303,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
 
 
 def _joined(a: Index, b: Index) -> Index:
-    """Return int64[k]: one key, counted from 0, for each different pair of keys."""
+    """Return int64[k]: one key, counted from 0, for each different pair (a[i], b[i]); only `b` may be negative."""
     low = b.min(initial=0)
     pairs = a * (b.max(initial=0) - low + 1) + b - low
     if pairs.max(initial=0) < _TABLE_ENTRIES_PER_KERNEL * len(pairs):
@@ -310,9 +316,9 @@ def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]
     """Fill in `time`, float64[k] in ns: the contention-free duration of slowed kernels without a match.
 
     `slowed` has the indices of all slowed kernels; `time` is NaN for those without a match, and stays NaN if unknown.
-    If most kernels of a track have a match, kernels without a match are slowed by the same share. If few kernels have a
-    match, a kernel loses the share of the processors that the collective holds, and more while the collective
-    transfers.
+    If the kernels with a match have most of a track's time beside collectives, each kernel without a match loses the
+    same share of its time beside collectives. Otherwise a kernel loses the share of the processors that the collective
+    occupies, and more while the collective transfers (`_Kernels.held`).
     """
     for track in distinct(kernels.track[slowed]):
         on_track = slowed[kernels.track[slowed] == track]

@@ -134,7 +134,7 @@ def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
     Contention of collectives that wait for a straggler remains, because the straggler causes it.
     """
     recorded, contention = what_if.model.recorded.duration, what_if.model.contention
-    # The scenario may already lack other contention, so that a kernel gets no shorter than without any.
+    # The scenario may already lack contention by waiting. No kernel gets shorter than without any contention.
     slowed = recorded - contention.transfer_removed_from(recorded)
     duration = np.fmax(contention.removed_from(scenario.duration), scenario.duration - slowed)
     return replace(without_transfer_time(scenario), duration=duration)
@@ -156,7 +156,7 @@ def without_communication(what_if: WhatIf, scenario: Scenario) -> Scenario:
     gap = np.fmin(alone.gap, work.contention_free_gap)
     return replace(
         alone,
-        busy=np.maximum(alone.busy - work.busy, 0.0) / work.devices,
+        busy=np.maximum(alone.busy - work.busy, 0.0) / work.devices,  # each device would have its own process
         waiting=np.maximum(alone.waiting - work.waiting, 0.0),
         blocking=alone.blocking & ~work.blocks,
         latency=np.where(removed, np.fmin(alone.latency, 0.0), remainder(alone.latency, work.latency)),

@@ -46,7 +46,10 @@ class _Calls(NamedTuple):
 
 
 def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
-    """Return the collectives of a CPU track's analysed steps as ops of the graph, on streams without overlap."""
+    """Return the collectives of a CPU track's analysed steps as ops of the graph, on streams without overlap.
+
+    `index` is the index of the track in the timeline.
+    """
     begin, end = analysed_span(track)
     table = track.collectives
     inside = np.flatnonzero((table.start >= begin) & (table.start < end))
@@ -99,6 +102,7 @@ def build_cpu_chain(
     )
     # The end of the analysed steps is a node too, because work after the last collective belongs to the iteration.
     marks = np.append(track.steps.start[(track.steps.start > begin) & (track.steps.start < end)], end)
+    # `time` is when a node is reached, and `stop` is when the work before it ends: at a wait, when the wait begins.
     enqueues, waits = len(calls.enqueue_end), len(calls.wait_end)
     time = np.concatenate([calls.enqueue_end, calls.wait_end, marks])
     stop = np.concatenate([calls.enqueue_end, calls.wait_start, marks])
@@ -139,7 +143,7 @@ def build_cpu_chain(
 
 
 def _calls_in_function(track: DeviceTrack, collectives: TrackOps) -> _Calls:
-    """Return TensorFlow's calls: the process waits for a collective from the collective's start to its end."""
+    """Return TensorFlow's calls: the process enqueues each collective at its start, and waits from there to its end."""
     start, end = collectives.start.astype(np.int64), collectives.end.astype(np.int64)
     order = np.argsort(start, kind="stable")
     inside = order[end[order] < analysed_span(track)[1]]

@@ -39,7 +39,7 @@ _CallKinds = NDArray[np.uint8]
 
 
 class Chain(HostNodes, frozen=True, kw_only=True):
-    """Host nodes of one process; `block_on` is an op of the process's track at position `block_track`."""
+    """Host nodes of one process; `block_on` is an index into the ops of the process's track number `block_track`."""
 
     block_track: Index
 
@@ -86,10 +86,11 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     held = lengths_in_turn(track.overhead, before, time)
     queued = _queue_length(tracks, time)
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
+    # Overhead ("Command Buffer Full") delays the call, but may be recorded before the call begins.
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
     # An executor's threads work in parallel, so that a waiting thread does not block other threads.
-    alone = not trace.waits_in_collectives
-    copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
+    in_turn = not trace.waits_in_collectives
+    copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & in_turn
     copies = blocking_copies(ops, call_start, time, copying)
     # From here on, columns also have the nodes at which copies begin.
     chosen, call_start, began = (
@@ -106,8 +107,9 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
         *_block_targets(ops, call_start, time, waited_from, kinds, rows[chosen], awaited)
     )
     block = np.where(target_track != NONE, kinds, HostBlock.NOT).astype(np.uint8)
-    # If the device was idle, a blocking call did not wait, and its whole time is delay.
-    idle = (_pending_until(ops, call_start) <= began) & any_of(kinds, HostBlock.SYNC, HostBlock.RELEASE) & alone
+    # A blocking call did not wait, and its whole time is delay, if the device was idle, or if the op for which the call
+    # waits is known from the trace and had ended.
+    idle = (_pending_until(ops, call_start) <= began) & any_of(kinds, HostBlock.SYNC, HostBlock.RELEASE) & in_turn
     known = among(rows[chosen], np.concatenate([track_awaited.call for track_awaited in awaited]))
     at_once = (target_end <= began) & (idle | known)
     work_until = np.where((block != HostBlock.NOT) & ~at_once, began, time)
@@ -157,9 +159,10 @@ def _mark_host_copies(ops: list[TrackOps], events: EventTable) -> None:
 def _time_before_nodes(
     track: DeviceTrack, events: EventTable, threads: list[int], before: Index, until: Index
 ) -> tuple[Times, Times, UntracedTime]:
-    """Return (busy, fetching, untraced): float64[n], ns between the previous node and `until`.
+    """Return (work, waiting for input, untraced time): float64[n] each, ns from `before` to `until`.
 
-    The time includes the node's call unless the call blocks, because waiting is no work.
+    `before` is int64[n], the time of the previous node. `until` is the end of the node's call, or the begin of a call
+    that blocks, because waiting is no work.
     """
     present = present_threads(track, threads)
     traced = union(*(thread.busy for thread in present))
@@ -179,7 +182,7 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
     """Return intp[k]: number of events that these threads recorded from the first of the k times until each time."""
-    # Merged operators are of another recording, so that they cost this one nothing.
+    # Operators that were merged from another recording did not slow this recording.
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
@@ -187,7 +190,7 @@ def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.in
 
 
 def step_index(track: DeviceTrack, time: Index) -> Index:
-    """Return the index of the analysed step that contains each time, from 0."""
+    """Return the index of the analysed step that contains each time, from 0; times outside get the nearest step."""
     begin, _ = analysed_span(track)
     first = int(np.searchsorted(track.steps.start, begin))
     index = np.searchsorted(track.steps.start, time, side="right") - 1 - first
@@ -222,10 +225,15 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 ) -> _CallKinds:
     """Return uint8[n]: the `HostBlock` of each call.
 
-    While the launch queue is full, a call waited for it if the call took long for its name, or if the profiler recorded
-    overhead ("Command Buffer Full") meanwhile. `span` is (begin, end) of each call in ns. `blocking` tells which calls
-    blocked by the trace, `held` for how many ns overhead delayed each call, and `queued` how many ops the queue had at
-    the call's end.
+    A call waited for a full launch queue if the call took long for its name, or if the profiler recorded overhead
+    ("Command Buffer Full") meanwhile.
+
+    Args:
+        events, rows: the process's events, and the rows of the calls.
+        span: (int64[n] begin, int64[n] end) of the calls in ns.
+        blocking: bool[n], whether the trace shows that the call blocked.
+        held: float64[n], ns by which overhead delayed the call.
+        queued: int64[n], number of ops in the launch queue at the call's end.
     """
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
@@ -261,7 +269,9 @@ def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
 def _with_copies(
     events: EventTable, rows: NDArray[np.intp], kinds: _CallKinds, call_start: Index, time: Index
 ) -> _CallKinds:
-    """Return the kinds with waits for a copy separated from waits for a result.
+    """Return the kinds, with `PAGEABLE` for waits for a copy to the device, and `SYNC` for waits for a result.
+
+    `rows`, `call_start` and `time` are the event rows, begins and ends of the calls, in order of the ends.
 
     `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization. Such a synchronization is
     part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
@@ -300,13 +310,15 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     """Find the op that each blocking call waited for: of ops launched earlier, the last to end before the call's end.
 
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last op that was
-    launched before the event was recorded. `waited_from` is the time from which each call may have waited, in ns.
+    launched before the event was recorded. The other columns are of the calls: begin, end, and the time from which the
+    call may have waited (`waited_from`), each in ns, the `HostBlock`, and the event row.
 
     A synchronization waits for its op even if the op ended before the call: a faster host would call earlier and wait.
     A launch that a full queue delayed waits only if an op ended during the delay.
 
     Returns:
-        The position of the op's track, the op's index in this track, and the op's end in ns.
+        The position of the op's track, the op's index in this track, and the op's end in ns; `NONE`, `NONE` and -inf
+        for a call that waited for no op.
     """
     target_track = np.full(len(time), NONE, np.int64)
     target_op = np.full(len(time), NONE, np.int64)
@@ -355,7 +367,11 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 
 
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
-    """Match ops with the nodes of their calls; if a call `blocks`, its op starts earlier, so the node before counts."""
+    """Match ops with the nodes of their launching calls.
+
+    The node of a call that `blocks` is the end of its wait. The call's own op starts before, so that it is matched with
+    the previous node.
+    """
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
     for track_ops in ops:

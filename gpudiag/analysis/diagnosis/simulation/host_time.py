@@ -1,9 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
-A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
-blocking calls wait for an op that ended during the call. A copying call that returns before its copy ends would by this
-rule wait for nothing if the device is idle. The copy would then count as host work: 12 of 68 ms per step on a host that
-launches too slowly to keep its device busy.
+Usually a blocking call waits for an op that ended during the call. But a call that copies from or to pageable memory
+may return some microseconds before its own copy ends, and would seem to wait for nothing. The copy would count as host
+work: 12 of 68 ms per step on a host that launches too slowly to keep its device busy. Therefore `blocking_copies` finds
+the calls that wait for their own copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEEPEST_NESTING = 64
 
 
 def analysed_span(track: DeviceTrack) -> tuple[int, int]:
-    """Return (begin, end) of the analysed steps in ns, from step mark to step mark or to the end of the last step."""
+    """Return (begin, end) of the analysed steps in ns, from the first mark to the mark after them, or to their end."""
     steps = track.steps
     first, last = np.searchsorted(steps.number, track.window_steps[[0, -1]]).tolist()
     return int(steps.start[first]), int(steps.start[last + 1]) if last + 1 < len(steps) else steps.end
@@ -53,8 +53,8 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
     """Untraced time before each host node, in ns: float64[n] each.
 
     Attributes:
-        before_first_op: time between a step's mark and its first op, in which a loader without marks waits.
-        long: time in other stretches that are long for this host, and in all garbage collection.
+        before_first_op: time between a step's mark and its first op, in which the loop may wait for an unmarked loader.
+        long: time in other stretches of `untraced_from_ns` or more, and in all garbage collection.
         short: time in all other stretches, which are Python between calls.
     """
 
@@ -66,9 +66,10 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split `untraced` by kind, float64[n] ns in n consecutive spans of the chain of these threads.
+    """Split untraced time by kind, in n consecutive spans of the host chain of these threads.
 
-    `between` is (int64[n] begin, int64[n] end) of the spans, in ns on the common clock.
+    `untraced` is float64[n], ns of untraced time in each span. `between` is (int64[n] begin, int64[n] end) of the
+    spans, in ns on the common clock.
     """
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
@@ -86,7 +87,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return the stretches of [begin, end) without records of these threads that are longer than Python between calls.
+    """Return the stretches of [begin, end) in which these threads record nothing for longer than Python between calls.
 
     The time before a step's first op is left out; garbage collection is always included.
     """
@@ -116,8 +117,8 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
         backward pass                     ├──────────────────────┤
 
-    Threads that launch only copies do not count. Threads of an executor do not count either, because the training
-    thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
+    A thread counts if it launches more than the share `BESIDE` of all compute. Threads of an executor do not count,
+    because the training thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
     """
     computes = track.ops.op_class == OpClass.COMPUTE
     launchers, counts = np.unique(track.ops.launch_thread[computes], return_counts=True)
@@ -153,7 +154,7 @@ def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int])
     recorded = any_of(events.kind[analysed], EventKind.OPERATOR, EventKind.RUNTIME, EventKind.ANNOTATION)
     recorded &= any_of(events.thread[analysed], *threads)
     apart = np.diff(events.start_ns[analysed][np.flatnonzero(recorded)])
-    apart = apart[apart < PAUSE_NS]
+    apart = apart[apart < PAUSE_NS]  # without pauses
     usual = float(apart.mean()) if len(apart) else 0.0
     return min(max(PAUSE_NS, EVENTS_ELSEWHERE * usual), ELSEWHERE_NS)
 
@@ -267,15 +268,15 @@ def blocking_copies(
     calls = calls[np.argsort(call_start[calls], kind="stable")]
     for position, track_ops in enumerate(ops if len(calls) else ()):
         slot = np.minimum(np.searchsorted(call_start[calls], track_ops.launch_time), len(calls) - 1)
-        call = calls[slot]
-        held = track_ops.host_copy & (track_ops.launch_time != UNKNOWN) & (call_start[call] == track_ops.launch_time)
-        held &= np.minimum(track_ops.end, time[call]) - track_ops.start > MOST * (track_ops.end - track_ops.start)
-        held &= track_ops.end > end[call]  # of the copies of a call on several tracks, the last to end counts
-        copies = np.flatnonzero(held)
+        call = calls[slot]  # the call that launched each op, if the call copies
+        awaited = track_ops.host_copy & (track_ops.launch_time != UNKNOWN) & (call_start[call] == track_ops.launch_time)
+        awaited &= np.minimum(track_ops.end, time[call]) - track_ops.start > MOST * (track_ops.end - track_ops.start)
+        awaited &= track_ops.end > end[call]  # of the copies of a call on several tracks, the last to end counts
+        copies = np.flatnonzero(awaited)
         track[call[copies]], op[call[copies]], end[call[copies]] = position, copies, track_ops.end[copies]
     two_nodes = track != NONE
     call_of_node = np.repeat(np.arange(len(time)), np.where(two_nodes, 2, 1))
-    begins = two_nodes[call_of_node]
+    begins = two_nodes[call_of_node]  # of two nodes of a call, the first is the begin node
     begins[:-1] &= call_of_node[1:] == call_of_node[:-1]
     begins[-1:] = False
     return BlockingCopies(

@@ -45,8 +45,8 @@ def op_segments(graph: Graph, segment_of_node: Index) -> Index:
 def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) -> Times:
     """Return float64[n]: the excess of each cell's total over the lower median of all totals, divided among its nodes.
 
-    The excess is divided among the cell's segments in proportion to each segment's excess over its lower median. A
-    remainder is divided in proportion to all work.
+    The excess is divided among the cell's segments in proportion to each segment's excess over its lower median. If the
+    segments' excesses are too small, the remainder is divided in proportion to the amounts that are left.
 
     Args:
         amount: float64[n], not negative.
@@ -95,7 +95,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     by_step: dict[int, tuple[float, ...]]
 
     def steady(self, rank: int) -> bool:
-        """Return whether the rank's mean excess is significant, so that the rank is late in every step."""
+        """Return whether the rank's mean excess over the steps is significant, so that it is hardly due to chance."""
         if len(self.by_step[rank]) < 2:
             return False
         mean = mean_of(self.by_step[rank], as_measured=True)

@@ -3,7 +3,7 @@
 The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this cost includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
-  a GPT's with views off). The trace reader marks these operators by a role.
+  a GPT's with `gradient_as_bucket_view=False`). The trace reader marks these operators by a role.
 * *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the previous kernel: in
   the mean 3.4 instead of 1.6 µs on an H200 whose all-reduces went through host memory.
 * *Host work*: the work of threads in communication ranges, and the training thread's waits for this work. An op whose
@@ -42,7 +42,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
     node_copies = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
         events = timeline.traces[trace].events
-        # What operators of communication launch besides collectives copies gradients too.
+        # Kernels that communication operators launch, other than collectives, copy gradients too.
         operators = np.flatnonzero(any_of(events.role, Role.BUCKET_COPY, Role.COMMUNICATION) & (events.device == HOST))
         nodes = np.flatnonzero((host.process == trace) & (host.row != NONE))
         for thread in distinct(events.thread[operators]):
@@ -66,7 +66,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 
 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
-    """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
+    """Return float64[m]: each op's gap without contention by collectives, never longer than recorded.
 
     A gap during a collective becomes the median gap of the device's queued ops without a collective.
     """
@@ -145,7 +145,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         start = device.start[ops].astype(np.int64)
         for column, recorded in ((work.gap, device.gap), (work.latency, device.latency)):
             length = np.maximum(recorded[ops], 0.0).astype(np.int64)
-            # A full queue or a launch takes its usual time even without communication.
+            # Without communication, a gap or latency of the usual length remains.
             usual = np.minimum(length, median(length))
             column[ops] = np.minimum(_covered(under_way, start - length, start), length - usual)
     return work
@@ -166,7 +166,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     """Fill in the host columns of `work` for the `nodes` of one chain, whose process has the `track`.
 
     Communication of the chain's threads is work while they are busy, else waiting. The chain waits for communication of
-    other threads while its own threads are not busy. All work and waiting is limited to what the nodes have.
+    other threads while its own threads are not busy. No node gets more work or waiting than was recorded for it.
     """
     host = graph.host
     events = timeline.traces[track.trace].events
@@ -176,7 +176,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     busy = union(*(track.threads[thread].busy for thread in threads if thread in track.threads))
     on_chain = union(*(spans for thread, spans in track.communication.items() if thread in threads))
     calls = union(*(spans for thread, spans in track.communication_calls.items() if thread in threads))
-    calls = subtract(calls, on_chain)
+    calls = subtract(calls, on_chain)  # enqueues and bucket copies outside of communication
     elsewhere = union(*(spans for thread, spans in track.communication.items() if thread not in threads))
     elsewhere = subtract(subtract(elsewhere, busy), on_chain)
     until = host.time[nodes].astype(np.int64)
@@ -189,6 +189,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     idle = union(subtract(on_chain, busy), elsewhere)
     waiting = (host.input + host.before_first_op + host.untraced)[nodes]
     work.waiting[nodes] = np.minimum(_covered(idle, before, until), waiting)
+    # Communication that is no matched collective, such as copies.
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & within(on_chain, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]

@@ -1,11 +1,11 @@
 """Simulate a graph iteration after iteration until the job reaches its steady state.
 
 The simulation is a max-plus system: each variable is the largest of several sums of one variable and one weight
-(Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2). The variables are the time of each
-run's last node, the start of each collective, and the last arrival at each collective. A weight is the sum of the
-durations between two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time
-is a running sum. Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap +
-duration. Then
+(Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2). A run is a series of host nodes or
+ops that need no comparison in between (`schedule`). The variables are the time of each run's last node, the start of
+each collective, and the last arrival at each collective. A weight is the sum of the durations between two variables.
+NumPy computes the weights of all runs at once. Within a run of launches, the host time is a running sum. Within a run
+of ops of one stream, let r[j] = launch time + latency - gap of op j, and c[j] = gap + duration. Then
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
@@ -24,8 +24,8 @@ import numpy as np
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-#: The simulation has converged if the advance of each chain and stream differs from the previous iteration by at most
-#: this share of the iteration time.
+#: The simulation has converged if the advance of each chain and stream equals its advance in the previous iteration,
+#: within this share of the iteration time.
 _TOLERANCE = 1e-3
 _MAX_ITERATIONS = 24
 _MIN_ITERATIONS = 3
@@ -107,6 +107,7 @@ class _Weight(IntEnum):
     TRANSFER = auto()
 
 
+#: Variable, kind of weight, and the node or op of the weight.
 _Term = tuple[int, _Weight, int]
 
 
@@ -156,7 +157,7 @@ class System:
         work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
         ops_of_run = _sums_within(cost, self._schedule.first_ops)
-        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the start of the call
+        work_of_run[self._blocks] = 0.0  # launches at a blocking call's node are measured from this node (`_begin`)
         launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
         ready = (launch - scenario.gap - (ops_of_run - cost))[ops]  # r[i] - C[i - 1] in the module's docstring
@@ -255,7 +256,7 @@ class System:
         return int(self._schedule.run_of.end[op]) + 1
 
     def _begin(self, index: int) -> int:
-        """Return the variable from which a host run's launches are measured: its predecessor, or a blocking call."""
+        """Return the variable from which launches in a run are measured: the run's predecessor, or a blocking call."""
         run = self._schedule.runs[index]
         if run.kind == RunKind.HOST_BLOCK:
             return index + 1
@@ -282,7 +283,7 @@ class System:
 
 
 def _sums_within(values: Times, first: Index) -> Times:
-    """Return for each value the sum from the first value of its run up to and including the value."""
+    """Return for each value the sum from its run's first value, at index `first`, up to and including the value."""
     before = np.zeros(len(values) + 1)
     np.cumsum(values, out=before[1:])
     return before[1:] - before[first]

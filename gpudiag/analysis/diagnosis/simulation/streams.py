@@ -39,7 +39,7 @@ class TrackOps:
         track, trace: indices of the track and its trace.
         start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
         launch_time, launch_thread: start of the launching call in ns, and its thread; `UNKNOWN` if not recorded.
-        before_end: end of the previous op of the stream in ns; -inf for the first op of a trace.
+        before_end: end of the previous op of the stream in ns; -inf for the stream's first op in the trace.
         streams: (first, after last) op of each stream.
         histories: the history of each stream.
         wait_a, wait_b: ops of this track that the op waits for, or `NONE`.
@@ -128,10 +128,11 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 
 
 class AwaitedOps(msgspec.Struct, frozen=True):
-    """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
+    """Ops that traced waits wait for: row `wait[i]` of `TracedWaits` waits for op `index[i]` of history `history[i]`.
 
-    An event recorded in a stream follows the last op that was launched into this stream. If the stream has been made to
-    wait after this launch, the event also follows the awaited ops. `call` is the row of the waiting call.
+    A CUDA event recorded in a stream follows the last op that was launched into this stream. If the stream has been
+    made to wait after this launch, the event also follows the awaited ops. `history[i]` is an index into
+    `TrackOps.histories`. `call` is the event row of the waiting call.
     """
 
     wait: Index
@@ -193,7 +194,7 @@ def infer_waits(ops: TrackOps, wait_calls: Index, *, within_graphs: bool = False
             latest_launched = np.searchsorted(history.launch_time, called[stream], side="left") - 1
             by_call = np.where(called[stream] != UNKNOWN, np.minimum(latest_ended, latest_launched), -1)
             ended = np.maximum(latest_ended, 0)
-            # Without a call, an op has waited if it was queued, its stream was free, and it started at the other's end.
+            # Without a call, an op has waited if it was queued, its stream was free, and it started as the other ended.
             just_ended = start - history.end[ended] <= AT_ONCE_NS
             stream_free = ops.before_end[stream] <= history.end[ended] - AT_ONCE_NS
             early = (launch_time != UNKNOWN) & (launch_time < start - QUEUED_NS)
@@ -232,12 +233,12 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
     """Return the track's waits, or None if the trace has none.
 
     A record without a stream is assigned to the stream, other than the waiting stream, into which the recording thread
-    launched last. A program records an event right after the work that other streams need.
+    launched last, because a program records an event right after the work that other streams need.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
         return None
-    on_track = (waits.device == track.device) | (waits.stream == NO_NUMBER)
+    on_track = (waits.device == track.device) | (waits.stream == NO_NUMBER)  # without a stream, the host waits
     call, record, stream = waits.call[on_track], waits.record[on_track], waits.stream[on_track]
     recorded = np.where(record == NO_NUMBER, UNKNOWN, events.start_ns[record] + track.shift_ns)
     recorded_stream = waits.recorded_stream[on_track].copy()
@@ -257,7 +258,7 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
 
 
 class _RecordedEvents:
-    """The ops that each CUDA event in a track's streams follows: position in `TrackOps.histories` → index of the op."""
+    """Find the ops that a CUDA event follows, as position in `TrackOps.histories` → index of the op in the history."""
 
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]
@@ -272,7 +273,7 @@ class _RecordedEvents:
     def in_stream(self, stream: int, time: int) -> dict[int, int]:
         """Return the ops that an event recorded in `stream` at `time` follows.
 
-        These are the last op launched in the stream before, and the ops for which the stream has waited since.
+        These are the last op launched in the stream before `time`, and the ops for which the stream waited since then.
         """
         position = self.position.get(stream, UNKNOWN)
         index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
@@ -285,7 +286,7 @@ class _RecordedEvents:
     def add_wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
         """Let the stream wait for the ops `follows` from the time `called` on."""
         times, awaited = self.waits[stream]
-        # Earlier waits still hold for the next op. The stream's own ops precede the next op anyway.
+        # The next op also waits for what the stream waited for before. The stream's own ops precede the next op anyway.
         pending = self.in_stream(stream, called)
         pending.pop(self.position.get(stream, UNKNOWN), None)
         times.append(called)
@@ -335,6 +336,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
     is_traced = waits.recorded[awaited.wait] != UNKNOWN
     for position, history in enumerate(ops.histories):
         pair = np.flatnonzero((awaited.history == position) & (waiting != NONE))
+        # The end of a traced op may be recorded `CLOCK_NS` late.
         began = ops.start[waiting[pair]] + np.where(is_traced[pair], CLOCK_NS, 0)
         index = np.minimum(awaited.index[pair], np.searchsorted(history.end, began, side="right") - 1)
         pair, index = pair[index >= 0], index[index >= 0]
@@ -345,7 +347,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
     order = order[_first_of_each(waiting[order], awaited.history[order])]
     order = order[np.lexsort((-end[order], waiting[order]))]
     first_wait = _first_of_each(waiting[order])
-    # The row after the first row of an op is its second, unless it is the first of another op.
+    # The row after an op's first row is the op's second row, unless that row is the first of another op.
     second_wait = np.append(False, first_wait[:-1]) & ~first_wait if len(first_wait) else first_wait
     ops.wait_a[waiting[order[first_wait]]] = target[order[first_wait]]
     ops.wait_b[waiting[order[second_wait]]] = target[order[second_wait]]

@@ -43,7 +43,7 @@ class WhatIf:
     Attributes:
         model: the job.
         per_event_ns: profiler overhead per recorded host event.
-        max_host_ns: process → limit of its host's work per step; the excess is profiler overhead.
+        max_host_ns: process → limit of its host's work per step; work above the limit counts as profiler overhead.
         unprofiled_ms: measured step time without the profiler, less `input_not_recorded_ms`.
         later_input_ns: process → limit, per step, of its excess input wait over its peers; no limit if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
@@ -80,7 +80,7 @@ class WhatIf:
 
     @cached_property
     def corrected(self) -> Scenario:
-        """Return the recorded durations without profiler overhead on hosts and without the contention it causes."""
+        """Return the recorded durations without profiler overhead on hosts, and without the contention due to it."""
         return self.model.with_less_contention(self.host_corrected)
 
     @cached_property
@@ -158,7 +158,7 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return a scenario's savings: a step takes `now` ms unprofiled, `before` in the base, `after` in the scenario.
+        """Return the savings for step times in ms: `now` unprofiled, `before` in the base, `after` in the scenario.
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
         removed cause then costs the rest, `now - after`. If recording slowed the remaining work too, this rest is too
@@ -224,15 +224,15 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present overhead, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace. An even higher overhead has no effect.
-    If a host were made exactly as slow as the device, this host would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. The search ends 1 % above this
+    shortest step, because a host exactly as slow as the device would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
     # Bisect between `near`, the present overhead, which is too low or too high, and `far`, which goes far enough.
     near, far = what_if.per_event_ns, (_highest_ns(what_if) if what_if.corrected_ms > step_ms else 0.0)
     increase, limit = far > near, what_if.at_cost(far).corrected_ms
-    # `far` must reach the target. In an increase, the margin ends the search before the device sets the pace.
+    # `far` must reach the target. `SIMULATION_ERROR` is the margin of 1 %.
     target = max(step_ms, limit * (1 + SIMULATION_ERROR)) if increase else min(step_ms, limit)
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
@@ -271,9 +271,9 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
     Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
     ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
     30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
-    because then another figure is wrong. The arguments are those of `fit_host_time`.
+    because they are then too low. The arguments are those of `fit_host_time`.
     """
-    if all(track.is_cpu for track in what_if.timeline.tracks):
+    if all(track.is_cpu for track in what_if.timeline.tracks):  # the host's work includes the device's
         return what_if
     limits = {process: host_ms[rank] * NS_PER_MS for process, rank in what_if.graph.ranks.items() if rank in host_ms}
     limited = what_if.with_host_limits(limits)
