@@ -43,7 +43,12 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 
 
 class Job:
-    """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event."""
+    """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event.
+
+    Attributes:
+        asked: the overheads per event in ns that were tried, in order.
+        paces: (busy, waiting) of each scenario with a faster or slower host.
+    """
 
     def __init__(
         self,
@@ -66,6 +71,22 @@ class Job:
         at_other_times: tuple[float, float] = (100.0, 100.0),
         input_not_recorded: float = 0.0,
     ) -> None:
+        """Set times in ms.
+
+        Args:
+            steps: steps of the slowest track.
+            recorded, simulated: mean step of the recording, and of its simulation.
+            chance: half-width of the interval from the scatter of steps.
+            timed: unprofiled steps of each rank.
+            tracks: results of `track`.
+            cheap, dear: step at the lowest and at the highest possible overhead.
+            profiler: overhead in the first host node, at the highest possible overhead.
+            per_event_ns: estimated overhead per event.
+            busy, slow, process, events: columns of the host nodes.
+            of_steps: number of steps in the graph.
+            at_other_times: step if hosts are faster, and if they are slower.
+            input_not_recorded: wait for input that only unprofiled steps have.
+        """
         self.slowest_track_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
         self.case = SimpleNamespace(
             slowest_ms=recorded,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION, COPY = OpClass
 LONG = 20_001
-"""One ns longer than the least time for which an op counts as queued."""
+"""Time in ns, 1 ns more than the 20 µs after which an op counts as queued."""
 
 
 def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None = None) -> list[tuple[float, float]]:
