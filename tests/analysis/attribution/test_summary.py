@@ -76,7 +76,7 @@ def test_waits_name_the_rank_that_arrived_last() -> None:
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
         Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
     )
-    # A missing rank may have arrived even later.
+    # A missing rank may have arrived even later, so no wait is attributed to a rank.
     partly = timeline(ranks=3, missing=True)
     assert summarise_waits(partly, attribute(partly)) == ()
 

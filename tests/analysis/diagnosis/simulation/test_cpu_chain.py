@@ -155,7 +155,13 @@ def pauses(
     marks: Sequence[int] = (),
     awaited: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[float, float, int]]:
-    """Return (start in µs, end in µs, index of the collective) of each wait."""
+    """Return (start in µs, end in µs, index of the collective) of each wait.
+
+    Args:
+        operators, collectives: their (start, end) in µs.
+        marks: times of step marks in µs.
+        awaited: waits inside operators, (start, end) in µs.
+    """
     start, end = np.array(operators, np.int64).T * 1000
     waits = _waits(
         start,
