@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def completed(analysis: Analysis) -> Analysis:
-    """Return the analysis of a late loader on rank 2 as if fixing either of two causes were enough."""
+    """Complete the analysis of a late loader on rank 2, and add a host stall.
+
+    Fixing either of the two findings is enough, so each names the other (`instead`).
+    """
     late = replace(
         analysis.findings[0],
         title="rank 2's data loading delays all ranks",
