@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Module of the separate package. The format's German words are those of no reader in gpudiag; they mean, in the order of
-#: `WORDS`: step, wait for data, launch, wait for the device, compute, all-reduce.
+#: Module of the separate package. No reader of gpudiag knows the format's German words. In the order of `WORDS` they
+#: mean: step, wait for data, launch, wait for the device, compute, all-reduce.
 READER = '''
 """Read `.steps`: the events of one rank, each a line `word begin_us length_us`."""
 import numpy as np

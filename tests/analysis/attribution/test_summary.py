@@ -117,7 +117,10 @@ def test_clock_offsets_are_listed_by_rank() -> None:
 
 
 def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
-    """Return the waits of a job whose rank 1 is late by `rank_1_late_us`, one number for each collective of a step."""
+    """Return the waits of a job whose rank 1 is late by `rank_1_late_us`, one number for each collective of a step.
+
+    Rank 2 enters each collective 1 µs before rank 0. With `unit_ns`, all numbers are in units of `unit_ns` instead.
+    """
     traces = []
     for rank in range(3):
         trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)

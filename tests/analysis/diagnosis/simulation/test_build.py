@@ -147,6 +147,7 @@ def gaps(
     return [float(gap) for gap in gaps]
 
 
+#: A collective, and kernels before it whose median gap is 4 ns.
 BUSY = [(100_000, 200_000)]
 CALM = [(50_000.0, 3.0, 0), (60_000.0, 5.0, 0), (70_000.0, 4.0, 0)]
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WHOLE = Path(__file__).parents[3] / "traces" / "whole"
 STEPS = 8
 LENGTHS = st.integers(20, 400)
+#: Time in µs by which hosts run ahead.
 HOST = 10_000.0
 STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
