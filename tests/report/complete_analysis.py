@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def completed(analysis: Analysis) -> Analysis:
-    """Complete the analysis of a late loader on rank 2, and add a host stall.
-
-    Fixing either of the two findings is enough, so each names the other (`instead`).
-    """
+    """Complete the analysis of a late loader on rank 2, and add a host stall. Fixing either (`instead`) is enough."""
     late = replace(
         analysis.findings[0],
         title="rank 2's data loading delays all ranks",

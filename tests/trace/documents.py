@@ -66,11 +66,9 @@ class Streams:
     `wait` names. A host call takes 2 µs and begins 1 µs after the previous call; `step` sets the host's clock. Times
     are in microseconds.
 
-    Attributes:
-        now: the host's clock.
-        ahead_us: earliest start of device work. With a large value, the host runs ahead of the device.
-        free: stream → end of the work that was launched on it.
-        happens, recorded_in: correlation of a `cudaEventRecord` → time and stream at which its event happens.
+    No device work starts before `ahead_us`, so the host runs ahead of the device if it is large. `free` maps a stream
+    to the end of its work. `happens` and `recorded_in` map the correlation of a `cudaEventRecord` to the time and the
+    stream of its event.
     """
 
     def __init__(self, *, ahead_us: float = 0.0) -> None:

@@ -27,12 +27,8 @@ STEP_US = 10_000
 class Recording:
     """Steps that launch kernels. A full trace has an operator around each launch, and an operator around the step.
 
-    Attributes:
-        full: whether this is a full trace instead of a kernel-only trace.
-        thread: the launching thread.
-        apart: time between calls in µs; longer in a full trace, because operators slow the host down.
-        steps, correlation: numbers of the last step and of the last call.
-        events: the recorded events.
+    The time between calls, `apart` in µs, is longer in a full trace, because operators slow the host down. `steps` and
+    `correlation` are the numbers of the last step and of the last call.
     """
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:

@@ -42,12 +42,8 @@ def minify(
 ) -> None:
     """Write a small copy of an XSpace.
 
-    Args:
-        source, target: the files; `source` may be gzip-compressed.
-        steps: the number of steps to keep; None for all.
-        shortest_ps: kernels shorter than this are removed.
-        gpus: the number of GPUs to keep; None for all.
-        python: whether Python functions are kept.
+    `source` may be gzip-compressed. `steps` and `gpus` are the numbers to keep (None: all). Kernels shorter than
+    `shortest_ps` are removed, and, unless `python`, Python functions.
     """
     data = source.read_bytes()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
@@ -167,12 +163,8 @@ def _keep_operations_only(plane: Any) -> None:
 def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
     """Remove events, stats and lines of a plane that gpudiag does not read, or that the options exclude.
 
-    Args:
-        plane: the plane, which is changed.
-        last_ps: host events from this time on are removed.
-        late: correlation ids of the events to remove.
-        shortest_ps: executor events shorter than this are removed if the space has devices.
-        devices: whether the space has device planes.
+    Removed are host events from `last_ps` on, events with the correlation ids `late`, and, if the space has device
+    planes (`devices`), executor events shorter than `shortest_ps`.
     """
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")

@@ -1,7 +1,6 @@
 """Test that every calibrated constant has a source, and that outcomes just below and just above it differ.
 
-`CASES.of(NAME)` registers a function for the constant NAME. The function is called with a value just below the constant
-and with a value just above it, and must return different results.
+`CASES.of(NAME)` registers a function that is called with a value just below and just above the constant NAME.
 """
 
 from __future__ import annotations
@@ -462,10 +461,8 @@ def group(median: float, spread: float, places: int) -> Any:
 def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places: tuple[int, int] = (9, 9)) -> bool:
     """Return whether contended kernels are matched with contention-free kernels as repeated layers.
 
-    Args:
-        calm, disturbed: relative spread of durations without and with contention.
-        slowed: factor by which contended kernels take longer.
-        places: number of positions in the step, without and with contention.
+    `calm` and `disturbed` are the relative spreads of durations without and with contention, which lengthens kernels
+    by the factor `slowed`. `places` are the numbers of positions in the step, without and with contention.
     """
     groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
     return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]

@@ -45,9 +45,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 class Job:
     """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event.
 
-    Attributes:
-        asked: the overheads per event in ns that were tried, in order.
-        paces: (busy, waiting) of each scenario with a faster or slower host.
+    `asked` has the tried overheads per event in ns, `paces` (busy, waiting) of each scenario of another host speed.
     """
 
     def __init__(
@@ -74,16 +72,12 @@ class Job:
         """Set times in ms.
 
         Args:
-            steps: steps of the slowest track.
+            steps, timed: steps of the slowest track, and unprofiled steps of each rank.
             recorded, simulated: mean step of the recording, and of its simulation.
-            chance: half-width of the interval from the scatter of steps.
-            timed: unprofiled steps of each rank.
-            tracks: results of `track`.
+            chance, tracks: half-width of the interval from the scatter of steps; results of `track`.
             cheap, dear: step at the lowest and at the highest possible overhead.
-            profiler: overhead in the first host node, at the highest possible overhead.
-            per_event_ns: estimated overhead per event.
-            busy, slow, process, events: columns of the host nodes.
-            of_steps: number of steps in the graph.
+            profiler, per_event_ns: overhead in the first host node if the highest is assumed; estimate per event.
+            busy, slow, process, events: columns of the host nodes of a graph of `of_steps` steps.
             at_other_times: step if hosts are faster, and if they are slower.
             input_not_recorded: wait for input that only unprofiled steps have.
         """

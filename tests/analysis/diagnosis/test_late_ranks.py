@@ -51,16 +51,11 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause of lateness.
+    """Return the cause of lateness of ranks that differ in the components `differ`.
 
-    Args:
-        patch: replaces the functions that compute the excess and its savings.
-        gain: savings of equalizing all components, in ms.
-        alone: component → savings of equalizing only this component, in ms.
-        differ: names of the components in which the ranks differ.
-        others: savings of equalizing all components but the largest; by default `gain`.
-        throughout: savings if the host were not slow in the whole step.
-        few: whether few operators cause the host's delay.
+    Equalizing all components saves `gain` ms, `alone` maps each component to the savings of equalizing only it, and
+    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings if the host were not
+    slow in the whole step. `few`: few operators cause the host's delay.
     """
     best = max(alone, key=lambda part: alone[part])
 
@@ -159,24 +154,18 @@ def finding_of(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """Return the finding about ranks that are late.
+    """Return the finding about ranks that are late. Times are in ms.
 
     Args:
-        patch: replaces the functions that the finding calls.
-        cause: the cause of the lateness.
-        late: rank → lateness in ms.
+        late: rank → lateness.
         part: the component with the lateness; by default `cause`.
         jitter: whether ranks are equalized in each step.
         in_some_steps: the ranks that are late in some steps only.
-        gain: savings in ms.
-        is_cpu: whether the job has no devices.
-        silent, marked: untraced time before the first op, and marked input, of rank 1 in ms.
-        later_input: excess of fetch time in unprofiled steps, in ms.
-        paused: additional pauses of late ranks, in ms.
+        silent, marked: untraced time before the first op, and marked input, of rank 1.
+        later_input, longer: excess of the fetch, and of the whole step, in unprofiled over recorded steps.
+        paused, more: additional pauses and operators of late ranks.
         place: location of the stall; "" if unknown.
         held: whether the clock of rank 1 is throttled.
-        longer: excess of unprofiled over recorded steps, in ms.
-        more: additional operators of late ranks.
     """
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
@@ -343,14 +332,8 @@ def proposed(
 ) -> bool | None:
     """Return whether lateness is reported as jitter; None if nothing is proposed.
 
-    Args:
-        patch: replaces the functions that the rule calls.
-        by_rank: savings in ms if the means of the ranks were equal.
-        by_step: savings in ms if the ranks were equal in each step.
-        steps: number of analysed steps.
-        steady: whether the excess of a rank is significant.
-        ranks: number of ranks.
-        meet: whether the ranks have common collectives.
+    `by_rank` is the savings in ms if the means of the ranks were equal, and `by_step` if the ranks were equal in each
+    step. `steady`: the excess of a rank is significant. `meet`: the ranks have common collectives.
     """
     patch.setattr(straggler, "equalize_ranks", lambda *_, each_step: each_step)
     patch.setattr(straggler, "_steady", lambda _: steady)
@@ -407,12 +390,8 @@ def gain(
 ) -> float:
     """Return the savings in a step of `now` ms if a scenario shortens the simulated step from `before` to `after`.
 
-    Args:
-        before, after, now: steps in ms.
-        exchanged: whether the scenario still communicates.
-        is_cpu: whether the job has no devices.
-        base: whether the scenario is compared with a given scenario instead of the corrected step.
-        most: upper limit of the savings in ms.
+    `exchanged`: the scenario still communicates. `base`: the scenario is compared with a given scenario instead of the
+    corrected step. `most` is the upper limit of the savings. All times are in ms.
     """
     of: Any = SimpleNamespace(
         corrected="corrected",

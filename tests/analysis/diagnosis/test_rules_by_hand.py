@@ -47,11 +47,8 @@ def timed(
 ) -> list[Finding]:
     """Return the findings of a job, with those about input in unprofiled steps.
 
-    Args:
-        waits: for each rank, its waits for input in ms, one number for each unprofiled step.
-        findings: the findings about recorded steps.
-        step_ms: the mean unprofiled step; None if unknown.
-        not_recorded_ms: wait for input per step that recorded steps lack.
+    `waits` has each rank's waits for input in ms in unprofiled steps, whose mean duration is `step_ms` (None: unknown).
+    Recorded steps have `findings`, and lack a wait for input of `not_recorded_ms`.
     """
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(

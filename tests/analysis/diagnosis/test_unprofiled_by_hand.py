@@ -40,8 +40,7 @@ def run(
 ) -> RunRecord:
     """Return a run record with one rank for each of `timed`, the unprofiled steps of the rank.
 
-    `light` are the steps of the ranks' kernel-only traces. `notes` is the reason why ranks after the first lack
-    such a trace.
+    `light` are the ranks' steps in kernel-only traces. `notes` is why ranks after the first lack such a trace.
     """
     ranks = tuple(
         RankRecord(

@@ -240,12 +240,8 @@ def exchange_ms(
 ) -> float:
     """Return the savings of communication in ms.
 
-    Args:
-        step_ms: the unprofiled step.
-        host_ms: host times of unprofiled steps, which are repeated in this order.
-        job: the recorded job.
-        lead_ms: time by which hosts run ahead in unprofiled steps.
-        idle_host_ms: host times of preceding steps that began on an idle device.
+    An unprofiled step takes `step_ms`; hosts work for `host_ms` (repeated in this order) and run ahead by `lead_ms`.
+    `idle_host_ms` are host times of preceding steps that began on an idle device.
     """
     case = run_of(case_of(job.traces()), [step_ms] * STEPS)
     assert case.run is not None

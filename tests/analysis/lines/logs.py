@@ -38,12 +38,9 @@ def log_of(
 ) -> ProcessLines:
     """Return the log of a process with one section of line events.
 
-    Args:
-        rows: events of the training thread.
-        threads: events of each other thread.
-        stack: (code, line) of the frames around the loop.
-        kind: the section's steps: unprofiled, in a kernel-only trace, or in a full trace.
-        by: whether events come from `sys.monitoring` or `sys.settrace`.
+    `rows` are the events of the training thread, `threads` those of each other thread, recorded with `sys.monitoring`
+    or `sys.settrace` (`by`). `stack` is (code, line) of the frames around the loop. `kind` states whether the steps
+    were unprofiled, in a kernel-only trace, or in a full trace.
     """
     return ProcessLines(
         schema="gpudiag/lines/1",

@@ -1,7 +1,6 @@
 """Test that each threshold of the timeline has a source, and that outcomes just below and just above it differ.
 
-`CASES.of(NAME)` registers a function for the threshold NAME. The function is called with a value just below the
-threshold and with a value just above it, and must return different results.
+`CASES.of(NAME)` registers a function that is called with a value just below and just above the threshold NAME.
 """
 
 from __future__ import annotations
@@ -164,10 +163,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps that have a window, out of three steps; the first two have 100 device ops each.
-
-    Each op starts `latency_ns` after its launch.
-    """
+    """Return which of three steps have a window. The first two have 100 ops. Ops start `latency_ns` after a launch."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])

@@ -32,15 +32,12 @@ class Rank:
     """A rank of which only steps and collectives are known.
 
     Args:
-        rank: its number.
-        steps: lengths of its steps in ms.
-        ends: ends of its all-reduces in ms.
+        steps, ends: lengths of its steps, and ends of its all-reduces, in ms.
         matched: whether its all-reduces (or each of them) match those of another rank.
         numbers: numbers of its steps; by default from 0.
         group: (name, ranks) of the group of its all-reduces.
         others: earlier collectives of different groups or operations: (operation, group, ranks).
-        trace: number of its trace; by default `rank`.
-        world: world size that its trace states.
+        trace, world: number of its trace, by default `rank`; world size that the trace states.
     """
 
     def __init__(

@@ -85,10 +85,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault of one rank, or of all ranks if `rank` is None.
 
     Attributes:
-        kind: the kind of fault.
         ms: cost in ms per step; for `launch-one`, in µs per launch.
         times: factor by which the host of `host-one` is slower.
-        rank: the rank with the fault.
         layer: index of the layer after which a fault within the step occurs.
         sometimes: (rank, step, ms) of each occurrence; empty if the fault occurs in every step.
     """
@@ -113,18 +111,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """A job that can be simulated with and without each of its causes.
 
     Attributes:
-        seed: seed of the job's random numbers.
         kind: one of `ALL_KINDS`.
-        ranks: the number of ranks.
         layers: the forward layers, then the backward layers.
-        launch_us: host time per kernel launch.
-        fetch_ms: the usual wait for the next batch, on all ranks.
-        update_ms: duration of the optimizer's kernel.
+        launch_us, recording_ns: host time per kernel launch, and profiler overhead per recorded host event.
+        fetch_ms, update_ms: the usual wait for the next batch on all ranks; duration of the optimizer's kernel.
         scatter: relative standard deviation of kernel times between steps.
-        recording_ns: profiler overhead per recorded host event.
         timed: whether gpudiag also gets the job's unprofiled step times.
-        faults: at most two faults.
-        steps: the number of recorded steps.
     """
 
     seed: int

@@ -132,9 +132,7 @@ def truth_of(recipe: Recipe) -> Truth:
     for name, code, is_waste in costs:
         alone, after = now - step_ms(name), bare - step_ms(*waste, "input", name)
         # Blocking is a part of what slow copies cost, so no finding needs to report it.
-        reported = name != "blocking"
-        causes.append(
-            Cause(name=name, code=code, gain_ms=alone, after_waste_ms=after, waste=is_waste, finding=reported)
-        )
+        due = name != "blocking"
+        causes.append(Cause(name=name, code=code, gain_ms=alone, after_waste_ms=after, waste=is_waste, finding=due))
     causes.sort(key=lambda cause: -cause.gain_ms)
     return Truth(step_ms=now, causes=tuple(causes))

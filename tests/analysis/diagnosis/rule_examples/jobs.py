@@ -45,13 +45,8 @@ class Piece(msgspec.Struct, frozen=True):
     """An operation of a rank in a step; created by the functions below.
 
     Attributes:
-        what: the kind of operation.
-        ns: duration; for kernels and calls, of each of them.
-        count: the number of kernels or calls.
-        launch_ns: duration of each launch.
-        size_bytes: bytes that are copied or communicated.
-        pinned: whether the host memory of a copy is pinned.
-        released: whether memory is released instead of allocated.
+        ns, launch_ns: duration (of each of `count` kernels or calls), and of each launch.
+        pinned, released: whether a copy's host memory is pinned; whether memory is released instead of allocated.
         name: name of the kernels or operator; for copies, the operator that copies to the host.
         operator: name of the operator that launches the kernels; "" for a default.
         in_update: whether the kernels belong to the optimizer's update.
@@ -124,10 +119,7 @@ def item() -> Piece:
 
 
 def memory(ms: float, *, count: int, released: bool = False) -> Piece:
-    """Allocate device memory with `count` calls of `ms` each.
-
-    If `released`, the calls release memory instead, and each first waits until the device is idle.
-    """
+    """Allocate (or release) device memory by `count` calls of `ms`. A release first waits until the device is idle."""
     return Piece("memory", _ns(ms), count, released=released)
 
 
@@ -301,10 +293,8 @@ class _Rank:
     Attributes:
         now: the host's clock in ns.
         free: stream → end in ns of its last operation.
-        calls: correlation of a communication kernel → (stream, operation).
-        rows: the recorded events.
+        calls: correlation of a communication kernel → (stream, operation); `launched` is the last correlation.
         marked: (number, start in ns) of the current step; None outside of steps.
-        launched: the last correlation.
         pace, host_pace: factors of the durations of kernels in the current step, and of host calls.
         finished: end in ns of the device work of each step.
     """

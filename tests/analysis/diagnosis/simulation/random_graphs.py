@@ -20,15 +20,10 @@ STREAMS = (0, 1)
 
 @dataclass
 class Node:
-    """A host node; times are in ns.
+    """A host node that works for `busy` ns and waits for input for `input` ns.
 
-    Attributes:
-        process: the process.
-        busy: the node's work, without input.
-        input: the node's wait for input.
-        block_on: the op for whose end the node waits, or `NONE`. If that op is launched by this or a later node, the
-            node waits for the op's end in the previous iteration.
-        block_delay: time from the op's end to the node's end.
+    It ends at least `block_delay` ns after the end of the op `block_on` (or `NONE`). If that op is launched by this or
+    a later node, its end in the previous iteration counts.
     """
 
     process: int
@@ -43,7 +38,6 @@ class Op:
     """A device op; times are in ns.
 
     Attributes:
-        process, stream: the process, and the stream of its device.
         launch: the node that launches the op.
         latency: least time from the launching node's end to the op's start.
         gap: least time from the end of the stream's previous op, and of `waits`, to the op's start.
@@ -142,10 +136,8 @@ def jobs(draw: st.DrawFn) -> Job:
 class BruteForce:
     """Simulate iteration by iteration, using each node's formula.
 
-    Args:
-        job: the job.
-        costs: times of the scenario to simulate, by position in the job's graph; None for the job's own times.
-        order: indices of the job's nodes and ops in the order of the graph; None if the orders are equal.
+    `costs` are the times of the scenario to simulate, by position in the job's graph (None: the job's own times).
+    `order` is the indices of the job's nodes and ops in the order of the graph (None: the orders are equal).
     """
 
     def __init__(
@@ -238,10 +230,7 @@ class BruteForce:
 
 
 def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list[int]]]:
-    """Return the job's graph, as measured after `settled_turns` iterations, and its order.
-
-    The order is the indices of the job's nodes, and of its ops, in the order of the graph.
-    """
+    """Return the job's graph, as measured after `settled_turns` iterations, and its `order` as in `BruteForce`."""
     brute = BruteForce(job)
     for _ in range(settled_turns):
         brute.turn()

@@ -35,15 +35,9 @@ def timeline_of(
 ) -> Any:
     """Return the timeline of a process whose training thread is thread 1.
 
-    Args:
-        rows: the host events: (thread, start, end, role).
-        communication: thread → ranges of communication.
-        calls: thread → calls that enqueue communication.
-        busy: thread → time in which the thread works.
-        moved: time in which communication copies data on the device.
-        blocked: time in which the threads of `busy` wait.
-        shift: the common clock minus the process's clock.
-        is_cpu: whether the process has no device.
+    Host events are `rows`: (thread, start, end, role). `communication`, `calls` and `busy` map a thread to ranges of
+    communication, of calls that enqueue it, and of work. In `blocked` the threads of `busy` wait; in `moved`
+    communication copies data on the device. `shift` is the common clock minus the process's clock.
     """
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
@@ -51,10 +45,7 @@ def timeline_of(
     events = SimpleNamespace(
         thread=thread, start_ns=start, end_ns=end, role=role.astype(np.uint8), device=np.full(len(thread), HOST)
     )
-    sets = [
-        {thread_id: as_set(list(spans)) for thread_id, spans in (by_thread or {}).items()}
-        for by_thread in (communication, calls, busy)
-    ]
+    sets = [{of: as_set(list(spans)) for of, spans in (each or {}).items()} for each in (communication, calls, busy)]
     threads = {of: SimpleNamespace(busy=spans, blocked=as_set(list(blocked))) for of, spans in sets[2].items()}
     track = SimpleNamespace(
         trace=0,

@@ -260,16 +260,8 @@ def communication_finding(
 ) -> Any:
     """Return the finding for two devices with transfers of 6 and 9 ms in two steps of 100 ms.
 
-    Args:
-        patch: replaces the functions that the finding calls.
-        calls: savings of host calls, in ms.
-        bucket_copy: time of bucket copies per step, in ms.
-        faster: transport → savings in ms.
-        doubtful: whether links may be slow.
-        largest: the largest collective.
-        nvlink: GB/s of unused NVLink.
-        gain: savings of the finding, in ms.
-        now: the current step, in ms.
+    In ms, `gain` is the savings of the finding, `calls` those of host calls, `faster` those by transport, `bucket_copy`
+    the time of bucket copies, and `now` the step. `doubtful`: links may be slow. `nvlink`: GB/s of unused NVLink.
     """
     device = SimpleNamespace(
         transfer=np.array([np.nan, 2e6, 4e6, 9e6]),

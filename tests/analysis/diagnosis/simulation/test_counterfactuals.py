@@ -47,11 +47,8 @@ def job(
     """Return a fake what-if.
 
     Args:
-        host, device: the nodes of its graph.
-        steps: number of steps in the graph.
+        host, device, steps: the nodes of its graph, and the number of steps in it.
         slowed, waited: ns by which transferring and waiting collectives lengthen each op.
-        bucket_copy: whether each op is a bucket copy.
-        is_cpu: whether the job has no devices.
         step_ms: function that returns the step of a scenario in ms.
         communication: columns of `CommunicationWork`; all others have defaults.
     """

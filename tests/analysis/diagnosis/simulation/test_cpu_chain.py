@@ -157,10 +157,8 @@ def pauses(
 ) -> list[tuple[float, float, int]]:
     """Return (start in µs, end in µs, index of the collective) of each wait.
 
-    Args:
-        operators, collectives: their (start, end) in µs.
-        marks: times of step marks in µs.
-        awaited: waits inside operators, (start, end) in µs.
+    `operators`, `collectives` and `awaited` (waits inside operators) are (start, end) in µs; `marks` are the times of
+    step marks in µs.
     """
     start, end = np.array(operators, np.int64).T * 1000
     waits = _waits(

@@ -50,12 +50,9 @@ def kinds_of(
 ) -> list[HostBlock]:
     """Return the kind of blocking of each call. Calls begin 1 ms apart.
 
-    Args:
-        took: durations in µs.
-        names: a letter per call, by default equal; calls with upper-case names block.
-        roles: by default copies for `C`, launches for all other names.
-        queued: number of ops in the launch queue at each call's end.
-        held: profiler overhead that delayed each call, in µs.
+    Calls take `took` µs. `names` has a letter per call (by default equal): `C` is a copy and other letters are launches
+    unless `roles` are given, and upper-case letters block. `queued` is the number of ops in the launch queue at each
+    call's end, and `held` the profiler overhead in µs that delayed each call.
     """
     count = len(took)
     names = names or "a" * count
@@ -151,12 +148,8 @@ def target_of(
 ) -> tuple[int, float | None]:
     """Return (index, end in µs) of the op that a call waited for; (NONE, None) if there is none.
 
-    Args:
-        kind: kind of the call.
-        begun, returned: time of the call in µs.
-        streams: histories of the device's streams.
-        waited_from: time in µs from which the call waited; by default its begin.
-        awaited: ops before recorded CUDA events; by default none are known.
+    The call lasts from `begun` to `returned` and waits from `waited_from` (by default its begin), in µs. `streams` are
+    the histories of the device's streams. `awaited` are ops before recorded CUDA events; by default none are known.
     """
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(

@@ -180,15 +180,10 @@ class ExportWriter:
         kind: int = _PUSH_POP,
         payload: bytes | None = None,
     ) -> None:
-        """Write a range of a thread, or an event of another `kind` (`eventType`).
+        """Write a range of a thread, or an event of another `kind` (`ENUM_NSYS_EVENT_TYPE`).
 
-        Args:
-            start, end: in ns since the session's start; `end` is None for an event without a duration.
-            text: the range's text.
-            thread: global thread id.
-            domain: number of the NVTX domain.
-            kind: value of `ENUM_NSYS_EVENT_TYPE`.
-            payload: binary data with its header, which only `SCHEMA_2024` stores.
+        Times are in ns since the session's start; `end` is None for an event without a duration. `thread` is a global
+        thread id, and `payload` is binary data with its header, which only `SCHEMA_2024` stores.
         """
         content: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
         content["binaryData"] = payload
