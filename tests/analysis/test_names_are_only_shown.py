@@ -26,18 +26,19 @@ if TYPE_CHECKING:
     from gpudiag.model.event import Trace
 
 TRACES = Path(__file__).parents[1] / "traces"
-BEHIND_THE_WALL = ("timeline", "attribution", "diagnosis", "comparison", "scaling")
+#: Folders of gpudiag.analysis whose modules must not inspect names.
+FOLDERS = ("timeline", "attribution", "diagnosis", "comparison", "scaling")
 SOURCES = Path(gpudiag.__file__).parent
 JOBS = ("clean", "slow_loader_rank2", "vgg_p2poff", "tiny", "resnet50_dataloader", "gloo_dataloader", "tensorflow")
 
 
 def modules() -> list[Path]:
-    rooms = [SOURCES / "analysis" / name for name in BEHIND_THE_WALL]
-    return sorted(path for room in (*rooms, SOURCES / "report" / "export") for path in room.rglob("*.py"))
+    folders = [SOURCES / "analysis" / name for name in FOLDERS]
+    return sorted(path for folder in (*folders, SOURCES / "report" / "export") for path in folder.rglob("*.py"))
 
 
 def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
-    """Rename every event, with equal new names on all ranks, and keep the order of names."""
+    """Rename every event to a number between two `key`, equal on all ranks, and keep the order of names."""
     order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
     return tuple(
         replace(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def completed(analysis: Analysis) -> Analysis:
-    """Return the analysis of a late loader on rank 2 as if fixing either of two causes were enough."""
+    """Complete the analysis of a late loader on rank 2, and add a host stall. Fixing either (`instead`) is enough."""
     late = replace(
         analysis.findings[0],
         title="rank 2's data loading delays all ranks",

@@ -27,10 +27,11 @@ def one_forward_one_backward(stages: int, microbatches: int) -> tuple[PassOfStag
             if not order:
                 continue
             direction, microbatch = order[0]
-            before = stage - 1 if direction == "forward" else stage + 1
-            last = direction == "backward" and before == stages
-            needed: tuple[Pass, int, int] = ("forward" if last else direction, stage if last else before, microbatch)
-            if before >= 0 and needed not in ends:
+            source = stage - 1 if direction == "forward" else stage + 1
+            # The last stage's backward pass needs its own forward pass; the first stage's forward pass needs no input.
+            last = direction == "backward" and source == stages
+            needed: tuple[Pass, int, int] = ("forward" if last else direction, stage if last else source, microbatch)
+            if source >= 0 and needed not in ends:
                 continue
             start = max(free[stage], ends.get(needed, 0.0))
             end = free[stage] = start + (FORWARD_MS if direction == "forward" else BACKWARD_MS)
@@ -54,7 +55,10 @@ def _order(warmup: int, microbatches: int) -> Iterator[tuple[Pass, int]]:
 
 
 def pipeline_job(stages: int = 4, microbatches: int = 8) -> Analysis:
-    """Return a job of pipeline stages with two replicas each; rank 5 computes 8 % longer than its peer."""
+    """Return a job of pipeline stages with two replicas each; rank 5 computes 8 % longer than its peer.
+
+    Each rank waits so long that the steps of all ranks are equal.
+    """
     compute = [240.0 + 20 * (rank == 5) for rank in range(2 * stages)]
     grid = Parallelism(
         sizes={"pipeline": stages, "data": 2},

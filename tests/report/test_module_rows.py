@@ -103,6 +103,7 @@ NESTED: st.SearchStrategy[Nested] = st.recursive(
 def test_rows_and_rest_sum_to_all_modules(nested: Nested, most: int, devices: int) -> None:
     times: list[ModuleTime] = []
     total = add(times, nested, "")
+    # The devices get different shares of each time, whose mean over devices stays the same.
     spread = tuple(
         msgspec.structs.replace(
             time,

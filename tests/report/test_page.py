@@ -166,7 +166,7 @@ def test_idle_time_assumed_to_be_data_loading_is_marked() -> None:
 
 def test_compressed_steps_equal_the_originals_to_a_tenth_of_a_microsecond() -> None:
     _, step = late_rank()
-    part = steps_part(step)
+    part = steps_part(step)  # times in units of 100 ns; each start is the difference to the previous start
     typical, (other,) = json.loads(part["step_json"]), json.loads(gzip.decompress(b64decode(part["others_packed"])))
     assert (typical["step"], other["step"]) == (5, 4)
     assert [choice for _, choice, _ in part["steps"]] == ["step 4: 67.3 ms", "step 5: 67.1 ms, typical"]
@@ -262,7 +262,7 @@ def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> 
 
 
 def with_source_lines() -> tuple[Analysis, StepView]:
-    """Return a run whose rank 2 runs two lines; the second line has two times, of which the longer is 44 to 46 ms."""
+    """Return a run whose rank 2 runs two lines. The second line runs twice, the longer time from 44 to 46 ms."""
     analysis, step = late_rank()
     rows = [
         SourceLine(rank=2, file="train.py", line=9, function="main", source=f"    report({HOSTILE})", ms_per_step=5,

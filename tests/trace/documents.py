@@ -34,12 +34,12 @@ def launch(start_us: float, correlation: int) -> dict[str, Any]:
 
 
 def document(*events: Any, **header: Any) -> dict[str, Any]:
-    """Return a whole trace of `events`, with `header` as further fields."""
+    """Return the JSON object of a Kineto trace with `events`; `header` adds top-level fields."""
     return {"schemaVersion": 1, **header, "traceEvents": list(events)}
 
 
 def write(path: Path, content: Any, *, indent: int | None = None) -> Path:
-    """Write a document (or text or bytes, unchanged) to a file, with gzip if its name ends in `.gz`."""
+    """Write a document as JSON, or write text or bytes unchanged; compress if the name of `path` ends in `.gz`."""
     if not isinstance(content, (str, bytes)):
         content = json.dumps(content, indent=indent)
     data = content.encode() if isinstance(content, str) else content
@@ -63,7 +63,12 @@ class Streams:
     """A process that launches work on a device's streams, as Kineto records it with `enable_cuda_sync_events`.
 
     Device times follow from the calls: operations of one stream run in order, and a stream waits for the events that
-    `wait` names. Host calls take 2 µs each; `move` advances the clock. Times are in microseconds.
+    `wait` names. A host call takes 2 µs and begins 1 µs after the previous call; `step` sets the host's clock. Times
+    are in microseconds.
+
+    No device work starts before `ahead_us`, so the host runs ahead of the device if it is large. `free` maps a stream
+    to the end of its work. `happens` and `recorded_in` map the correlation of a `cudaEventRecord` to the time and the
+    stream of its event.
     """
 
     def __init__(self, *, ahead_us: float = 0.0) -> None:
@@ -95,13 +100,16 @@ class Streams:
         return correlation
 
     def wait(self, stream: int, record: int, facts: Mapping[str, Any] = {}) -> None:
-        """Make a stream wait for an event; `facts` replaces recorded arguments, and a value of None removes one."""
+        """Make a stream wait for the event that the call `record` recorded.
+
+        `facts` replaces arguments of the synchronization event; None removes an argument.
+        """
         correlation = self.call("cudaStreamWaitEvent")
         self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
         self.tell("Stream Wait Event", correlation, record, stream, facts)
 
     def synchronize(self, record: int, facts: Mapping[str, Any] = {}) -> None:
-        """Make the host wait for an event."""
+        """Make the host wait for an event; `record` and `facts` are as in `wait`."""
         began = self.now
         self.now = max(began, self.happens.get(record, 0.0))
         correlation = self.call("cudaEventSynchronize", length=self.now - began + 2)
@@ -117,7 +125,7 @@ class Streams:
         return self._correlation
 
     def tell(self, name: str, correlation: int, record: int, stream: int, facts: Mapping[str, Any]) -> None:
-        """Add the synchronization event of a call."""
+        """Add the synchronization event of a call; `stream` is -1 if the host waits."""
         arguments = {
             "stream": stream,
             "correlation": correlation,

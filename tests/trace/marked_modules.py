@@ -47,18 +47,19 @@ def backward(name: str, start: float, length: float, sequence: int, forward_thre
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
-    """Return the full trace of the job; without `operators` the kernel-only trace, without `devices` a CPU's trace.
+    """Return the full trace of the job.
 
+    If `operators` is false, return the kernel-only trace. If `devices` is false, the trace has no launches and kernels.
     `slower` multiplies the host's times.
     """
     events: list[dict[str, Any]] = []
     correlation = count(1)
     for number in range(STEPS):
-        begin, first = number * STEP_US, 100 + 10 * number
+        begin, first_node = number * STEP_US, 100 + 10 * number
         events.append(event("user_annotation", f"ProfilerStep#{number}", begin, 900))
         if operators:
-            events += [host_event | _placed(host_event, begin, slower) for host_event in _host(first)]
-        free = begin + 10.0
+            events += [host_event | _placed(host_event, begin, slower) for host_event in _host(first_node)]
+        free = begin + 10.0  # end of the device's previous kernel
         for name, at, thread, lasts in _KERNELS if devices else ():
             call, start = next(correlation), begin + at * slower
             arguments = {"args": {"correlation": call}}
@@ -73,7 +74,7 @@ def _placed(host_event: dict[str, Any], begin: float, slower: float) -> dict[str
     return {"ts": begin + host_event["ts"] * slower, "dur": host_event["dur"] * slower}
 
 
-#: # (name, launch time, launching thread, duration) of each kernel.
+#: (name, launch time after the step's begin, launching thread, duration) of each kernel; times in µs.
 _KERNELS = (
     ("gemm_a", 40, MAIN, 100),
     ("add", 90, MAIN, 10),
@@ -98,7 +99,7 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::addmm", 30, 40, first + 1)
     yield operator("aten::add", 85, 10, first + 2)
     yield mark("b", "Linear", 100, 50)
-    # The operator `aten::detach` creates no node, so that the next operator has the same number.
+    # The operator `aten::detach` creates no node, so the next operator has the same number.
     yield operator("aten::detach", 101, 1, first + 3)
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)

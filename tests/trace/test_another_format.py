@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: Module of the separate package. No reader of gpudiag knows the format's German words. In the order of `WORDS` they
+#: mean: step, wait for data, launch, wait for the device, compute, all-reduce.
 READER = '''
-"""Reads `.steps`: a line per event, `what begin_us length_us`, of one rank; what is said in words of its own."""
+"""Read `.steps`: the events of one rank, each a line `word begin_us length_us`."""
 import numpy as np
 import pytest
 

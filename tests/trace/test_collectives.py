@@ -298,7 +298,6 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 )
 def test_share_of_sms_is_read_from_blocks_per_sm(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
-    # The host's operator may have further arguments that the kernel lacks.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
     (call,) = trace.collectives
     assert call.processor_share == share

@@ -25,7 +25,11 @@ STEP_US = 10_000
 
 
 class Recording:
-    """Steps that launch kernels. A full trace has an operator around each launch, and an operator around the step."""
+    """Steps that launch kernels. A full trace has an operator around each launch, and an operator around the step.
+
+    The time between calls, `apart` in µs, is longer in a full trace, because operators slow the host down. `steps` and
+    `correlation` are the numbers of the last step and of the last call.
+    """
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:
         self.full, self.thread = full, thread
@@ -166,6 +170,7 @@ def test_equal_calls_with_different_kernels_match(tmp_path: Path) -> None:
 
 
 def test_queries_and_allocations_are_ignored_in_matching(tmp_path: Path) -> None:
+    """Polls precede calls at positions that change with each step, and most polls are missing in the full trace."""
     light, full = Recording(full=False), Recording(full=True)
     for index in range(3):
         polled = [call for position, name in enumerate(LONG) for call in (*POLLS[: (position + index) % 4], name)]
@@ -203,9 +208,10 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
     recordings = []
     for full in (False, True):
         two = on_pool(Recording(full=full, thread=11), 11, 11)
+        # Thread 12 adds its calls to the same two steps. It launches equal kernels slightly later, except the last one.
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # the second thread launches equal kernels slightly later
+        two.apart += 13
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]

@@ -1,4 +1,4 @@
-"""Test that a task for each trace is done once, where the trace is read."""
+"""Test that the outcome of a task that was done where a trace was read is used instead of doing the task again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def test_outcomes_are_returned_once_and_for_unchanged_events_only() -> None:
+    """An outcome belongs to the events of a trace, whatever the trace's name, and is forgotten after its use."""
     called: list[int | None] = []
 
     def task(trace: Trace) -> str:

@@ -22,7 +22,7 @@ minify "$2/benchmark_result_2869224_1695835535_trace.json.gz" "$here/public/benc
 # Small enough to stay as they are.
 cp "$2"/mi250_minitoy_train_ROCm6_2_kineto.json.gz "$2"/triton_example.json.gz \
   "$2"/rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz "$here/public/"
-# What others recorded of other accelerators, AMD's GPUs, inference and JAX, from a fourth directory.
+# Published recordings of other accelerators, AMD's GPUs, inference and JAX, from the fourth directory.
 if [ $# -gt 3 ]; then
   minify "$4/sglang_decode.json.gz" "$here/others/sglang_decode.json.gz" --forget-host --without python_function
   minify "$4/h100_falcon.json.gz" "$here/others/h100_falcon.json.gz" --forget-host --without python_function
@@ -33,7 +33,7 @@ fi
   "$here/tensorflow/mirrored_nccl.xplane.pb.gz" --steps 3 --shortest 10
 "$python" "$here/minify_xspace.py" "$3/mirrored_cpu.xplane.pb.gz" \
   "$here/tensorflow_exchange/mirrored_cpu.xplane.pb.gz" --steps 3 --shortest 60 --gpus 2
-# The whole ones, in the repository's root so that the module is found.
+# Pack the full recordings. Python finds the module in the repository's root.
 cd "$here/../.."
 for run in clean slow_loader_rank2 vgg_p2poff tiny resnet50_dataloader; do
   "$python" -m tests.traces.pack pack "$1/$run" "tests/traces/whole/$run.npz"

@@ -81,19 +81,23 @@ def _slim(event: Event, *, shapes: bool) -> Event:
 
 
 def _without_nested(events: list[Event]) -> list[Event]:
-    """Remove operators nested in operators of the same thread, and calls that neither launch nor await device work."""
+    """Remove nested operators, and calls that neither launch nor await device work.
+
+    Communication and step marks are kept, even if they are nested.
+    """
     launching = {
         event["args"]["correlation"] for event in events if event["cat"].lower() in _DEVICE_WORK and event.get("args")
     }
-    reach: dict[Any, float] = defaultdict(lambda: float("-inf"))
+    # Thread → end of its last operator that is not nested.
+    covered_until: dict[Any, float] = defaultdict(lambda: float("-inf"))
     kept = []
     for event in sorted(events, key=lambda each: (each["ts"], -each["dur"])):
         category = event["cat"].lower()
         if category in {"cpu_op", "operator"} and not event["name"].startswith(_COMMUNICATES):
             thread, end = event["tid"], event["ts"] + event["dur"]
-            if end <= reach[thread] and not event["name"].startswith("ProfilerStep"):
+            if end <= covered_until[thread] and not event["name"].startswith("ProfilerStep"):
                 continue
-            reach[thread] = max(reach[thread], end)
+            covered_until[thread] = max(covered_until[thread], end)
         if (
             category.endswith(("runtime", "driver"))
             and (event.get("args") or {}).get("correlation") not in launching
@@ -105,7 +109,7 @@ def _without_nested(events: list[Event]) -> list[Event]:
 
 
 def _first_steps(events: list[Event], steps: int) -> list[Event]:
-    """Keep host events until the end of the first steps, and the device work launched until then."""
+    """Keep host events that start before the end of step number `steps`, and the device work launched by then."""
     ends = sorted(
         event["ts"] + event["dur"]
         for event in events
@@ -146,12 +150,13 @@ def minify(
     without: str | None = None,
     shapes: bool = False,
 ) -> None:
-    """Write a small copy of one trace."""
+    """Write a small copy of one trace. The arguments are the options of `main`; None keeps everything."""
     opened = gzip.open if source.suffix == ".gz" else open
     with opened(source, "rt", encoding="utf-8") as file:
         document = json.load(file)
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     if first_ms is not None:
+        # Kineto's event of category "Trace" spans the whole recording and begins before all other events.
         begin = min(event["ts"] for event in events if event["cat"] != "Trace")
         events = [event for event in events if event["ts"] < begin + 1000 * first_ms]
     events = [event for event in events if event["cat"] != without]

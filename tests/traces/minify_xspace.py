@@ -2,11 +2,11 @@
 
     python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US] [--python]
 
-Always removed: stats that gpudiag does not read; events of zero duration; threads that neither launch, nor train, nor
-contain profiler overhead; events other than modules' operations on threads that run XLA modules on CPU devices; and
-Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches and, on
-GPUs, short executor events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a
-checksum, except for communication kernels. Times are unchanged.
+Always removed: stats that gpudiag does not read; events of zero duration; threads that neither launch, nor mark steps,
+nor contain profiler overhead; on threads that run XLA modules on CPU devices, all events except the operations of
+modules; and Python functions, unless `--python` keeps them. `--shortest` also removes short kernels with their launches
+and, on GPUs, short executor events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters
+and a checksum, except for communication kernels. Times are unchanged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ from gpudiag.model.protobuf import message_type
 _OF_MODULES = {"hlo_op", "hlo_module", "run_id", "device_ordinal"}
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
 _READ |= _OF_MODULES
-#: Stats that are read on GPUs only, and host events whose stats are read.
+#: Stats that are read on GPUs only.
 _READ_OF_DEVICES = {"tf_op", "name"}
 #: The call through which JAX's main thread launches, and by which JAX is recognized.
 _DISPATCH = "PjitFunction("
 #: Threads of XLA, which compile and run modules.
 _XLA_THREADS = ("tf_XLA", "tf_xla", "tf_PjRt")
+#: Host event → its stats that are read besides `_READ`.
 _READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
-#: An op and its type, by which communication is recognized.
+#: Name and type of a TensorFlow op (`name:Type`), by which communication is recognized.
 _OP = re.compile(r"[^:\s(]+:\w+")
 
 
 def minify(
     source: Path, target: Path, steps: int | None, shortest_ps: int, gpus: int | None = None, *, python: bool = False
 ) -> None:
-    """Write a small copy of an XSpace."""
+    """Write a small copy of an XSpace.
+
+    `source` may be gzip-compressed. `steps` and `gpus` are the numbers to keep (None: all). Kernels shorter than
+    `shortest_ps` are removed, and, unless `python`, Python functions.
+    """
     data = source.read_bytes()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
     last_ps = _end_of_steps(space, steps)
@@ -72,7 +77,11 @@ def _begin_ps(line: Any, event: Any) -> int:
 
 
 def _end_of_steps(space: Any, steps: int | None) -> int:
-    """Return when the last remaining step ends on the host."""
+    """Return the time in ps after which host events are removed.
+
+    The time is the end of step number `steps`, or 1 s after the last step if `steps` is None. Without step marks, no
+    event is as late as the returned time.
+    """
     ends: list[int] = []
     for plane in space.planes:
         names = _stat_names(plane)
@@ -152,7 +161,11 @@ def _keep_operations_only(plane: Any) -> None:
 
 
 def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices: bool) -> None:
-    """Remove events, stats and lines of a plane that gpudiag does not read, or that the options exclude."""
+    """Remove events, stats and lines of a plane that gpudiag does not read, or that the options exclude.
+
+    Removed are host events from `last_ps` on, events with the correlation ids `late`, and, if the space has device
+    planes (`devices`), executor events shorter than `shortest_ps`.
+    """
     names = _stat_names(plane)
     on_device = plane.name.startswith("/device:")
     for line in list(plane.lines):
@@ -220,7 +233,7 @@ def _forget_paths(plane: Any) -> None:
 
 
 def _packed(data: bytes) -> bytes:
-    """Compress with zopfli if it is installed."""
+    """Compress with zopfli if it is installed, otherwise with gzip."""
     try:
         from zopfli.gzip import compress
     except ImportError:

@@ -67,7 +67,7 @@ def pack(source: Path, target: Path) -> None:
             arguments = read_arguments(event)
             if "correlation" in arguments:
                 columns["correlation"].append(arguments["correlation"])
-                arguments["correlation"] = None
+                arguments["correlation"] = None  # `unpack` inserts the number
             fixed = {key: event[key] for key in ("ph", "cat", "name", "pid", "tid")} | {"args": arguments}
             text = json.dumps(fixed, separators=(",", ":"), default=float)
             columns["event"].append(texts.setdefault(text, len(texts)))
@@ -105,6 +105,7 @@ def unpack(source: Path, directory: Path) -> None:
         event, duration_ns = _column(archive, "event", np.int32), _column(archive, "duration_ns", np.int64)
         start_ns = np.cumsum(_column(archive, "start_ns", np.int64))
         correlation = iter(np.cumsum(_column(archive, "correlation", np.int64)).tolist())
+    # The closing brace is removed, so that times can be appended.
     texts = [json.dumps(each, separators=(",", ":"))[:-1] for each in about["events"]]
     rows = zip(event.tolist(), start_ns.tolist(), duration_ns.tolist(), strict=True)
     directory.mkdir(parents=True, exist_ok=True)

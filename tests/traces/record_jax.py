@@ -1,4 +1,4 @@
-"""Record the profiles in `jax/` with JAX 0.10 on CPUs: a small network, trained with one known cost per profile.
+"""Record the profiles in `jax/` with JAX 0.10 on CPUs: a small network, trained differently for each profile.
 
 python tests/traces/record_jax.py OUT_DIRECTORY [NAME …]
 python tests/traces/minify_xspace.py OUT_DIRECTORY/NAME.xplane.pb.gz tests/traces/jax/NAME.xplane.pb.gz
@@ -43,6 +43,7 @@ def record(name: str, directory: Path) -> None:
     import jax
 
     train = {"many_operations": _many_operations, "data_parallel": _data_parallel}.get(name, _one_function)()
+    # The host reads the loss of each step, and so waits for the step, except in `runs_ahead`.
     read: Callable[[Any], Any] = (lambda loss: loss) if name == "runs_ahead" else float
     batches = _batches(name)
     for _ in range(WARM_UP):

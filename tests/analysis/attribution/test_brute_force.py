@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import TrackAttribution
 
 SPAN = 24
-"""Milliseconds in a case: pauses of a millisecond are longer than what counts as Python between two calls."""
+"""Length of a case in ms. Pauses of 1 ms are too long to count as Python code between two calls."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Case:
     launches: dict[tuple[int, int], tuple[int, int] | None] = field(default_factory=dict)
 
     def builder(self, rank: int = 0) -> TraceBuilder:
-        """Return three steps, of which the middle one is the case, so that only the case is in the window [0, SPAN)."""
+        """Return a trace of three steps. The middle step is the case, and its window is [0, SPAN)."""
         trace = TraceBuilder(rank, unit_ns=NS_PER_MS, world_size=2)
         trace.step(-9).compute(0, 1)
         trace.step(0).compute(0, 1).compute(SPAN - 1, SPAN)

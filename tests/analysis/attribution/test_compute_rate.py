@@ -19,7 +19,11 @@ TERA = 10**12
 def rate(
     *ranks: tuple[StepFlops | None, float | None], devices: tuple[str, ...] = (), on: str = "cuda:0", world: int = 0
 ) -> ComputeRate | None:
-    """Return the compute rate of ranks, each given as (FLOPs per step, step time in ms)."""
+    """Return the compute rate of ranks, each given as (FLOPs per step, step time in ms).
+
+    `devices` are the ranks' device models (by default H100), `on` is the device of each rank, and `world` is the number
+    of ranks of the job (0: no rank is missing).
+    """
     records = []
     for rank, (flops, step_ms) in enumerate(ranks):
         times: Any = None

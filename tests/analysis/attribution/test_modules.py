@@ -199,11 +199,11 @@ def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, 
     trace = builder.build()
     of_name = {name: (module, backwards) for name, module, backwards in work}
     rows = [row for row in trace.events.rows_of(EventKind.OPERATOR).tolist() if trace.events.name_of(row) in of_name]
-    changed_run = [of_name[trace.events.name_of(row)] for row in rows]
+    module_of_row = [of_name[trace.events.name_of(row)] for row in rows]
     modules = ModuleWork(
         modules=tuple(names),
         row=np.array(rows, np.int64),
-        module=np.array([module for module, _ in changed_run], np.int32),
-        backward=np.array([backwards for _, backwards in changed_run], np.bool_),
+        module=np.array([module for module, _ in module_of_row], np.int32),
+        backward=np.array([backwards for _, backwards in module_of_row], np.bool_),
     )
     return replace(trace, modules=modules), at + outside

@@ -1,4 +1,4 @@
-"""Test that portions are exclusive and sum to their buckets, whatever overlaps."""
+"""Test that the portions of buckets, by kernel or cause, are exclusive and sum to their buckets, whatever overlaps."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 def jobs(root: Path) -> list[Path]:
     """Return the directories of jobs; each trace in `public*` is a separate job.
 
-    Two traces in `public*` have no work of a known device.
+    Traces without work of a known device are left out.
     """
     directories = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))

@@ -76,7 +76,7 @@ def test_waits_name_the_rank_that_arrived_last() -> None:
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
         Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
     )
-    # A missing rank may have arrived even later.
+    # A missing rank may have arrived even later, so no wait is attributed to a rank.
     partly = timeline(ranks=3, missing=True)
     assert summarise_waits(partly, attribute(partly)) == ()
 
@@ -117,7 +117,10 @@ def test_clock_offsets_are_listed_by_rank() -> None:
 
 
 def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
-    """Return the waits of a job whose rank 1 is late by `rank_1_late_us`, one number for each collective of a step."""
+    """Return the waits of a job whose rank 1 is late by `rank_1_late_us`, one number for each collective of a step.
+
+    Rank 2 enters each collective 1 µs before rank 0. With `unit_ns`, all numbers are in units of `unit_ns` instead.
+    """
     traces = []
     for rank in range(3):
         trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)

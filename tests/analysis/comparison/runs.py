@@ -15,7 +15,7 @@ JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS, **fields: Any) -> Analysis:
     """Make a run with one device for each argument.
 
-    The step times of a device are the sum of its buckets plus `jitter_ms`.
+    The step times of a device are the sum of its buckets plus each of `jitter_ms`. `fields` are further fields.
     """
     devices = tuple(
         Device(
@@ -176,6 +176,7 @@ def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5))
     for bucket in BUCKETS:
         names = draw(st.lists(st.tuples(NAMES, st.sampled_from([None, 1000, 2000])), max_size=3, unique=True))
         for name, size_bytes in names:
+            # The portions of a bucket take at most the bucket's time on each device.
             shares = tuple(draw(st.floats(0, 1)) / len(names) * parts[bucket] for parts in buckets)
             portions.append(
                 Portion(bucket=bucket, name=name, group="0", size_bytes=size_bytes, per_step=1, device_ms=shares)

@@ -48,7 +48,7 @@ def mixed_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def overlapping(trace: Trace, factor: int) -> Trace:
-    """Lengthen every third device op, so that it overlaps the next ops of its stream."""
+    """Make every third device op `factor` times as long, so that it overlaps the next ops of its stream."""
     end = trace.events.end_ns.copy()
     rows = device_rows(trace)[::3]
     end[rows] += (factor - 1) * (end[rows] - trace.events.start_ns[rows])
@@ -64,7 +64,7 @@ def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def since(trace: Trace, share: float) -> Trace:
-    """Remove all events before a point, as if the recording had begun late."""
+    """Remove the events of the first `share` of the trace's time, as if the recording had begun late."""
     events = trace.events
     if len(events) == 0:
         return trace
@@ -81,7 +81,7 @@ def clock_ahead(trace: Trace, offset_ns: int) -> Trace:
 
 
 def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
-    """Move the ends of collectives by up to `spread_ns`, so that they differ between ranks."""
+    """Let each collective end up to `spread_ns` earlier, so that its ends differ between ranks with different seeds."""
     events = trace.events
     end = events.end_ns.copy()
     rows = np.array([call.row for call in trace.collectives], np.intp)

@@ -1,4 +1,7 @@
-"""Test that every calibrated constant has a source, and that outcomes just below and just above it differ."""
+"""Test that every calibrated constant has a source, and that outcomes just below and just above it differ.
+
+`CASES.of(NAME)` registers a function that is called with a value just below and just above the constant NAME.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +202,7 @@ def unlike(at: float) -> object:
 
 @CASES.of("FEWEST_STEPS_LEFT")
 def few_left(at: int) -> object:
-    """Return whether an outlier after `at` analysed steps is left out; the unprofiled steps agree with the others."""
+    """Return whether an outlier after `at` analysed steps is left out; unprofiled steps agree with the other steps."""
     job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
@@ -253,7 +256,10 @@ def kernel_only_recording(at: float) -> object:
 
 
 def highest_overhead_tried(*, lightly: bool) -> float:
-    """Return the highest overhead per event that is tried if the unprofiled step is half of the simulated step."""
+    """Return the highest overhead per event that is tried if the unprofiled step is half of the simulated step.
+
+    `lightly` means a kernel-only trace.
+    """
     tried: list[float] = []
     job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_merged=lightly)]))
 
@@ -285,7 +291,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether the tested overhead exceeds the overhead that a scatter of `at` allows."""
+    """Return whether the tested overhead exceeds that of a scatter of `at`; the fake step equals the overhead."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -412,7 +418,7 @@ def followed_at_once(at: float) -> object:
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
-    """Return the end of the op that a call waits for by its record, if the call returns `at` ns before that end."""
+    """Return the op that a call waits for by its CUDA event, if the call returns `at` ns before the op's end."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
     awaited = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
@@ -453,7 +459,11 @@ def group(median: float, spread: float, places: int) -> Any:
 
 
 def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places: tuple[int, int] = (9, 9)) -> bool:
-    """Return whether the kernels of two groups are matched as repeated layers."""
+    """Return whether contended kernels are matched with contention-free kernels as repeated layers.
+
+    `calm` and `disturbed` are the relative spreads of durations without and with contention, which lengthens kernels
+    by the factor `slowed`. `places` are the numbers of positions in the step, without and with contention.
+    """
     groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
     return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
 
@@ -476,9 +486,9 @@ def known(at: float) -> object:
 
 @CASES.of("TRANSFERRING")
 def slowed_by_transfer(at: float) -> object:
-    """Return whether contention exceeds `at` times 100 µs of a tenth of the SMs.
+    """Return whether the contention of two ranks exceeds `at` times that of a waiting collective.
 
-    Two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs.
+    The ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs while it waits.
     """
     traces = []
     for rank in range(2):
@@ -499,7 +509,7 @@ def slowed_by_transfer(at: float) -> object:
 
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
-    """Return whether the rule proposes or abstains if the share `at` of communication is with ranks without traces."""
+    """Return the type of the rule's result if the share `at` of communication is with ranks without traces."""
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
     what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
@@ -532,7 +542,7 @@ def late(at: float) -> object:
 
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
-    """Return how ranks are equalized, if equal means save 10 ms and equal steps save 10 x `at` ms."""
+    """Return how ranks are equalized, if equal means save 10 ms and equal times in each step save 10 x `at` ms."""
     case = case_of(Job(ranks=2, step=DDP).traces())
     assert case.what_if is not None
     with (

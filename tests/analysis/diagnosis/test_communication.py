@@ -24,7 +24,7 @@ RUNS: dict[str, dict[str, Any]] = json.loads((WHOLE / "exchanges" / "runs.json")
 #: Suffix of the name of a full trace's kernel-only trace.
 KERNEL_ONLY = "-light"
 RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz") if not path.stem.endswith(KERNEL_ONLY))
-#: Least share of the communication's cost that the table must attribute to transfer and wait buckets.
+#: Least share of the communication's cost that must be in the transfer and wait buckets.
 LEAST_IN_TABLE = 0.5
 
 

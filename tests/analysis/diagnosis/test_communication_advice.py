@@ -154,7 +154,7 @@ def test_links_are_blamed_below_half_of_the_nvlink_rate() -> None:
 def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked: int = 0) -> str:
     """Return the advice for ranks that wait for `calls`, given as (operation, µs), in each step.
 
-    The loop enqueues `own` all-reduces, and hooks enqueue `hooked` all-reduces.
+    The loop enqueues `own` all-reduces, and hooks enqueue `hooked` all-reduces. If `packed`, DDP copies a bucket.
     """
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:

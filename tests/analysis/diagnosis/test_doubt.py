@@ -59,7 +59,10 @@ def rank(
 
 
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
-    """Return the significance of findings for devices whose recorded steps take `recorded` ms."""
+    """Return the significance of findings for devices whose recorded steps take `recorded` ms.
+
+    `ranks` are the ranks of the run record; without ranks there are no unprofiled steps.
+    """
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 def simulation(
     simulated: float, corrected: float = 100.0, timed: float | None = None, not_recorded: float = 0.0
 ) -> Any:
-    """Fake a what-if with step times in ms: simulated, without profiler overhead, and unprofiled."""
+    """Fake a what-if with step times in ms: simulated, without profiler overhead (`corrected`), and unprofiled.
+
+    `not_recorded` is the wait for input in ms that only unprofiled steps have.
+    """
     return SimpleNamespace(
         simulated_ms=simulated,
         corrected_ms=corrected,
@@ -79,7 +82,10 @@ def sure(
     confidence: Any = "high",
     **evidence: Any,
 ) -> str:
-    """Return the confidence of a finding that saves `gain` ms, in a case with warnings `codes` and given step times."""
+    """Return the confidence of a finding that saves `gain` ms, in a case with the warnings `codes`.
+
+    Step times are in ms: `slowest` of the slowest device as recorded, all others as in `simulation`.
+    """
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
@@ -201,7 +207,7 @@ def test_transfer_with_missing_ranks_counts_as_unseen() -> None:
 
 
 def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
-    """Make a case of two steps of rank 0 with `buckets` in ms."""
+    """Make a case of two steps of rank 0 with `buckets` in ms; `track` is the rank's device with its collectives."""
     return case(
         tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),

@@ -23,7 +23,10 @@ Gone = frozenset[str]
 
 
 def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
-    """Make devices of two steps, each given as bucket → ms; the rest of the 100 ms is compute."""
+    """Make devices of two steps, each given as bucket → ms; the rest of the 100 ms is compute.
+
+    `queued` is the time in ms per step in which a device is idle although kernels are queued.
+    """
     tracks = []
     for buckets in devices:
         ms = {"compute": 100 - sum(buckets.values()), **buckets}
@@ -34,7 +37,11 @@ def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
 
 
 class Job:
-    """Replace the what-if simulation. A scenario is a set of removed causes, and a step takes at least `least` ms."""
+    """Replace the what-if simulation. A scenario is the set of removed causes.
+
+    A step takes the sum of the `parts` (name → ms) that are not removed, but at least `least` ms. The profiler adds
+    `added` ms. In the recorded step, removing the cause "bucket" saves `hidden` ms more.
+    """
 
     corrected: Gone = frozenset()
     recorded: Gone = frozenset({"measured"})

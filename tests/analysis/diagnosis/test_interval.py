@@ -43,7 +43,10 @@ NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration
 
 
 class Job:
-    """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event."""
+    """A job whose corrected step takes 100 ms, and whose hosts take 4 µs per event.
+
+    `asked` has the tried overheads per event in ns, `paces` (busy, waiting) of each scenario of another host speed.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,18 @@ class Job:
         at_other_times: tuple[float, float] = (100.0, 100.0),
         input_not_recorded: float = 0.0,
     ) -> None:
+        """Set times in ms.
+
+        Args:
+            steps, timed: steps of the slowest track, and unprofiled steps of each rank.
+            recorded, simulated: mean step of the recording, and of its simulation.
+            chance, tracks: half-width of the interval from the scatter of steps; results of `track`.
+            cheap, dear: step at the lowest and at the highest possible overhead.
+            profiler, per_event_ns: overhead in the first host node if the highest is assumed; estimate per event.
+            busy, slow, process, events: columns of the host nodes of a graph of `of_steps` steps.
+            at_other_times: step if hosts are faster, and if they are slower.
+            input_not_recorded: wait for input that only unprofiled steps have.
+        """
         self.slowest_track_ms, self.timed_ms, self.chance_ms = list(steps), list(timed), chance
         self.case = SimpleNamespace(
             slowest_ms=recorded,

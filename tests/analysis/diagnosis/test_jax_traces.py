@@ -98,5 +98,5 @@ def test_exposed_all_reduce_costs_the_difference_to_one_device() -> None:
 def test_copy_of_the_batch_that_a_step_waits_for_is_input() -> None:
     savings = savings_on_gpus("clean_1")
     assert next(iter(savings)) == "input-bound"
-    # Only the copy in host memory, 5.0 ms of 11: the profile shows it as `H2D Dispatch` of another thread.
+    # Only the copy in host memory counts, 5.0 of 11 ms. The profile shows it as `H2D Dispatch` of another thread.
     assert savings["input-bound"] == pytest.approx(5.0, abs=0.3)

@@ -51,10 +51,11 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause of lateness, given `alone`: component → savings (ms) of removing it.
+    """Return the cause of lateness of ranks that differ in the components `differ`.
 
-    `others` are the savings of removing all components but the largest, and `throughout` the savings if the host were
-    not slow in the whole step.
+    Equalizing all components saves `gain` ms, `alone` maps each component to the savings of equalizing only it, and
+    equalizing all but the largest saves `others` (by default `gain`). `throughout` is the savings if the host were not
+    slow in the whole step. `few`: few operators cause the host's delay.
     """
     best = max(alone, key=lambda part: alone[part])
 
@@ -153,7 +154,19 @@ def finding_of(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """Return the finding about ranks that are late by `late` (rank → ms) in the component that is the cause."""
+    """Return the finding about ranks that are late. Times are in ms.
+
+    Args:
+        late: rank → lateness.
+        part: the component with the lateness; by default `cause`.
+        jitter: whether ranks are equalized in each step.
+        in_some_steps: the ranks that are late in some steps only.
+        silent, marked: untraced time before the first op, and marked input, of rank 1.
+        later_input, longer: excess of the fetch, and of the whole step, in unprofiled over recorded steps.
+        paused, more: additional pauses and operators of late ranks.
+        place: location of the stall; "" if unknown.
+        held: whether the clock of rank 1 is throttled.
+    """
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
@@ -317,7 +330,11 @@ def proposed(
     ranks: int = 2,
     meet: bool = True,
 ) -> bool | None:
-    """Return whether lateness is reported as jitter; None if nothing is proposed."""
+    """Return whether lateness is reported as jitter; None if nothing is proposed.
+
+    `by_rank` is the savings in ms if the means of the ranks were equal, and `by_step` if the ranks were equal in each
+    step. `steady`: the excess of a rank is significant. `meet`: the ranks have common collectives.
+    """
     patch.setattr(straggler, "equalize_ranks", lambda *_, each_step: each_step)
     patch.setattr(straggler, "_steady", lambda _: steady)
     what_if: Any = SimpleNamespace(
@@ -371,7 +388,11 @@ def gain(
     base: bool = False,
     most: float = 1000.0,
 ) -> float:
-    """Return the savings in a step of `now` ms if a scenario shortens the simulated step from `before` to `after`."""
+    """Return the savings in a step of `now` ms if a scenario shortens the simulated step from `before` to `after`.
+
+    `exchanged`: the scenario still communicates. `base`: the scenario is compared with a given scenario instead of the
+    corrected step. `most` is the upper limit of the savings. All times are in ms.
+    """
     of: Any = SimpleNamespace(
         corrected="corrected",
         now_ms=now,

@@ -1,4 +1,4 @@
-"""Check that findings explain the table of every recording, or that a message calls a bucket unexplained."""
+"""Check that findings explain the large buckets of every recording, or that a message calls a bucket unexplained."""
 
 from __future__ import annotations
 

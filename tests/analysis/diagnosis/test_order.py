@@ -29,8 +29,8 @@ def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) 
     ]
     assert sorted(said) == sorted(gains)
     for kind in ("waste", "communication"):
-        mine = [gain for of, gain in said if of == kind]
-        assert mine == sorted(mine, reverse=True)
+        of_kind = [gain for of, gain in said if of == kind]
+        assert of_kind == sorted(of_kind, reverse=True)
     for place, (kind, gain) in enumerate(said):
         for sooner, more in said[:place]:
             if (sooner, kind) == ("communication", "waste"):

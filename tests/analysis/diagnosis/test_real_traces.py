@@ -2,8 +2,8 @@
 
 An ablation is the unprofiled step time with the fault minus the unprofiled step time without it.
 
-The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
-recordings.
+The small traces lack nested operators, whose number determines the estimated profiler overhead. Amounts are therefore
+checked on the full recordings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Test faults of known cost in real jobs on a slow host, with kernel-only traces, full traces and unprofiled steps.
 
-The cost of each fault is the unprofiled step time with it minus that without it, in alternation (`gpudiag selftest`, 2
-H200). On the hosts of these jobs a step takes 1.5 times as long with a kernel-only trace, and twice as long with a full
-trace.
+The cost of each fault is the unprofiled step time with the fault minus the unprofiled step time without it, measured
+in alternation (`gpudiag selftest`, 2 H200). On the hosts of these jobs a step takes 1.5 times as long with a
+kernel-only trace, and twice as long with a full trace.
 """
 
 from __future__ import annotations

@@ -45,7 +45,11 @@ def timed(
     step_ms: float | None = 100.0,
     not_recorded_ms: float = 0.0,
 ) -> list[Finding]:
-    """Return the findings of a job whose ranks wait `waits` ms for input, one number for each unprofiled step."""
+    """Return the findings of a job, with those about input in unprofiled steps.
+
+    `waits` has each rank's waits for input in ms in unprofiled steps, whose mean duration is `step_ms` (None: unknown).
+    Recorded steps have `findings`, and lack a wait for input of `not_recorded_ms`.
+    """
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
@@ -435,7 +439,10 @@ def concluded(
     compute: float = 90.0,
     step: float = 120.0,
 ) -> list[str]:
-    """Return the conclusions for findings that save `percents` % of a recorded step of `step` ms."""
+    """Return the conclusions for findings that save `percents` % of a recorded step of `step` ms.
+
+    The device computes for `compute` ms. Unless `conclusive`, data problems prevent conclusions.
+    """
     case: Any = SimpleNamespace(
         step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
         timeline=SimpleNamespace(framework="pytorch"), rate=None,

@@ -59,7 +59,10 @@ def without(*parts: str) -> Any:
 
 
 def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fields: Any) -> Proposal:
-    """Return a proposal that removes `parts` (by default the part named like its code)."""
+    """Return a proposal that removes `parts` (by default the part named like its code).
+
+    `beyond` is the part whose cost launch overhead may explain. `fields` replaces fields of the finding.
+    """
     return Proposal(
         edit=without(*(parts or (code,))),
         describe=lambda gain, percent: Finding(

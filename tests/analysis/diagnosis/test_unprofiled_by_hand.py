@@ -38,7 +38,10 @@ def times(*step_ms: float) -> StepTimes:
 def run(
     *timed: UnprofiledSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
 ) -> RunRecord:
-    """Return a run record with a rank for each argument, which is the unprofiled steps of the rank."""
+    """Return a run record with one rank for each of `timed`, the unprofiled steps of the rank.
+
+    `light` are the ranks' steps in kernel-only traces. `notes` is why ranks after the first lack such a trace.
+    """
     ranks = tuple(
         RankRecord(
             rank=rank,

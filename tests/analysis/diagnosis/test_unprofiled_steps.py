@@ -182,8 +182,8 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # The first step has no previous lead. In the other steps the fetch takes 8, 2 and 7 ms. The previous step's lead
-    # hides 5, 5 and 0 ms of it.
+    # The first step has no previous lead. In the other steps the fetch takes 8, 2 and 7 ms. The previous step's lead of
+    # 5, 5 and 0 ms hides time of the fetch.
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
@@ -226,7 +226,7 @@ def test_run_record_without_unprofiled_fields_gives_no_figures() -> None:
 #: Each device takes 26.4 ms, of which exposed communication takes 8 ms. In recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: Host time per step. The job's unprofiled step equals it if the profiler does not slow the host.
+#: Host time per step. The unprofiled step takes this time if the profiler does not slow the host.
 HOST_MS = 28.0
 
 
@@ -238,7 +238,11 @@ def exchange_ms(
     lead_ms: float | None = None,
     idle_host_ms: tuple[float, ...] = (),
 ) -> float:
-    """Return the savings of communication, given unprofiled steps and the alternating times to queue their work."""
+    """Return the savings of communication in ms.
+
+    An unprofiled step takes `step_ms`; hosts work for `host_ms` (repeated in this order) and run ahead by `lead_ms`.
+    `idle_host_ms` are host times of preceding steps that began on an idle device.
+    """
     case = run_of(case_of(job.traces()), [step_ms] * STEPS)
     assert case.run is not None
     timed_host = UnprofiledSteps(

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 TRACES = Path(__file__).parents[2] / "traces"
 JOBS = sorted({path.parent for path in TRACES.glob("*/*.json.gz")} - {TRACES / "public"})
 ALONE = sorted([*TRACES.glob("public/*.json.gz"), *TRACES.glob("tensorflow*/*.xplane.pb.gz")])
+#: Maximum number of characters in a line of JSON.
 LINE = 320
 LEFT_OUT = {"advice", "source", "portions", "schema", "modules", "simulated_ranks"}
-"""Advice is on the pages of the findings. No job here has marks of modules or more than 64 ranks."""
+"""Fields that are left out. Advice is on the pages of the findings; no job has marked modules or over 64 ranks."""
 
 
 def name_of(path: Path) -> str:

@@ -165,7 +165,7 @@ def test_order_of_fixes_omits_fixes_without_further_savings() -> None:
         ("b", 50, "compute"),
     ]
     found, _ = scored(summed(30, other=30, a=30, b=20, c=20), [cause("a"), cause("host-sync", "waste", "b")])
-    assert [(fixe.code, fixe.then) for fixe in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
+    assert [(fix.code, fix.then) for fix in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
         ("a", "sync"),
         ("host-sync", "compute"),
     ]

@@ -17,6 +17,7 @@ from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.rule_examples.jobs import Job
 from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
+#: A slow stage, a slow rank, and a replica with long sequences.
 FAULTS = ("none", "stage", "compute", "sequence")
 #: `interleaved` needs three stages or more.
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -58,11 +59,12 @@ def draw(seed: int) -> TracedPipeline:
         "scatter": rng.choice([0.0, 0.01]),
         "seed": seed,
     }
-    times = rng.uniform(1.2, 1.8)
+    times = rng.uniform(1.2, 1.8)  # factor by which the fault lengthens computations
     everyone = range(stages * data)
     if fault == "stage":
         stage = rng.randrange(stages)
         ranks = tuple(rank for rank in everyone if rank // data == stage)
+        # Without the fault, the same work is spread evenly over all stages.
         mean = 1 + (times - 1) / stages
         without: dict[str, Any] = {"pace": dict.fromkeys(everyone, mean)}
         return TracedPipeline(fault, ranks, settings | {"pace": dict.fromkeys(ranks, times)}, without)
@@ -77,7 +79,7 @@ def draw(seed: int) -> TracedPipeline:
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A job with its true costs in ms, the findings, and the errors in the findings."""
+    """A job with the true costs of its fault and its bubble in ms, the findings, and the errors in the findings."""
 
     job: TracedPipeline
     step_ms: float
@@ -105,7 +107,7 @@ def _wrong(
     wrong = []
     stragglers = [finding for finding in findings if finding.code == "straggler"]
     if job.fault != "none" and cost_ms >= _WORTH * step_ms:
-        right = [one for one in stragglers if (one.cause, one.ranks) == (job.fault, job.ranks)]
+        right = [finding for finding in stragglers if (finding.cause, finding.ranks) == (job.fault, job.ranks)]
         if not right:
             wrong.append(f"no straggler {job.fault} on {job.ranks}")
         elif not _is_close(right[0].recoverable_ms_per_step, cost_ms, step_ms):
@@ -113,12 +115,11 @@ def _wrong(
         if cost_ms > bubble_ms and right and findings[0] is not right[0]:
             wrong.append(f"{findings[0].code} {findings[0].cause} comes first")
     else:
-        false = [
-            one for one in stragglers if (one.recoverable_ms_per_step or 0.0) > _FALSE * step_ms + max(cost_ms, 0.0)
-        ]
-        wrong += [f"false straggler {one.cause} of {one.recoverable_ms_per_step:.1f} ms" for one in false]
+        most_ms = _FALSE * step_ms + max(cost_ms, 0.0)
+        false = [finding for finding in stragglers if (finding.recoverable_ms_per_step or 0.0) > most_ms]
+        wrong += [f"false straggler {finding.cause} of {finding.recoverable_ms_per_step:.1f} ms" for finding in false]
     if job.fault == "none" and bubble_ms >= _WORTH * step_ms:
-        bubbles = [one for one in findings if one.code == "pipeline-bubble"]
+        bubbles = [finding for finding in findings if finding.code == "pipeline-bubble"]
         saved = bubbles[0].recoverable_ms_per_step if bubbles else None
         if not _is_close(saved, bubble_ms, step_ms):
             wrong.append(f"bubble of {saved} instead of {bubble_ms:.1f} ms")

@@ -36,7 +36,12 @@ def log_of(
     kind: Literal["alone", "light", "full"] = "alone",
     by: Literal["events", "traced"] = "events",
 ) -> ProcessLines:
-    """Return the log of a process with one section of line events."""
+    """Return the log of a process with one section of line events.
+
+    `rows` are the events of the training thread, `threads` those of each other thread, recorded with `sys.monitoring`
+    or `sys.settrace` (`by`). `stack` is (code, line) of the frames around the loop. `kind` states whether the steps
+    were unprofiled, in a kernel-only trace, or in a full trace.
+    """
     return ProcessLines(
         schema="gpudiag/lines/1",
         pid=7,
@@ -51,7 +56,7 @@ def log_of(
 
 
 def step_rows(begin_ns: int, middle: list[Row], end_ns: int) -> list[Row]:
-    """Return the events of a step that ends in line 9 of `main`, and then 1 µs of gpudiag's own work."""
+    """Return the events of a step: its begin, `middle`, and its end, after which gpudiag's own work begins."""
     return [(begin_ns, -1, STEP), *middle, (end_ns, -1, PAUSE)]
 
 

@@ -14,7 +14,7 @@ COST_MS = 293.8
 
 
 def test_cost_of_a_hot_expert_is_that_of_uneven_tokens(whole_recording: Callable[[str], Path]) -> None:
-    """Tokens go from the hot expert to other experts, so that all experts would get the mean."""
+    """The savings are those of an even distribution, in which all experts get the mean number of tokens."""
     analysis = analyze([whole_recording("parallel/hot_ep4")])
     first = analysis.findings[0]
     assert (first.code, first.ranks, first.cause) == ("straggler", (2,), "experts")

@@ -1,4 +1,4 @@
-"""Test that the grid of a job whose ranks are simulated as a sample comes from all of its ranks."""
+"""Test that the grid of a large job comes from all of its ranks, although only a sample of the ranks is simulated."""
 
 from __future__ import annotations
 

@@ -77,6 +77,6 @@ def _wrong_ranks(pipeline: Pipeline, finding: Finding) -> list[str]:
     elif finding.cause == "stage":
         stage = int(np.argmax(pipeline.stage))
         expected = tuple(stage * pipeline.data_ranks + data_rank for data_rank in range(pipeline.data_ranks))
-    else:
+    else:  # long sequences are not specific to any rank
         expected = ()
     return [] if finding.ranks == expected else [f"{finding.cause}: ranks {finding.ranks} instead of {expected}"]

@@ -97,12 +97,13 @@ class Pipeline:
 
 
 def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
-    """Return a worker's computations in order: kind, part of the whole model, microbatch."""
+    """Return a worker's computations in order: (kind, part of the whole model, microbatch)."""
     pieces = pipeline.microbatches * pipeline.chunks
     forwards = [(FORWARD, *_piece(pipeline, stage, number, last_first=False)) for number in range(pieces)]
     backwards = [(BACKWARD, *_piece(pipeline, stage, number, last_first=True)) for number in range(pieces)]
     if pipeline.schedule == "gpipe":
         return forwards + backwards
+    # Number of forward computations before the first backward computation, as in Megatron-LM.
     ahead = pipeline.stages - stage - 1
     if pipeline.chunks > 1:
         ahead = 2 * ahead + (pipeline.chunks - 1) * pipeline.stages
@@ -151,8 +152,8 @@ class _Recorder:
 def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
     """Run a job; return its table of operations and its mean step time in ms."""
     random = np.random.default_rng(pipeline.seed)
-    errors = pipeline.clock_ms * random.uniform(-1, 1, (pipeline.stages, pipeline.data_ranks))
-    recorder = _Recorder(clocks={worker: float(error) for worker, error in np.ndenumerate(errors)})
+    clock_errors = pipeline.clock_ms * random.uniform(-1, 1, (pipeline.stages, pipeline.data_ranks))
+    recorder = _Recorder(clocks={worker: float(error) for worker, error in np.ndenumerate(clock_errors)})
     lengths = np.random.default_rng([pipeline.seed, 1]).standard_normal(
         (pipeline.steps, pipeline.data_ranks, pipeline.microbatches)
     )
@@ -160,6 +161,7 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
     spread /= spread.mean()  # so that the total work does not depend on the spread
     times = [_run_step(pipeline, step, spread[step], random, recorder) for step in range(pipeline.steps)]
     step, data_rank, stage, kind, start, duration, chunk, microbatch = zip(*recorder.rows, strict=True)
+    # The analysis must not depend on the order of rows.
     order = np.random.default_rng(pipeline.seed).permutation(len(step))
 
     def column(values: tuple[float, ...], scale: float = 1.0) -> NDArray[np.int64]:
@@ -184,7 +186,11 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
 def _run_step(
     pipeline: Pipeline, step: int, spread: Factors, random: np.random.Generator, recorder: _Recorder
 ) -> float:
-    """Draw the durations of a step, run it, and return its end in ms."""
+    """Draw the durations of a step, run it, and return its end in ms.
+
+    `spread` is the relative length of each microbatch, by data rank and microbatch. Arrays of durations are by
+    direction (forward, backward), part of the model, data rank and microbatch.
+    """
     stage_of = np.arange(pipeline.stages * pipeline.chunks) % pipeline.stages
     shape = (2, len(stage_of), pipeline.data_ranks, pipeline.microbatches)
     noise = 1 + pipeline.noise * random.standard_normal(shape)
@@ -219,7 +225,10 @@ def _run_step(
 
 
 class _Column:
-    """The stages of one data rank, which run until each has executed its program."""
+    """The stages of one data rank, which run until each has executed its program.
+
+    `durations` and `transfers` are in ms, by direction (forward, backward), part of the model and microbatch.
+    """
 
     def __init__(
         self,
@@ -250,7 +259,11 @@ class _Column:
         return {(stage, self.data_rank): ends[stage][-1] for stage in range(self.pipeline.stages)}
 
     def _execute(self, stage: int, number: int, ends: list[float]) -> bool:
-        """Execute a computation if its input was sent. Record the computation, its receive, and the matching send."""
+        """Execute the stage's computation `number` if its input was sent; return whether it was executed.
+
+        Record the computation, its receive, and the matching send. `ends` are the ends in ms of the stage's earlier
+        computations, after the stage's begin; the end of this computation is appended.
+        """
         kind, chunk, microbatch = self.programs[stage][number]
         backward = int(kind == BACKWARD)
         source_chunk = chunk + (1 if backward else -1)
@@ -260,6 +273,7 @@ class _Column:
             sent = self.sent.get((kind, source_chunk, microbatch))
             if sent is None:
                 return False
+            # A receive is posted after the previous computation, or after the one before it.
             earlier = 2 if self.pipeline.early_receives else 1
             posted = ends[max(len(ends) - earlier, 0)]
             end = max(sent, posted) + float(self.transfers[backward, chunk, microbatch])
@@ -311,6 +325,7 @@ def draw(seed: int) -> Pipeline:
     count = int(random.choice([0, 1, 1, 2]))
     faults = set(random.choice(FAULTS, size=count, replace=False).tolist())
     stage_factors = [1.0] * stages
+    # The last stage is slow most often, because it also computes the loss.
     slow_stage = stages - 1 if random.random() < 0.6 else int(random.integers(stages))
     stage_factors[slow_stage] = float(random.uniform(1.15, 1.9))
     forward = float(random.uniform(2, 80))

@@ -18,7 +18,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
-    """Return the parts of a recorded job whose unprofiled steps take `share` of its simulated steps."""
+    """Return the parts of a job (`fed`: it loads batches) whose unprofiled steps are `share` of its simulated steps."""
     timeline = build_timeline(read_traces([TRACES / name]), None)
     what_if = build_what_if(timeline)
     assert what_if is not None

@@ -49,7 +49,7 @@ def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, s
 
 
 def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], ranks: Sequence[int]) -> Path:
-    """Remove events of `ranks`, selected by category and text."""
+    """Keep those events of `ranks` for which `stays(category, JSON text)` is true, and all events of other ranks."""
     for path in sorted(source.glob("rank*")):
         if all(path != named(source, rank) for rank in ranks):
             (target / path.name).write_bytes(path.read_bytes())

@@ -15,9 +15,9 @@ from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.examples import examples
 
 JITTER_NS = 70 * NS_PER_US
-"""How far apart participants leave at most in real traces."""
+"""Largest distance between the ends of a collective on two ranks, in real traces."""
 TYPICAL_NS = 13 * NS_PER_US
-"""... in the median of the worst of them."""
+"""Usual distance between the ends of a collective on two ranks."""
 
 
 @dataclass
@@ -46,7 +46,10 @@ class Job:
 
 
 def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: bool = True, broadcasts: int = 0) -> Job:
-    """Make steps of about 30 ms, each with `buckets` all-reduces in its second half; step times vary by 2 %."""
+    """Make steps of about 30 ms, each with `buckets` all-reduces in its second half; step times vary by 2 %.
+
+    `broadcasts` is the number of broadcasts at the begin of a step. Unless `sized`, all all-reduces have equal sizes.
+    """
     ends, signatures, symmetric = [], [], []
     begin = 0.0
     for _ in range(steps):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FAR = 1_000_000
-"""A second: another clock."""
+"""Clock offset of one second, as between clocks with different origins."""
 
 
 def seen(

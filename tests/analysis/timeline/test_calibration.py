@@ -1,4 +1,7 @@
-"""Test that each threshold of the timeline has a source, and that outcomes just below and just above it differ."""
+"""Test that each threshold of the timeline has a source, and that outcomes just below and just above it differ.
+
+`CASES.of(NAME)` registers a function that is called with a value just below and just above the threshold NAME.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps that have a window, out of three steps; the first two have 100 device ops each."""
+    """Return which of three steps have a window. The first two have 100 ops. Ops start `latency_ns` after a launch."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
@@ -188,7 +191,7 @@ def idle_device(at: float) -> object:
 
 @CASES.of("AS_CLOSE")
 def group_of_three(at: float) -> object:
-    """Return the group if rank 1 ends a collective 100 ns after rank 0, and rank 2 `at` x 100 ns after rank 0."""
+    """Return the inferred group of a collective that ends 100 ns later on rank 1, and `at` x 100 ns later on rank 2."""
     call = CollectiveCall(row=0, operation="all_reduce")
     track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
     ends = {1: {"all_reduce": np.array([10_100])}, 2: {"all_reduce": np.array([10_000 + round(100 * at)])}}
@@ -198,7 +201,7 @@ def group_of_three(at: float) -> object:
 
 @CASES.of("NOT_BY_CHANCE")
 def group_beside_a_nearer_pair(at: float) -> object:
-    """Return the group if rank 1 ends a collective with rank 0, and rank 2 `at` x 1000 ns later.
+    """Return the inferred group of a collective that ends at once on ranks 0 and 1, and `at` x 1000 ns later on rank 2.
 
     The next collective follows after 4000 ns.
     """

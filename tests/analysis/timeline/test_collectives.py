@@ -22,7 +22,11 @@ TRANSFER = BUCKETS.index("communication_transfer")
 def job(
     arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
 ) -> list[TraceBuilder]:
-    """Make ranks with an all-reduce per step, which rank i enters at `arrivals[i]` µs and all leave at 20 000 µs."""
+    """Make ranks with an all-reduce per step, which rank i enters at `arrivals[i]` µs and all leave at 20 000 µs.
+
+    Steps take `period` µs and up to 900 µs more. The clock of rank i is ahead by `clocks_ns[i]`. Ranks leave up to
+    `jitter` µs later.
+    """
     noise = np.random.default_rng(5)
     lengths = noise.integers(0, 900, steps)
     builders = []
@@ -119,6 +123,7 @@ def test_root_of_a_broadcast_may_leave_early() -> None:
         trace = TraceBuilder(rank, world_size=2)
         for step in range(6):
             trace.step(30_000 * step)
+            # In odd steps the other rank arrives after the root has left, in even steps 1 ms before the root.
             start, end = ((5_000, 5_040), (6_000, 6_040))[rank] if step % 2 else ((5_000, 5_040), (4_000, 5_045))[rank]
             trace.collective(start, end, "broadcast", ranks=(0, 1))
             trace.compute(7_000, 9_000).collective(10_000, 20_000, ranks=(0, 1))
@@ -220,7 +225,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the clocks' residual is too large to tell which rank arrived last
+        return  # the clocks' residual is too large to determine which rank arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

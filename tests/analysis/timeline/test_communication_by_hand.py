@@ -29,7 +29,10 @@ def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
 
 
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
-    """Build a step of 5 ms: work until `begin` µs, communication on thread 9 from 100 to 600 µs, then an update."""
+    """Build a step of 5 ms: work until `begin` µs, and an update at `silent_until` µs.
+
+    Thread 9 communicates meanwhile, from 100 to 600 µs or at the times `range`.
+    """
     first, last = ranges.get("range", (100, 600))
     trace = (
         TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, COMMUNICATION).by(TRAINING)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
-    """Build the example of `covered_share`: work before the marks, four steps, and work after the steps."""
+    """Build the example of `covered_share`: work before the marks, four steps, and work after the steps.
+
+    Arguments are times of device work in ms: after the steps, before them, and in the last step.
+    """
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, before_ms, launch=None)
     for at, busy in ((100, 20), (200, 21), (300, 20), (400, last_ms)):
         trace.step(at).compute(0, busy)

@@ -180,7 +180,7 @@ def test_groups_of_one_rank_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves each all-reduce at 500 µs.
+    """After each all-reduce there is a broadcast, which its root leaves 500 µs after the all-reduce.
 
     The other rank arrives up to 100 µs later, which is the tolerance of clocks, or 101 µs later.
     """

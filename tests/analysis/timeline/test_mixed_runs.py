@@ -29,9 +29,15 @@ PAIR = ("0", (0, 1))
 
 
 class Rank:
-    """A rank with step lengths and collective ends in ms, and whether its collectives matched.
+    """A rank of which only steps and collectives are known.
 
-    `others` are earlier collectives of different groups or operations: (operation, group, ranks).
+    Args:
+        steps, ends: lengths of its steps, and ends of its all-reduces, in ms.
+        matched: whether its all-reduces (or each of them) match those of another rank.
+        numbers: numbers of its steps; by default from 0.
+        group: (name, ranks) of the group of its all-reduces.
+        others: earlier collectives of different groups or operations: (operation, group, ranks).
+        trace, world: number of its trace, by default `rank`; world size that the trace states.
     """
 
     def __init__(

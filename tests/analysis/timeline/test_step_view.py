@@ -67,7 +67,10 @@ def test_all_kept_steps_share_names(late: StepView) -> None:
 
 
 def of_lengths(lengths: Sequence[int], ranks: int = 1, important: Sequence[int] = ()) -> StepView:
-    """Make steps of `lengths` µs, each with a kernel and an all-reduce that rank 0 enters late."""
+    """Make steps of `lengths` µs, each with a kernel and an all-reduce that rank 0 enters late.
+
+    The view must show the `important` ranks.
+    """
     traces = []
     for rank in range(ranks):
         trace = TraceBuilder(rank, world_size=ranks)
@@ -139,7 +142,7 @@ def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int,
 
 
 def test_host_is_drawn_four_deep_without_other_threads() -> None:
-    """An operator has depth 0, a range 1 and a runtime call 2; a span that crosses a step's edge is in both steps."""
+    """An operator has color 0, a range 1 and a runtime call 2; a span that crosses a step's edge is in both steps."""
 
     def step(trace: TraceBuilder) -> None:
         trace.annotation(10, 100, "deep").operator(20, 90, "deeper").runtime(30, 80, "call").operator(40, 50, "hidden")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TRACES = Path(__file__).parents[2] / "traces"
 MIRRORED = TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz"
 EVERY = range(4)
+#: Recordings without defects.
 SOUND = (
     *(TRACES / name for name in ("clean", "slow_loader_rank2", "vgg_p2poff", "tiny", "resnet50_dataloader")),
     TRACES / "gloo_dataloader",
@@ -37,6 +38,7 @@ SOUND = (
 )
 Break = tuple[str, "Callable[[Callable[[str], Path], Path], Path]"]
 
+#: Defect → (code of its warning, function that makes the broken recording in a directory from full recordings).
 BREAKS: dict[str, Break] = {
     "a rank of another run": (
         "mixed-runs",
@@ -187,7 +189,7 @@ def test_graph_launch_loses_no_kernels() -> None:
     (trace,) = Job(ranks=1, step=DDP, steps=8).traces()
     events = trace.events
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.role == Role.LAUNCH))
-    first = launches[::10]
+    first = launches[::10]  # each becomes the launch of a graph that replaces ten launches
     correlation = events.correlation.copy()
     for launch, following in zip(first, [*launches[10::10], None], strict=False):
         stop = None if following is None else events.start_ns[following]

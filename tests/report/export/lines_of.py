@@ -55,7 +55,7 @@ def of_perfetto(path: Path) -> Lines:
         event = packet.track_event
         assert packet.timestamp >= last.get(event.track_uuid, 0), "an event of a track begins before the previous event"
         last[event.track_uuid] = packet.timestamp
-        if event.type == 1:
+        if event.type == 1:  # the begin of an event
             running[event.track_uuid].append(packet.timestamp)
         else:
             track = described[event.track_uuid]

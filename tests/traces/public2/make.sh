@@ -9,7 +9,7 @@ done
 for name in h100_falcon h100_qwen_forward; do
   "$python" "$here/../minify.py" "$1/$name.json.gz" "$here/$name.json.gz" --shapes
 done
-# Functions of Python, but for modules, make up most of these two.
+# Most events of these two traces are Python functions. Of these, only calls of modules are kept.
 for name in sglang_prefill mi300_resnet_rank0_of_8; do
   "$python" - "$1/$name.json.gz" "$here/$name.json" <<'END'
 import gzip, json, sys

@@ -44,7 +44,10 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of damage to GPU 0's host link, if GPU i copies to and from the host at `rates[i]` GB/s."""
+    """Return the signs of damage to GPU 0's host link, if GPU i copies to and from the host at `rates[i]` GB/s.
+
+    `ceiling` is the highest possible rate of GPU 0's copies in GB/s, and `pcie` is its link, by default a healthy one.
+    """
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -142,8 +145,8 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # the result of one direction, and that of both at once
-        copies = [(finding, of_both) for finding, _, of_both in copies]
+    if both:  # keep the rate of one direction, and that of both at once
+        copies = [(one_way, of_both) for one_way, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
     ]
@@ -219,18 +222,17 @@ def test_pair_shares_a_link_up_to_1_25_times_one_direction(one_way: float, both:
 
 @pytest.mark.parametrize(("both", "fires"), [(12.5, True), (12.6, False)])
 def test_host_link_that_carries_one_direction_at_a_time_is_reported(both: float, *, fires: bool) -> None:
-    down, up = (
-        msgspec.structs.replace(finding, direction="both_ways", gb_per_s=both) for finding in host_copies(0, 1.0)
-    )
+    down, up = (msgspec.structs.replace(record, direction="both_ways", gb_per_s=both) for record in host_copies(0, 1.0))
     every = findings_of(gpu(0), gpu(1), bandwidth=(host_copies(0, 10.0), down, up))
     assert [(finding.severity, finding.evidence["gpus"]) for finding in every] == ([("info", [0])] if fires else [])
 
 
 def clocks(*mhz: int | None, application: tuple[int | None, ...] = ()) -> list[Finding]:
+    """Return the findings about GPUs with the maximum SM clocks `mhz`, and application clocks `application`."""
     return findings_of(
         *(
-            gpu(at, sm_clock=Clock(maximum_mhz=finding, application_mhz=application[at] if application else None))
-            for at, finding in enumerate(mhz)
+            gpu(at, sm_clock=Clock(maximum_mhz=maximum, application_mhz=application[at] if application else None))
+            for at, maximum in enumerate(mhz)
         )
     )
 
@@ -425,7 +427,7 @@ def test_host_rates_keep_the_fastest_pinned_copy_of_each_path() -> None:
         msgspec.structs.replace(down, path="host_memory", gb_per_s=99.0),
     )
     facts = machine(gpu(0), bandwidth=(*others, down, up, worse, better))
-    rates = {path: finding.gb_per_s for path, finding in host_rates(facts)[0].items()}
+    rates = {path: record.gb_per_s for path, record in host_rates(facts)[0].items()}
     assert rates == {"host_to_device": 11.0, "device_to_host": 10.0}
     assert host_rates(facts).keys() == {0}
 
@@ -443,8 +445,8 @@ def test_peer_rates_are_by_source_and_destination() -> None:
     def rates(*records: Bandwidth, peer_access: bool = True) -> dict[tuple[int, int], float]:
         facts: Facts = machine(gpu(0), bandwidth=records)
         return {
-            pair: finding.gb_per_s
-            for pair, finding in peer_rates(facts, peer_access=peer_access, direction="one_way").items()
+            pair: record.gb_per_s
+            for pair, record in peer_rates(facts, peer_access=peer_access, direction="one_way").items()
         }
 
     there, back = peer_copies(0, 1, 5.0, peer_access=True)

@@ -16,7 +16,7 @@ EXPECTED = {
         ("degraded-link", "critical", [0, 1, 2, 3, 4, 5]),
         ("clock-mismatch", "warning", [1, 2, 3]),
     ],
-    # Two GTX 1070 are on risers, and the link of a third has half of its usual rate. One of the four pairs with peer
+    # Two GTX 1070 are on risers, and a third GTX 1070 copies at half of the usual rate. One of the four pairs with peer
     # access is across sockets.
     "7gforce-v2": [
         ("degraded-link", "critical", [0, 4]),
@@ -35,7 +35,7 @@ EXPECTED = {
     # Hybrid cube mesh: some pairs have no direct link, but rings of direct links exist.
     "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
     "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
-    # The links of the following machines are unknown.
+    # The links of the following machines are unknown, so there are no findings.
     "patrick-4x": [],
     "staging-area-box": [],
     # This VM is healthy: its links are idle, one GPU copies to the host at 55 GB/s, and all four together at 159 GB/s.

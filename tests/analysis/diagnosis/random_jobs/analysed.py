@@ -20,7 +20,7 @@ def recorded(recipe: Recipe) -> Case:
 
 
 def analysed(case: Case) -> Analysis:
-    """Return the analysis, with the fields that verdicts need."""
+    """Diagnose a case; return an analysis with the fields that `judge` and `law` read."""
     diagnosis = diagnose(case)
     timeline, attribution = case.timeline, case.attribution
     steps = summarise_steps(timeline, attribution)

@@ -19,7 +19,16 @@ _CONFIRMED = 0.04
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The expected and the reported causes, and the errors of the diagnosis; `why` is empty if it is right."""
+    """The expected causes, the first reported cause, and the errors of the diagnosis.
+
+    Attributes:
+        expected: names of the causes that may come first; ("none",) if no finding is expected.
+        got: code and cause of the first finding, or "none".
+        why: the errors; empty if the diagnosis is right.
+        missed: names of waste that costs clearly enough to be reported, but whose code no finding has.
+        loader_as_launching: whether a loader should come first but `launch-bound` does.
+        beside: work that could be removed instead of the most expensive waste → whether a finding reports it.
+    """
 
     expected: tuple[str, ...]
     got: str
@@ -35,18 +44,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_causes(truth: Truth) -> tuple[Cause, ...]:
-    """Return the causes that may come first, the most expensive one first; empty if no cause is worth action.
+    """Return the causes that may come first, waste before work; empty if no cause is worth action.
 
-    Waste precedes work of equal cost. If a host waits for its loader and then launches slowly, removing either helps,
-    but only the loader's wait can be removed entirely. Work may also come first if it costs more than all waste, or if
-    it costs as much as waste after all waste is removed.
+    Waste can be removed entirely, work cannot. If a host waits for its loader and then launches slowly, removing either
+    helps, but only the loader's wait is waste. Work may also come first if it costs more than the most expensive waste,
+    or if it still costs as much as that waste after all waste is removed.
     """
     notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
     waste = [cause for cause in notable if cause.waste]
     most = max((cause.gain_ms for cause in waste), default=0.0)
     first = [cause for cause in waste if cause.gain_ms >= (1 - _TIE) * most]
     work = [cause for cause in notable if not cause.waste]
-    work = [one for one in work if one.gain_ms > (1 + _TIE) * most or one.after_waste_ms >= (1 - _TIE) * most]
+    work = [cause for cause in work if cause.gain_ms > (1 + _TIE) * most or cause.after_waste_ms >= (1 - _TIE) * most]
     heaviest = max((cause.gain_ms for cause in work), default=0.0)
     return (*first, *(cause for cause in work if cause.gain_ms >= (1 - _TIE) * heaviest))
 
@@ -72,7 +81,9 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
     if first is not None:
         # If it is enough to remove one of several causes, all these causes must be reported.
         equal = [cause for cause in expected if cause.waste and cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
-        why += [f"{one.name} not listed" for one in equal if one.code not in reported_codes and why != ["wrong code"]]
+        # A first finding of a wrong code is one error; its consequences are not counted.
+        if why != ["wrong code"]:
+            why += [f"{cause.name} not listed" for cause in equal if cause.code not in reported_codes]
     wasteful = [cause for cause in truth.causes if cause.waste and cause.finding]
     missed = [
         cause
@@ -91,11 +102,12 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
 
 
 def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
-    """Return `Verdict.beside`: kind of work → whether a finding names it."""
+    """Return `Verdict.beside`; empty if the most expensive expected cause is not waste."""
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
     instead = [cause for cause in truth.causes if not cause.waste and cause.gain_ms >= enough]
+    # If work still costs much after the waste is removed, it is a problem of its own and no alternative.
     return {cause.name: cause.code in reported_codes for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
 
 
@@ -110,7 +122,10 @@ def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) 
 
 
 def _wrong(finding: Finding, cause: Cause) -> list[str]:
-    """Return the errors of a finding with the right code: in its cause, ranks or amount."""
+    """Return the errors of a finding with the right code: in its cause, ranks or amount.
+
+    For work, either amount of the cause is right: the savings now, or after all waste is removed.
+    """
     why = []
     if not cause.is_named(finding.cause):
         why.append(f"cause {finding.cause}")
@@ -124,6 +139,7 @@ def _wrong(finding: Finding, cause: Cause) -> list[str]:
 
 
 def _confirmed(finding: Finding, truth: Truth) -> bool:
+    """Return whether removing a true cause saves enough, or nearly enough if the finding has no errors."""
     return any(
         truth.share(cause) >= _CONFIRMED or (truth.share(cause) >= NOTABLE - 2 * MARGIN and not _wrong(finding, cause))
         for cause in truth.causes

@@ -1,4 +1,4 @@
-"""Check that findings explain the table: every large bucket of the ranks that others wait for has an explanation."""
+"""Check that every large bucket of the ranks that others wait for is explained by a finding or a message."""
 
 from __future__ import annotations
 
@@ -38,12 +38,16 @@ def pacing(analysis: Analysis) -> tuple[Device, ...]:
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
     """Return the buckets that a warning about validity calls unexplained."""
+    # Such a message begins with the bucket's name in words.
     lines = [warning.message.replace(" ", "_") for warning in analysis.validity if warning.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """Describe each bucket that neither a finding explains nor a message calls unexplained."""
+    """Describe each bucket that neither a finding explains nor a message calls unexplained.
+
+    The result is empty if the analysis calls its input untrusted or a rule abstains.
+    """
     reported_codes = {finding.code for finding in analysis.findings}
     codes = {warning.code for warning in analysis.validity}
     if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):
@@ -64,6 +68,7 @@ def violations(analysis: Analysis) -> list[str]:
         if ms < NOTABLE * step_ms or bucket in explained_buckets:
             continue
         share = f"{bucket} takes {100 * ms / step_ms:.0f} % of the step"
+        # `compute-bound` states that all other buckets are small.
         if "compute-bound" in reported_codes:
             descriptions.append(f"compute-bound, but {share}")
         elif not reported_codes & codes_that_explain:

@@ -84,9 +84,11 @@ _BLOCKS = 40
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault of one rank, or of all ranks if `rank` is None.
 
-    The fault occurs after layer `layer` and costs `ms` per step; `launch-one` costs `ms` µs per launch. `times` is the
-    factor by which a slow host is slower. `sometimes` has (rank, step, ms) for a fault that does not occur in every
-    step.
+    Attributes:
+        ms: cost in ms per step; for `launch-one`, in µs per launch.
+        times: factor by which the host of `host-one` is slower.
+        layer: index of the layer after which a fault within the step occurs.
+        sometimes: (rank, step, ms) of each occurrence; empty if the fault occurs in every step.
     """
 
     kind: Kind
@@ -106,7 +108,16 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that can be simulated with and without each of its causes."""
+    """A job that can be simulated with and without each of its causes.
+
+    Attributes:
+        kind: one of `ALL_KINDS`.
+        layers: the forward layers, then the backward layers.
+        launch_us, recording_ns: host time per kernel launch, and profiler overhead per recorded host event.
+        fetch_ms, update_ms: the usual wait for the next batch on all ranks; duration of the optimizer's kernel.
+        scatter: relative standard deviation of kernel times between steps.
+        timed: whether gpudiag also gets the job's unprofiled step times.
+    """
 
     seed: int
     kind: str
@@ -124,8 +135,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
         """Return the job without some of its causes.
 
-        Causes are kinds of faults, `launching`, `exchange`, `input`, `scatter`, and `blocking`, without which copies do
-        not block the host. If `recorded` is false, the hosts have no profiler overhead.
+        `without` contains kinds of faults, or names of costs: `launching`, `exchange`, `input`, `scatter`, `blocking`.
+        Without `blocking`, copies do not block the host. If `recorded` is false, the hosts have no profiler overhead.
         """
         ranks = range(self.ranks)
         there = [fault for fault in self.faults if fault.kind not in without]
@@ -147,9 +158,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         faults: dict[Kind, Fault] = {}
         for fault in self.faults:
             if fault.kind not in without and fault.rank in {None, rank}:
-                now = [ms for whose, step, ms in fault.sometimes if (whose, step) == (rank, number)]
-                if now or not fault.sometimes:
-                    faults[fault.kind] = msgspec.structs.replace(fault, ms=sum(now) or fault.ms)
+                # A fault with `sometimes` occurs only in the steps listed there, and costs what is listed.
+                costs_ms = [ms for whose, step, ms in fault.sometimes if (whose, step) == (rank, number)]
+                if costs_ms or not fault.sometimes:
+                    faults[fault.kind] = msgspec.structs.replace(fault, ms=sum(costs_ms) or fault.ms)
         input_ms = self.fetch_ms + sum(faults[kind].ms for kind in ("loader", "loader-one") if kind in faults)
         unmarked = [faults[kind].ms for kind in ("loader-unmarked", "loader-unmarked-one") if kind in faults]
         pieces: list[Piece] = []
@@ -162,8 +174,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             pieces += [silence(ms) for ms in unmarked]
             pieces += [fetch(faults["loader-one"].ms)] if "loader-one" in faults else []
         moved = [faults[kind].ms for kind in ("allocation", "allocation-one") if kind in faults]
+        # Allocation takes 80 % of the fault's cost, release at the step's end 20 %.
         pieces += [memory(0.8 * ms / _BLOCKS, count=_BLOCKS) for ms in moved]
         pinned = "blocking" in without
+        # Sizes are such that pageable memory is copied at 6 GB/s, and pinned memory at 50 GB/s.
         if "pageable" in faults:
             pieces.append(host_copy(faults["pageable"].ms, megabytes=6 * faults["pageable"].ms, pinned=pinned))
         if "copy" in faults:
@@ -199,10 +213,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, kind: str | None = None) -> Recipe:
-    """Return the job of a seed, of kind `kind` if one is given."""
+    """Return the job of a seed, of kind `kind` if given, else of a random kind."""
     chance = random.Random(seed)  # noqa: S311
     weights = [2 if name in {"none", "loader", "two"} else 1 for name in ALL_KINDS]
-    drawn = chance.choices(ALL_KINDS, weights)[0]
+    drawn = chance.choices(ALL_KINDS, weights)[0]  # also if `kind` is given, so that later draws are the same
     kind = kind or drawn
     ranks = chance.choice((1, 2, 2, 3, 4, 4, 8))
     kinds = _kinds(kind, chance)
@@ -254,20 +268,22 @@ def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
     """Draw forward layers, and backward layers with an all-reduce each.
 
-    The time of an all-reduce is `communication` times the time of the layer's kernels, times a random factor.
+    The kernels of all layers take `device_ms`. The time of an all-reduce is `communication` times the time of the
+    layer's kernels, times a random factor. If `tiny`, each layer has more and therefore shorter kernels.
     """
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
-    found = []
+    layers = []
     for index, part in enumerate(parts):
         ms = device_ms * part / sum(parts)
-        own = None if index < forward else communication * ms * chance.uniform(0.5, 1.5)
-        found.append(Layer(ms=ms, count=chance.randint(25, 60) if tiny else chance.randint(4, 12), exchange_ms=own))
-    return tuple(found)
+        exchange_ms = None if index < forward else communication * ms * chance.uniform(0.5, 1.5)
+        count = chance.randint(25, 60) if tiny else chance.randint(4, 12)
+        layers.append(Layer(ms=ms, count=count, exchange_ms=exchange_ms))
+    return tuple(layers)
 
 
 def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> Fault:
-    """Draw a fault whose cost is proportional to the step time."""
+    """Draw a fault whose cost is proportional to `step_ms`, the step time of the job `base` without the fault."""
     ms = step_ms * chance.uniform(0.15, 1.2)
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
@@ -285,6 +301,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
         late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
         return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
     elif kind == "jitter":
+        # In each step another rank is late, in a random but fixed order.
         turns = chance.sample(range(base.ranks), base.ranks) * base.steps
         late = [(turns[step], step, 0.5 * ms * chance.uniform(0.5, 1.5)) for step in range(base.steps)]
         return Fault(kind=kind, layer=layer, sometimes=tuple(late))

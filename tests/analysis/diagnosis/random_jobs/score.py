@@ -17,7 +17,7 @@ from tests.analysis.diagnosis.random_jobs.truth import Truth, truth_of
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its truth, its analysis and the verdict."""
+    """A job with its truth, its analysis and the verdict; `unlawful` has the buckets without an explanation."""
 
     recipe: Recipe
     truth: Truth
@@ -34,8 +34,8 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """E. B. Return E. B. Wilson's score interval at 95 %: Journal of the American Statistical Association 22
-        (1927), 209-212."""
+        """Return E. B. Wilson's score interval at 95 %: Journal of the American Statistical Association 22 (1927),
+        209-212."""
         if not self.of:
             return 0.0, 1.0
         z, p = 1.96, self.count / self.of

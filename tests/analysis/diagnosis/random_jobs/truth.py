@@ -90,29 +90,30 @@ _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple
 
 
 def truth_of(recipe: Recipe) -> Truth:
-    """Simulate the job with all causes, and without each cause; return the cost of each cause."""
+    """Simulate the job with all causes, and without each cause; return the cost of each cause in ms per step."""
 
     @cache
     def played(without: frozenset[str]) -> float:
         return statistics.fmean(recipe.job(without, recorded=False).step_times_ms())
 
     def step_ms(*without: str) -> float:
+        """Return the mean unprofiled step time in ms without the named causes."""
         return played(frozenset(without))
 
     now = step_ms()
     waste = [fault.kind for fault in recipe.faults]
-    bare = step_ms(*waste, "input")
+    bare = step_ms(*waste, "input")  # without any waste
     causes = []
     for fault in recipe.faults:
-        code, said, ranks = _EXPECTED[fault.kind]
+        code, texts, ranks = _EXPECTED[fault.kind]
         # The usual fetch and the late loader are one wait, so both are removed.
         taken = ("input", fault.kind) if code == "input-bound" else (fault.kind,)
-        others = [one for one in waste if one != fault.kind]
+        others = [kind for kind in waste if kind != fault.kind]
         causes.append(
             Cause(
                 name=fault.kind,
                 code=code,
-                causes=said,
+                causes=texts,
                 ranks=ranks(fault, recipe),
                 late=_late(fault, recipe) if fault.kind == "jitter" else None,
                 gain_ms=now - step_ms(*taken),
@@ -120,6 +121,7 @@ def truth_of(recipe: Recipe) -> Truth:
                 waste=True,
             )
         )
+    # (name, code of the finding, whether it is waste) of the costs that every job has.
     costs = [("launching", "launch-bound", False), ("exchange", "communication-bound", False)]
     if not any(cause.code == "input-bound" for cause in causes):
         costs.append(("input", "input-bound", True))
@@ -129,7 +131,8 @@ def truth_of(recipe: Recipe) -> Truth:
         costs.append(("blocking", "host-sync", True))
     for name, code, is_waste in costs:
         alone, after = now - step_ms(name), bare - step_ms(*waste, "input", name)
-        own = name != "blocking"
-        causes.append(Cause(name=name, code=code, gain_ms=alone, after_waste_ms=after, waste=is_waste, finding=own))
+        # Blocking is a part of what slow copies cost, so no finding needs to report it.
+        due = name != "blocking"
+        causes.append(Cause(name=name, code=code, gain_ms=alone, after_waste_ms=after, waste=is_waste, finding=due))
     causes.sort(key=lambda cause: -cause.gain_ms)
     return Truth(step_ms=now, causes=tuple(causes))

@@ -1,4 +1,4 @@
-"""Provide example jobs in which rule `host-sync` fires, is silent, or abstains."""
+"""Provide example jobs in which rule `host-sync` fires or is silent."""
 
 from __future__ import annotations
 

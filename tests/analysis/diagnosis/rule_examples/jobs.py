@@ -36,13 +36,22 @@ _COMPUTE_STREAM, _COMMUNICATION_STREAM, _SEND_STREAM, _RECEIVE_STREAM = 7, 20, 2
 _COLLECTIVE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 _MESSAGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 _STREAM_OF = {"all_reduce": _COMMUNICATION_STREAM, "send": _SEND_STREAM, "recv": _RECEIVE_STREAM}
-_LATENCY_NS = 2_400
-_GAP_NS = 1_200
+#: Least time from the end of a launch to the kernel's start, and between two operations of a stream.
+_LATENCY_NS, _GAP_NS = 2_400, 1_200
 _ORIGIN_NS = 10**18
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """An operation of a rank in a step; created by the functions below."""
+    """An operation of a rank in a step; created by the functions below.
+
+    Attributes:
+        ns, launch_ns: duration (of each of `count` kernels or calls), and of each launch.
+        pinned, released: whether a copy's host memory is pinned; whether memory is released instead of allocated.
+        name: name of the kernels or operator; for copies, the operator that copies to the host.
+        operator: name of the operator that launches the kernels; "" for a default.
+        in_update: whether the kernels belong to the optimizer's update.
+        peer: the other rank of a message.
+    """
 
     what: str
     ns: int = 0
@@ -89,7 +98,7 @@ def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
 def named(
     ms: float, name: str, *, operator: str = "aten::add", count: int = 20, launch_us: float = 8, in_update: bool = False
 ) -> Piece:
-    """Launch `count` kernels called `name` by `operator`, or within an optimizer's update."""
+    """Launch `count` kernels `name` that take `ms` in total, from `operator`; in the update if `in_update`."""
     launch_ns = int(launch_us * NS_PER_US)
     return Piece("kernels", _ns(ms / count), count, launch_ns, name=name, operator=operator, in_update=in_update)
 
@@ -110,7 +119,7 @@ def item() -> Piece:
 
 
 def memory(ms: float, *, count: int, released: bool = False) -> Piece:
-    """Allocate device memory by `count` calls of `ms`; `released`: each call also waits until the device is idle."""
+    """Allocate (or release) device memory by `count` calls of `ms`. A release first waits until the device is idle."""
     return Piece("memory", _ns(ms), count, released=released)
 
 
@@ -237,7 +246,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     leaving[rank] = max(start, waiting.pop(0))
             else:
                 meeting = [arrived[peer] for peer in self.peers_of(rank)]
-                # A collective ends on all ranks at once.
+                # A collective ends on all ranks at once. Ranks that have ended (None) do not take part.
                 if all(other is None or other[1].what == "all_reduce" for other in meeting):
                     leaving[rank] = max(other[0] + other[1].ns for other in meeting if other is not None)
         return leaving
@@ -248,8 +257,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         for number, pace in enumerate(paces.tolist()):
             player.mark(number)
             player.pace = max(pace, 0.0)
-            own = self.sometimes.get((rank, number)) or self.own.get(rank, self.step)
-            pieces = (*self.extra.get(rank, ()), *own)
+            usual = self.own.get(rank, self.step)
+            pieces = (*self.extra.get(rank, ()), *(self.sometimes.get((rank, number)) or usual))
             if number % self.ranks == rank:
                 pieces = (*self.rotating, *pieces)
             pieces = (*self.once.get(number, ()), *pieces)
@@ -279,7 +288,16 @@ class _Row(msgspec.Struct, frozen=True):
 class _Rank:
     """A rank's host, device and recorded events.
 
-    Without `recorded` no events are recorded, and only times are computed, which is faster."""
+    If `recorded` is false, the traces are not needed and kernels are not recorded, which is faster.
+
+    Attributes:
+        now: the host's clock in ns.
+        free: stream → end in ns of its last operation.
+        calls: correlation of a communication kernel → (stream, operation); `launched` is the last correlation.
+        marked: (number, start in ns) of the current step; None outside of steps.
+        pace, host_pace: factors of the durations of kernels in the current step, and of host calls.
+        finished: end in ns of the device work of each step.
+    """
 
     def __init__(self, rank: int, of: Job, *, recorded: bool) -> None:
         self.rank, self.job, self.recorded = rank, of, recorded
@@ -343,7 +361,7 @@ class _Rank:
         return max(self.now + _LATENCY_NS, *(self.free[stream] + _GAP_NS for stream in after))
 
     def leave(self, start: int, piece: Piece, end: int) -> None:
-        """Record the kernel of a communication that has ended."""
+        """Record the kernel of a communication that has ended. Since its launch this rank has launched nothing."""
         stream = _STREAM_OF[piece.what]
         name = _COLLECTIVE if piece.what == "all_reduce" else _MESSAGE
         self.calls[self.launched] = (stream, piece)
@@ -415,8 +433,8 @@ class _Rank:
         if self.job.stages == 1:
             return {"default_pg": ProcessGroup(everyone, "default_pg")}
         peers = self.job.peers_of(self.rank)
-        place = peers.index(self.rank)
-        stages = tuple(rank for rank in everyone if self.job.peers_of(rank).index(rank) == place)
+        replica = peers.index(self.rank)
+        stages = tuple(rank for rank in everyone if self.job.peers_of(rank).index(rank) == replica)
         return {"pp": ProcessGroup(stages, "mesh_pp"), "dp": ProcessGroup(peers, "mesh_dp")}
 
     def _on_host(self, ns: int) -> int:
@@ -429,6 +447,7 @@ class _Rank:
         self.now = end
 
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
+        """Record an operator (`within`) of `ns`, and a runtime call that takes its last three quarters."""
         ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of recording the operator and its call
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
@@ -447,6 +466,7 @@ class _Rank:
         self.rows.append(row)
 
     def _launch_all(self, piece: Piece) -> None:
+        """Launch and record each of an operation's kernels."""
         begin = self.now
         for index in range(piece.count):
             name = piece.name or f"gemm_{piece.ns}_{index}"
@@ -470,6 +490,7 @@ class _Rank:
         return start, start + ns
 
     def _memory(self, piece: Piece) -> None:
+        """Record the calls that allocate or release memory; a release first waits until the device is idle."""
         for _ in range(piece.count):
             role, name = (Role.RELEASE, "cudaFree") if piece.released else (Role.ALLOCATION, "cudaMalloc")
             end = piece.ns + (max(*self.free.values(), self.now) if piece.released else self.now)

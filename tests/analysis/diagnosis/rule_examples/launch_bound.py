@@ -1,4 +1,4 @@
-"""Provide example jobs in which rule `launch-bound` fires, is silent, or abstains."""
+"""Provide example jobs in which rule `launch-bound` fires or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provide example jobs in which rule `memory-allocation` fires, is silent, or abstains."""
+"""Provide example jobs in which rule `memory-allocation` fires or is silent."""
 
 from __future__ import annotations
 

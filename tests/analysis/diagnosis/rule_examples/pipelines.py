@@ -58,27 +58,33 @@ def pipeline(
 def _step(
     rank: int, grid: tuple[int, int, int], schedule: Schedule, forward_ms: float, megabytes: float
 ) -> tuple[Piece, ...]:
-    """Return a rank's operations in a step: warm-up forwards, alternating forwards and backwards, last backwards."""
+    """Return a rank's operations in a step: warm-up forwards, alternating forwards and backwards, last backwards.
+
+    `grid` is (stages, replicas, microbatches). `forward_ms` is the duration of all the rank's chunks for a microbatch.
+    """
     stages, data, microbatches = grid
     chunks = CHUNKS if schedule == "interleaved" else 1
-    stage, most = rank // data, stages * chunks - 1
+    stage, last_part = rank // data, stages * chunks - 1
     forward_ms /= chunks
     transfer_ms = _TRANSFER_SHARE * forward_ms
+    # The ranks of the next and previous stage. With chunks, the last stage sends to the first stage's next chunk.
     later, earlier = (((stage + by) % stages) * data + rank % data for by in (1, -1))
 
     def forward(number: int) -> list[Piece]:
+        """Return the rank's forward pass `number`; `stages` microbatches in turn pass one chunk, then the next."""
         part = stage + stages * (number // stages % chunks)
         received = [] if part == 0 else [receive(earlier, megabytes=megabytes)]
-        sent = [] if part == most else [send(later, transfer_ms, megabytes=megabytes)]
+        sent = [] if part == last_part else [send(later, transfer_ms, megabytes=megabytes)]
         return [*received, kernels(forward_ms, count=10), *sent]
 
     def backward(number: int) -> list[Piece]:
         part = stage + stages * (chunks - 1 - number // stages % chunks)
-        received = [] if part == most else [receive(later, megabytes=megabytes)]
+        received = [] if part == last_part else [receive(later, megabytes=megabytes)]
         sent = [] if part == 0 else [send(earlier, transfer_ms, megabytes=megabytes)]
         return [*received, kernels(2 * forward_ms, count=20), *sent]
 
     passes = microbatches * chunks
+    # Number of forward passes before the first backward pass; for chunks as in Megatron-LM's interleaved schedule.
     ahead = passes if schedule == "gpipe" else stages - 1 - stage
     if schedule == "interleaved":
         ahead += ahead + (chunks - 1) * stages

@@ -13,8 +13,6 @@ from gpudiag.model.timeline import OpClass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OF_TYPE: dict[str, type] = {"events": np.int64, "process": np.int64, "step": np.int64, "track": np.int64}
-
 
 def host_of(**columns: Sequence[float]) -> HostNodes:
     """Return host nodes with `columns`; all other columns have defaults."""
@@ -45,7 +43,7 @@ def device_of(**columns: Sequence[float]) -> DeviceNodes:
 def graph_of(
     host: HostNodes, device: DeviceNodes | None = None, *, steps: int = 1, ranks: dict[int, int] | None = None
 ) -> Graph:
-    """Return a graph with a host chain per process."""
+    """Return a graph with a host chain per process; `ranks` is process → rank, by default its number."""
     process = host.process.tolist()
     edges = [at for at in range(len(process)) if at == 0 or process[at] != process[at - 1]]
     return Graph(

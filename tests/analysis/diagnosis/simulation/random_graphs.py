@@ -15,22 +15,37 @@ from gpudiag.model.timeline import OpClass
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 
-STREAMS = 2
-LAST_OF_STREAM = (0, 1)
+STREAMS = (0, 1)
 
 
 @dataclass
 class Node:
+    """A host node that works for `busy` ns and waits for input for `input` ns.
+
+    It ends at least `block_delay` ns after the end of the op `block_on` (or `NONE`). If that op is launched by this or
+    a later node, its end in the previous iteration counts.
+    """
+
     process: int
     busy: int
     input: int = 0
     block_on: int = NONE
     block_delay: int = 0
-    """A wait for a later op is for that of the iteration before."""
 
 
 @dataclass
 class Op:
+    """A device op; times are in ns.
+
+    Attributes:
+        launch: the node that launches the op.
+        latency: least time from the launching node's end to the op's start.
+        gap: least time from the end of the stream's previous op, and of `waits`, to the op's start.
+        duration: duration of the op; of a collective, from the last member's start.
+        waits: ops that must end before the op starts. A later op counts in the previous iteration.
+        joins: all members of the op's collective; empty for other ops.
+    """
+
     process: int
     stream: int
     launch: int
@@ -56,9 +71,10 @@ class Job:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Draw up to three processes. The processes launch on two streams.
+    """Draw up to three processes, each of which launches on two streams.
 
-    They wait for the second stream and for the device, and have collectives on the second stream.
+    An op may wait for the other stream, a host may wait for a stream's last op, and collectives are on the second
+    stream.
     """
     processes = draw(st.integers(1, 3))
     job = Job()
@@ -66,7 +82,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for _ in range(draw(st.integers(0, 3))):
         for process in range(processes):
             for what in draw(st.lists(st.sampled_from(["launch", "launch", "wait", "sync"]), min_size=1, max_size=4)):
-                stream = draw(st.sampled_from(LAST_OF_STREAM))
+                stream = draw(st.sampled_from(STREAMS))
                 job.nodes.append(Node(process, draw(small), input=draw(st.sampled_from([0, 0, 0, 25]))))
                 if what == "sync":
                     job.nodes[-1].block_on = job.last_op(process, stream)
@@ -118,7 +134,11 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 class BruteForce:
-    """Simulate iteration by iteration, using each node's formula."""
+    """Simulate iteration by iteration, using each node's formula.
+
+    `costs` are the times of the scenario to simulate, by position in the job's graph (None: the job's own times).
+    `order` is the indices of the job's nodes and ops in the order of the graph (None: the orders are equal).
+    """
 
     def __init__(
         self, job: Job, costs: Scenario | None = None, order: tuple[list[int], list[int]] | None = None
@@ -210,7 +230,7 @@ class BruteForce:
 
 
 def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list[int]]]:
-    """Return the job's graph, as measured after `settled_turns` iterations, and (host, device) job indices in order."""
+    """Return the job's graph, as measured after `settled_turns` iterations, and its `order` as in `BruteForce`."""
     brute = BruteForce(job)
     for _ in range(settled_turns):
         brute.turn()

@@ -1,4 +1,4 @@
-"""Test calls that block for their own copy, and synchronizations without pending ops."""
+"""Test calls that wait for the copy that they launch, and synchronizations while no op is pending."""
 
 from __future__ import annotations
 

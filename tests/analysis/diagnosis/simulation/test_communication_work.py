@@ -33,14 +33,19 @@ def timeline_of(
     shift: int = 0,
     is_cpu: bool = False,
 ) -> Any:
-    """Return the timeline of a process with host events `rows`: (thread, start, end, role)."""
+    """Return the timeline of a process whose training thread is thread 1.
+
+    Host events are `rows`: (thread, start, end, role). `communication`, `calls` and `busy` map a thread to ranges of
+    communication, of calls that enqueue it, and of work. In `blocked` the threads of `busy` wait; in `moved`
+    communication copies data on the device. `shift` is the common clock minus the process's clock.
+    """
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
     ).T
     events = SimpleNamespace(
         thread=thread, start_ns=start, end_ns=end, role=role.astype(np.uint8), device=np.full(len(thread), HOST)
     )
-    sets = [{of: as_set(list(spans)) for of, spans in (one or {}).items()} for one in (communication, calls, busy)]
+    sets = [{of: as_set(list(spans)) for of, spans in (each or {}).items()} for each in (communication, calls, busy)]
     threads = {of: SimpleNamespace(busy=spans, blocked=as_set(list(blocked))) for of, spans in sets[2].items()}
     track = SimpleNamespace(
         trace=0,

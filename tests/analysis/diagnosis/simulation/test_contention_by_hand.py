@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION, COPY = OpClass
 Collective = tuple[int, int, int, float]
-"""Start, last arrival (or UNKNOWN) and end of a collective, and its share of the SMs."""
+"""Start, last arrival (or UNKNOWN) and end of a collective in ns, and its share of the SMs (0 if unknown)."""
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
@@ -91,7 +91,10 @@ def test_equal_names_in_several_traces_have_one_number() -> None:
 
 
 def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
-    """Return (contention-free ns, waiting share) of a kernel of `slowed` ns that takes `calm` ns in another step."""
+    """Return (contention-free ns, waiting share) of a kernel of `slowed` ns that takes `calm` ns in another step.
+
+    A collective runs beside the slowed kernel, and waits for the first `wait` ns.
+    """
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
     contention = find_contention(msgspec.structs.replace(of, steps=2), timeline)
@@ -113,7 +116,10 @@ def test_no_contention_without_slowed_kernels() -> None:
 
 
 def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
-    """Make collectives with `transfers` in ns, and a kernel during them."""
+    """Fake a what-if with collectives of `transfers` in ns and a kernel during them.
+
+    Its attribute `gone` collects the shares of transfer time whose contention is removed.
+    """
     count = len(transfers)
     device = device_of(
         start=[0] * count + [0], end=[*transfers, 50], transfer=[*transfers, np.nan],
@@ -206,7 +212,8 @@ def test_faster_transports_save_a_percent_and_are_sorted_by_savings(monkeypatch:
 def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[str, float]:
     """Return the components of `gain` ms of savings.
 
-    `gains` are the savings of four scenarios, each without more causes.
+    `gains` are the savings of four scenarios, each of which removes one more cost than the previous one: host calls,
+    transfer time, contention with transfers, and bucket copies.
     """
     for name, taken in (
         ("without_communication_calls", 2),
@@ -251,7 +258,11 @@ def communication_finding(
     gain: float = 10.0,
     now: float = 100.0,
 ) -> Any:
-    """Return the finding for two devices with transfers of 6 and 9 ms in two steps of 100 ms."""
+    """Return the finding for two devices with transfers of 6 and 9 ms in two steps of 100 ms.
+
+    In ms, `gain` is the savings of the finding, `calls` those of host calls, `faster` those by transport, `bucket_copy`
+    the time of bucket copies, and `now` the step. `doubtful`: links may be slow. `nvlink`: GB/s of unused NVLink.
+    """
     device = SimpleNamespace(
         transfer=np.array([np.nan, 2e6, 4e6, 9e6]),
         track=np.array([0, 0, 0, 1]),

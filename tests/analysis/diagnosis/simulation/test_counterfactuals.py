@@ -44,9 +44,13 @@ def job(
     step_ms: Callable[[Any], float] = lambda _: 1.0,
     **communication: Sequence[float],
 ) -> Any:
-    """Return a fake what-if with work for communication (columns of `CommunicationWork`).
+    """Return a fake what-if.
 
-    Transfers lengthen kernels by `slowed` ns, and waiting collectives lengthen kernels by `waited` ns.
+    Args:
+        host, device, steps: the nodes of its graph, and the number of steps in it.
+        slowed, waited: ns by which transferring and waiting collectives lengthen each op.
+        step_ms: function that returns the step of a scenario in ms.
+        communication: columns of `CommunicationWork`; all others have defaults.
     """
     graph: Graph = graph_of(host, device, steps=steps)
     nodes, ops = len(graph.host.time), len(graph.device.start)

@@ -155,7 +155,11 @@ def pauses(
     marks: Sequence[int] = (),
     awaited: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[float, float, int]]:
-    """Return (start in µs, end in µs, index of the collective) of each wait."""
+    """Return (start in µs, end in µs, index of the collective) of each wait.
+
+    `operators`, `collectives` and `awaited` (waits inside operators) are (start, end) in µs; `marks` are the times of
+    step marks in µs.
+    """
     start, end = np.array(operators, np.int64).T * 1000
     waits = _waits(
         start,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WHOLE = Path(__file__).parents[3] / "traces" / "whole"
 STEPS = 8
 LENGTHS = st.integers(20, 400)
+#: Time in µs by which hosts run ahead.
 HOST = 10_000.0
 STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
@@ -74,9 +75,10 @@ def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
     return 1e3 * what_if.step_ms(replace(measured, busy=nothing, waiting=nothing, duration=duration))
 
 
-def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
-    """Make a job in which `b1` waits only for `a1`, but starts after `a3` because its stream is busy with `b0`. A step
-    takes 900 µs.
+def late_second_stream(streams: Streams, facts: Mapping[str, Any] = {}) -> None:
+    """Run a step of 900 µs in which `b1` waits only for `a1`, but starts after `a3`, because `b0` occupies its stream.
+
+    `facts` replaces arguments of the recorded wait. A line is a stream's number, and its kernels with their µs:
 
         7    a1 100 | a2 200 | a3 200 |                    waits for b1
         20   b0 520                      | b1 380          waits for a1
@@ -89,7 +91,7 @@ def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
     record = streams.record(7)
     streams.launch(7, 200, "a2")
     streams.launch(7, 200, "a3")
-    streams.wait(20, record, told)
+    streams.wait(20, record, facts)
     streams.launch(20, 380, "b1")
     done = streams.record(20)
     streams.wait(7, done)
@@ -109,15 +111,15 @@ def test_inferred_wait_differs_without_traced_waits(tmp_path: Path) -> None:
     assert step_us(what_if, {"b0": 0}) == pytest.approx(880, abs=5)
 
 
-@pytest.mark.parametrize("told", [{STREAM: -1}, {STREAM: None}])
-def test_record_without_stream_follows_its_threads_last_launch(tmp_path: Path, told: dict[str, Any]) -> None:
-    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+@pytest.mark.parametrize("facts", [{STREAM: -1}, {STREAM: None}])
+def test_record_without_stream_follows_its_threads_last_launch(tmp_path: Path, facts: dict[str, Any]) -> None:
+    content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a1"}, "a1": {"b1"}}
 
 
-@pytest.mark.parametrize("told", [{RECORD: -1, STREAM: -1}, {RECORD: 10**6}, {RECORD: "?", STREAM: 2**80}])
-def test_wait_without_record_waits_for_earlier_launches(tmp_path: Path, told: dict[str, Any]) -> None:
-    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+@pytest.mark.parametrize("facts", [{RECORD: -1, STREAM: -1}, {RECORD: 10**6}, {RECORD: "?", STREAM: 2**80}])
+def test_wait_without_record_waits_for_earlier_launches(tmp_path: Path, facts: dict[str, Any]) -> None:
+    content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a3"}, "a1": {"b1"}}
 
 
@@ -181,14 +183,14 @@ def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> N
     assert what_if.simulated_ms == pytest.approx(0.9, rel=0.01)
 
 
-def host_waits_for_the_first(streams: Streams, told: Mapping[str, Any] = {}) -> None:
+def host_waits_for_the_first(streams: Streams, facts: Mapping[str, Any] = {}) -> None:
     """Make a host that waits for `a1` (100 µs) and then computes for 400 µs, while `a2` and `b1` run."""
     streams.launch(7, 100, "a1")
     record = streams.record(7)
     streams.launch(7, 60, "a2")
     streams.launch(20, 110, "b1")
     streams.now += 150
-    streams.synchronize(record, told)
+    streams.synchronize(record, facts)
     streams.now += 400
 
 

@@ -48,7 +48,12 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return the kinds of blocking of calls that take `took` µs and are far apart. Upper-case names block."""
+    """Return the kind of blocking of each call. Calls begin 1 ms apart.
+
+    Calls take `took` µs. `names` has a letter per call (by default equal): `C` is a copy and other letters are launches
+    unless `roles` are given, and upper-case letters block. `queued` is the number of ops in the launch queue at each
+    call's end, and `held` the profiler overhead in µs that delayed each call.
+    """
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -133,7 +138,7 @@ def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
-    """Return a stream's ops, given as (launch, end) in µs."""
+    """Return the history of a stream with ops (launch, end) in µs; the first op has the index `first`."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
     return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
 
@@ -141,7 +146,11 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 def target_of(
     kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, awaited: Any = None
 ) -> tuple[int, float | None]:
-    """Return (index, end in µs) of the op that a call waited for."""
+    """Return (index, end in µs) of the op that a call waited for; (NONE, None) if there is none.
+
+    The call lasts from `begun` to `returned` and waits from `waited_from` (by default its begin), in µs. `streams` are
+    the histories of the device's streams. `awaited` are ops before recorded CUDA events; by default none are known.
+    """
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
         [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # only histories are read

@@ -29,9 +29,10 @@ Call = tuple[int, int, str]
 
 
 def track_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False) -> tuple[DeviceTrack, EventTable]:
-    """Return a track whose steps have the same calls (`cuda…`: runtime calls; loader and garbage collection: ranges).
+    """Return a track whose steps have the same calls, and its events.
 
-    With a `device`, a kernel of 100 µs is launched at the start of each step.
+    Names that begin with `cuda` are runtime calls. The loader and garbage collection are ranges, all other names are
+    operators. With a `device`, a kernel of 100 µs is launched at the start of each step.
     """
     trace = TraceBuilder()
     for step in range(steps):

@@ -48,7 +48,11 @@ def test_lower_median_is_the_smaller_middle_value() -> None:
 
 
 def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
-    """Return the excess of each cell's segments; unused cells are not compared."""
+    """Return the excess of each segment of each cell, over the lower medians of the used cells (by default all).
+
+    A cell is a compared unit, a process or a step of a process, given as the amounts of its segments. The amounts are
+    passed in random order, which must not matter.
+    """
     amount = np.array(cells, np.float64)
     cell, segment = np.divmod(np.arange(amount.size), amount.shape[1])
     order = np.random.default_rng(1).permutation(amount.size)

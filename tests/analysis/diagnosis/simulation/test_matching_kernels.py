@@ -173,6 +173,7 @@ def test_position_of_a_kernel_is_the_ordinal_of_its_name_in_the_step() -> None:
 
 
 def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
+    """Kernels have equal keys if and only if they and their neighbours in the stream have equal names (letters)."""
     names = "abcdeabcdf" + "abcde"
     of = kernels(op=range(15), name=[ord(name) for name in names])
     near_two, near_one = (

@@ -180,7 +180,10 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms, which shortens by 4 µs per ns of assumed overhead, but not below the device step."""
+    """Fake a host step of 30 ms, which shortens by 4 µs per ns of assumed overhead, but not below the device step.
+
+    `device` is the device step in ms, and `light` means a kernel-only trace.
+    """
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light

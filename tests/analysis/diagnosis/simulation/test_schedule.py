@@ -1,4 +1,8 @@
-"""Test how the graph of a few nodes is cut into runs, and the order of the runs."""
+"""Test how the graph of a few nodes is cut into runs, and the order of the runs.
+
+A run is a range of nodes of a host chain, or ops of a stream, that are computed at once: `Run(kind, first, after,
+before)`, where `before` is the node or op that the run follows (at its begin, the last one of the previous iteration).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def graph(
     peers: dict[int, Sequence[int]] | None = None,
     **device: Sequence[float],
 ) -> Graph:
-    """Return a graph with `streams[i]` ops on stream i, by default with one host node."""
+    """Return a graph with `streams[i]` ops on stream i, by default with one host node; `device` are columns of ops."""
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})

@@ -116,6 +116,7 @@ def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None
             assert host_done[launches[launches != NONE]].all()
             for column in (graph.device.wait_a, graph.device.wait_b):
                 waited = column[span][column[span] != NONE]
+                # Likewise, a wait for an op with a later launch is for the op of the previous iteration.
                 assert (ended[waited] == (graph.device.launch[waited] < launches.max())).all()
             started[span] += 1
             ended[span] += run.kind != RunKind.COLLECTIVE_START

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Op = tuple[float, float, float]
-"""When it was launched (UNKNOWN: that is not known), began and ended."""
+"""Times of an op's launch (UNKNOWN if it was not recorded), start and end."""
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:

@@ -1,4 +1,4 @@
-"""Test that a digest holds the whole content of a trace, for every recording."""
+"""Test that a digest contains the whole content of a trace, for every recording."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Write recordings in the SQLite format of Nsight Systems, with the tables and columns that NVIDIA documents.
 
-No export of `nsys` itself is public under terms that allow a copy here. Events, times and names come from real
-recordings of other profilers; only the layout is generated. Two versions of the schema are written:
+No public export of `nsys` has a license that allows a copy here. Events, times and names come from real recordings of
+other profilers; only the layout is generated. Two versions of the schema are written:
 
-* `SCHEMA_2022`: texts of NVTX ranges stand in their rows; no mangled names and no records of CUDA events.
+* `SCHEMA_2022`: rows of NVTX ranges contain their texts; no mangled names and no records of CUDA events.
 * `SCHEMA_2024`: schema 3.16 of Nsight Systems 2024.6; texts are registered strings (`textId`).
 """
 
@@ -163,7 +163,7 @@ class ExportWriter:
         return self._strings[text]
 
     def rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Insert rows; values for columns that the schema's version lacks are left out."""
+        """Insert rows, but skip tables and columns that this version of the schema lacks."""
         if table not in self._inserts:
             return
         insert, columns = self._inserts[table]
@@ -180,12 +180,16 @@ class ExportWriter:
         kind: int = _PUSH_POP,
         payload: bytes | None = None,
     ) -> None:
-        """Write a range of a thread; `thread` is a global thread id, and `payload` is binary data with its header."""
-        own: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
-        own["binaryData"] = payload
+        """Write a range of a thread, or an event of another `kind` (`ENUM_NSYS_EVENT_TYPE`).
+
+        Times are in ns since the session's start; `end` is None for an event without a duration. `thread` is a global
+        thread id, and `payload` is binary data with its header, which only `SCHEMA_2024` stores.
+        """
+        content: dict[str, Any] = {"textId": self.string(text)} if self._schema.text_ids else {"text": text}
+        content["binaryData"] = payload
         self.rows(
             "NVTX_EVENTS",
-            [{"start": start, "end": end, "eventType": kind, "globalTid": thread, "domainId": domain, **own}],
+            [{"start": start, "end": end, "eventType": kind, "globalTid": thread, "domainId": domain, **content}],
         )
 
     def domain(self, name: str, thread: int, domain: int) -> None:
@@ -209,10 +213,10 @@ def write_export(
 
     Args:
         path: the file to write.
-        traces: recordings of one job. Their clocks become one.
+        traces: recordings of one job. All times are written relative to the earliest `origin_ns`.
         schema: version of the schema.
-        operators: whether operators are there, as ranges of PyTorch's emit_nvtx.
-        graphs_as_a_whole: whether the kernels of each launch of a graph are recorded as one row.
+        operators: whether operators are written, as ranges of PyTorch's `emit_nvtx`.
+        graphs_as_a_whole: whether each launch of a CUDA graph is written as one row instead of its kernels.
     """
     begin = min(trace.origin_ns for trace in traces)
     with ExportWriter(path, schema) as writer:
@@ -233,6 +237,7 @@ class _Process:
         self._writer = writer
         self._trace = trace
         self._columns = {name: column.tolist() for name, column in trace.events.columns().items()}
+        # nsys's global ids have the process id from bit 24 on, and the thread id in the lower bits.
         self._pid = pid << 24
         self._shift_ns = shift_ns
         threads = dict.fromkeys(trace.events.thread[trace.events.device < 0].tolist())
@@ -265,6 +270,7 @@ class _Process:
         elif kind == EventKind.MEMSET:
             self._device(row, "CUPTI_ACTIVITY_KIND_MEMSET", bytes=self._size(row), value=0, memKind=2)
         elif kind == EventKind.RUNTIME:
+            # nsys appends the version of CUPTI's interface to the names of runtime calls.
             call = f"{name}_v7000" if _RUNTIME_CALL.match(name) else name
             self._host(row, "CUPTI_ACTIVITY_KIND_RUNTIME", nameId=self._writer.string(call), returnValue=0)
         elif kind == EventKind.OVERHEAD:
@@ -299,6 +305,7 @@ class _Process:
             call, record = int(waits.call[index]), int(waits.record[index])
             start, end = self._times(call)
             by_stream = int(waits.stream[index]) != NO_NUMBER
+            # The trace represents the synchronization of a whole stream as a wait for an event that the call records.
             of_stream = not by_stream and record == call
             shared = {"deviceId": int(waits.device[index]), "contextId": 1, "globalPid": self._pid}
             stream = int(waits.stream[index] if by_stream else waits.recorded_stream[index])
@@ -316,7 +323,7 @@ class _Process:
                 self._writer.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", [row])
 
     def _copy(self, row: int, name: str) -> None:
-        """Write a copy, with the kinds of memory that its name states."""
+        """Write a copy, with the kinds of memory that its name states; 7 if it states none."""
         ends = _ENDS.search(name)
         kinds = [_MEMORY_KINDS.get(word, 7) for word in ends.groups()] if ends else [7, 7]
         self._device(

@@ -20,7 +20,7 @@ class LineBuilder:
         self._line = line
 
     def event(self, name: str, begin_us: float, end_us: float, **stats: int | str) -> LineBuilder:
-        """Add an event with `stats`, and return the line."""
+        """Add an event with `stats`, and return the line. Times count from the line's timestamp."""
         duration = round((end_us - begin_us) * PS_PER_US)
         event = self._line.events.add(
             metadata_id=_number(self._plane.event_metadata, name),
@@ -37,7 +37,7 @@ class LineBuilder:
 
 
 class SpaceBuilder:
-    """Build an XSpace plane by plane."""
+    """Build an XSpace plane by plane; `begun_ns` is the start time of the profile."""
 
     def __init__(self, host: str = "node-a", begun_ns: int = 1_795_000_000_000_000_000) -> None:
         self.space = message_type("xplane", "XSpace")()
@@ -98,7 +98,7 @@ def two_gpus(steps: int = 4) -> SpaceBuilder:
                 ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at + 500 + late, at + 900),
             ):
                 correlation += 1
-                call = at + 60 + correlation % 4 * 10
+                call = at + 60 + correlation % 4 * 10  # a step's four calls begin at different times
                 compute.event(name, call, call + 5, correlation_id=correlation, device_id=gpu)
                 extra = {"buffer_size": 4096} if name.startswith("nccl") else {}
                 streams[gpu].event(name, begin, end, correlation_id=correlation, **extra)

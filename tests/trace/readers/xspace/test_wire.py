@@ -63,6 +63,7 @@ def test_decodes_like_protobuf(events: list[Any], wanted: set[int]) -> None:
 
 @given(EVENTS, st.sets(st.integers(-3, 3)))
 def test_bare_events_have_no_stats(events: list[Any], bare: set[int]) -> None:
+    """Events get ids from -3 to 3, so that some are among the ids `bare`, whose stats are not decoded."""
     messages = [message(ident % 7 - 3, *rest) for ident, *rest in events if not rest[-1]]
     raw = decode_events([event.SerializeToString() for event in messages], range(-2, 301), bare)
     assert raw.metadata_id.tolist() == [event.metadata_id for event in messages]
