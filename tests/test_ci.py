@@ -124,8 +124,8 @@ def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: in
     assert probability == pytest.approx(sum(few), abs=1e-12)
 
 
-def test_ci_runs_every_ignored_file_separately() -> None:
-    script = (SCRIPT.parent / "run").read_text(encoding="utf-8")
+def test_nightly_runs_every_ignored_file_separately() -> None:
+    script = (SCRIPT.parent / "nightly").read_text(encoding="utf-8")
     ignored = set(re.findall(r"--ignore=(\S+)", script)) - {"tests/gpu"}
     assert len(ignored) == 3
     for path in ignored:

@@ -55,7 +55,7 @@ def _without_files(text: bytes) -> object:
 
 
 def _most_apart(values: Sequence[str | Path]) -> list[ParameterSet]:
-    """Return parameters of which every fourth runs in `make test`, and the others only in `.ci/run`."""
+    """Return parameters of which every fourth runs in `make test`, and the others only in `.ci/nightly`."""
     return [pytest.param(value, marks=[pytest.mark.apart] if index % 4 else []) for index, value in enumerate(values)]
 
 

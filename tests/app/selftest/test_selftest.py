@@ -24,7 +24,7 @@ Run = tuple["subprocess.CompletedProcess[str]", "Path"]
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-#: Tests of a complete selftest. `.ci/run` also counts the correct rows of longer selftests.
+#: Tests of a complete selftest. `.ci/nightly` also counts the correct rows of longer selftests.
 MEASURED = pytest.mark.measured
 
 
@@ -83,7 +83,7 @@ def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
 
 @MEASURED
 def test_late_loader_delays_every_second_block(quick: Run) -> None:
-    """This test ignores the verdicts, because `.ci/run` counts the correct rows of the same selftest."""
+    """This test ignores the verdicts, because `.ci/nightly` counts the correct rows of the same selftest."""
     run_dir = quick[1] / "out" / "resnet20-cifar" / "late-loader-one"
     ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]

@@ -66,7 +66,7 @@ def run(attach: Attach, tmp_path: Path, fault: str) -> tuple[Analysis, int]:
     ],
 )
 def test_first_finding_names_the_line_of_the_fault(attach: Attach, tmp_path: Path, fault: str, codes: set[str]) -> None:
-    """`benchmarks/judge_lines.py`, which `.ci/run` starts, counts the right lines of more faults."""
+    """`benchmarks/judge_lines.py`, which `.ci/nightly` starts, counts the right lines of more faults."""
     analysis, line = run(attach, tmp_path, fault)
     first = analysis.findings[0]
     assert first.source is not None, analysis.findings
