@@ -64,11 +64,11 @@ def bandwidth(
         on_probe: called from several threads with the current probe.
         observer: called with each message of the processes that communicate.
         say: called with each action in words.
-        source: file of facts to read instead of measuring.
+        source: file of facts to read instead of measuring; None to measure.
         quick, timeout_s: whether to measure fewer sizes, and the time limit of each probe in seconds.
-        workload: also measure all-reduces of this model's buckets.
+        workload: also measure all-reduces of this model's gradient buckets; None for no model.
         require_gpu: fail if there is no GPU.
-        save: file to which the facts are written.
+        save: file to which the facts are written, if any.
     """
     if workload is not None:
         training_entry(workload, "--like")  # refuse an unknown workload before measuring

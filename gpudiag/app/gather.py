@@ -23,7 +23,7 @@ _HINT = "Copy the other node's run directory here, and give it after that of ran
 
 
 def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> RunRecord:
-    """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
+    """Copy records, traces and source-line logs of other nodes' ranks into rank 0's run directory. Return the run.
 
     If a rank has no traces, its digest is copied. Ranks that `run_dir` already has are not replaced, so the command may
     be repeated. An older analysis is removed.
@@ -75,7 +75,7 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
     if not records:
         missing = "holds no records of ranks" if other.exists() else "does not exist"
         raise UnreadableInputError(f"{name}: {missing}", _HINT)
-    # An empty id is that of no run.
+    # A record with an empty run id belongs to no run.
     ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
     if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)

@@ -24,7 +24,7 @@ _RETRIES = 3
 
 
 def on_cluster(address: str) -> DigestEngine:
-    """Return an engine that reads files on the workers of a Dask cluster, which must see the same file system.
+    """Return an engine that reads files on the workers of a Dask cluster. All workers need access to the files.
 
     Args:
         address: the scheduler's address (`tcp://host:8786`), or `local` for processes of this machine.
@@ -64,6 +64,7 @@ def _outcome(future: Any, file: TraceFile) -> Digested:
 
 
 def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
+    """Return a client of the scheduler, or of new workers on this machine, which `stack` ends."""
     if address == LOCAL:
         cluster = stack.enter_context(
             distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=50)

@@ -99,7 +99,7 @@ def profile_command(
 
 
 def _analysed(profiled: ProfiledCommand) -> ProfiledCommand:
-    """Add the analysis of the recording, and write its report."""
+    """Add the analysis of the recording, or why it failed, and write its report. Without traces, do nothing."""
     run_dir = profiled.run_dir
     if not any(rank.trace for rank in profiled.run.ranks):
         return profiled

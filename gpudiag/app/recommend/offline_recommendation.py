@@ -117,7 +117,7 @@ def _gradients_of_run(path: Path) -> Gradients:
 
 
 def _check_gradients(path: Path, gradients: Gradients) -> None:
-    """Raise UnreadableInputError if the gradient sizes or the `ready` shares in the file are out of range."""
+    """Raise UnreadableInputError if gradient sizes or `ready` times (as shares of backward) are out of range."""
     sizes = gradients.sizes
     if not sizes or len(sizes) > _MOST_SIZES or not all(0 < size <= _MOST_SIZE for size in sizes):
         raise UnreadableInputError(

@@ -1,4 +1,4 @@
-"""Choose a strategy from predictions and measurements: a winner, or a tie."""
+"""Choose a strategy by predictions, or by measurements in rounds, in which the strategies train by turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the requested points, most important first.
+"""List the requested points (trainings to measure), most important first.
 
 Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1
 GPU, which together give an efficiency. Then come `independent` on 4 GPUs (the step without communication), cpu-reduce
@@ -236,7 +236,7 @@ def _point(
     """Return the point that trains a variant with this strategy on the devices with these indices."""
     devices = len(indices)
     error = None
-    batch = step_batch = variant.batch_size or 1
+    batch = step_batch = variant.batch_size or 1  # in strong scaling, the batch of all devices together
     if request.mode == "strong":
         batch, remainder = divmod(step_batch, devices)
         if remainder or batch == 0:
@@ -273,10 +273,10 @@ def _point(
 
 
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Return the points to record.
+    """Return the points to record: none, all, or some points of the first setting, as `request.recorded` states.
 
-    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline; for
-    `first`, those of the first strategy only. Only the first setting is recorded, unless all points are.
+    `auto` selects the point with the most devices of each strategy that communicates, and its baseline on one device.
+    `first` selects these two points of the first strategy only.
     """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":

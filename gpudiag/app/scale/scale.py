@@ -156,6 +156,7 @@ class _ScalingBenchmark:
             return
         self.wanted[point.record.id] = point
         known = self.points.get(point.record.id)
+        # A point that failed in an earlier call is measured again only on request.
         missing = known is None or (
             known.status != "measured" and (self.request.again or known.status == "not measured")
         )
@@ -298,7 +299,10 @@ class _ScalingBenchmark:
         return True
 
     def _drop(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Drop a launch's points, because a second attempt would fail in the same way."""
+        """Drop a launch's points, because a second attempt would fail in the same way.
+
+        Raise `failure` instead if no point of the benchmark is measured.
+        """
         if failure is not None and not any(record.status == "measured" for record in self.points.values()):
             raise failure
         error = str(failure) if failure is not None else "no time was left for it"

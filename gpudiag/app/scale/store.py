@@ -74,7 +74,7 @@ class Store:
     def _saved(self) -> Iterator[PointRecord]:
         """Yield the readable points. Rename each unreadable file, and add a note about it."""
         for path in sorted((self.output / POINTS).glob(f"*/{POINT_FILE}")):
-            try:
+            try:  # `below` raises if a link leads out of the output directory
                 below(self.output, str(path.parent.relative_to(self.output)))
                 point = read_json(path, PointRecord, POINT_SCHEMA)
             except UnreadableInputError as error:

@@ -96,7 +96,7 @@ def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window
         device: `cuda` or `cpu`.
         window_error_ms: standard error of the mean of the recorded steps, from which the found cost is computed.
         window_ms: mean of the recorded steps. On a CPU, a difference from the unprofiled mean shows that the load of
-            the machine has changed.
+            the machine has changed, so this difference is accepted too.
     """
     if device == "cuda":
         return max(GPU_SHARE * abs(cost.ms), GPU_MS)
@@ -146,7 +146,7 @@ def judge(
     if ablation.device == "cpu":
         alarm_ms = max(alarm_ms, CPU_ERRORS * window_error_ms)
     alarms = [finding for finding in analysis.findings if _saves_ms(finding) >= alarm_ms]
-    for code, loss in clean_losses.items():
+    for code, loss in clean_losses.items():  # a loss that the clean job has too is no false alarm
         if code not in expected.codes:
             allowed_ms = loss.ms + tolerance_ms(loss, device=ablation.device, window_error_ms=window_error_ms)
             alarms = [

@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload with settings for which its clean step has no finding. None stands for the framework's layout."""
+    """A workload with settings for which its clean step has no finding. `memory_format` is None for the default."""
 
     workload: str
     batch_size: int

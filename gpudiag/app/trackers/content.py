@@ -35,7 +35,7 @@ def metrics_of(analysis: Analysis) -> dict[str, float]:
         known["gpudiag/overlapped_ms"] = sum(device.hidden_communication_ms for device in devices) / len(devices)
     for severity in ("critical", "warning"):
         known[f"gpudiag/findings_{severity}"] = float(sum(f.severity == severity for f in analysis.findings))
-    for finding in reversed(analysis.findings):  # of several findings with one code, the most important counts
+    for finding in reversed(analysis.findings):  # the first finding of a code, the most important, is written last
         known[f"gpudiag/saves/{finding.code}_ms"] = finding.recoverable_ms_per_step
     return {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
 

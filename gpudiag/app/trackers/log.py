@@ -43,7 +43,7 @@ def log_run(
         to: the tracker.
         project: project (W&B) or experiment (MLflow); None for the project that the environment sets.
         name: name of the logged run; None for the name of the directory.
-        run_id: an existing run of the tracker to log to.
+        run_id: an existing run of the tracker to log to; None for a new run.
         directory: parent of the logged run's directory, for TensorBoard.
         world_size, limits: as for `analyze`.
 
