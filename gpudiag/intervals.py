@@ -85,7 +85,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
-    # The pairs of interval i are numbered on from those of earlier intervals, and its first pair is with b[first[i]].
+    # Pairs (i, j) are listed by i, then j. For interval i, j = first[i] + (number of the pair) - (pairs of earlier i).
     in_a = np.repeat(np.arange(len(a)), count)
     in_b = np.arange(len(in_a)) + np.repeat(first - np.cumsum(count) + count, count)
     return Intervals(np.maximum(a.start[in_a], b.start[in_b]), np.minimum(a.end[in_a], b.end[in_b]))
@@ -135,6 +135,7 @@ def _covered_before(a: Intervals, time: Times) -> Times:
     """Return the covered length before each time: the smaller of (time - gaps) and the sum of begun intervals."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
+    # done[k] and gaps[k] are the covered and uncovered times before the end of k intervals; gaps[0], before the first.
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
     gaps = np.concatenate([a.start[:1], a.end]) - done
     begun = a.start.searchsorted(time, side="right")
@@ -150,7 +151,7 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
     """
-    return _without_repeats(np.sort(_without_repeats(values)))
+    return _without_repeats(np.sort(_without_repeats(values)))  # sorting is faster without adjacent repeats
 
 
 def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
@@ -171,7 +172,8 @@ def median(values: NDArray[Any]) -> float:
     if not len(values):
         return 0.0
     half, ordered = len(values) // 2, np.sort(values)
-    return (float(ordered[half - 1 + len(values) % 2]) + float(ordered[half])) / 2
+    lower = half - 1 + len(values) % 2  # equals `half` for an odd length
+    return (float(ordered[lower]) + float(ordered[half])) / 2
 
 
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:

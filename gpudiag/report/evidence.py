@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of keys that name a unit, and the unit in words. Longer parts come first.
+#: Parts of keys that name a unit, and the unit in words. `_ms_per_step` comes before its own part `_ms`.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),

@@ -132,7 +132,7 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`; or the reason why it is unknown."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why it is unknown; "" for 0."""
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _reason(finding)
@@ -334,7 +334,7 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
     words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
     # A bucket with neither finding nor note is unexplained as a whole, even if a file states no unexplained time.
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
-    # Such a note says the same as the words for unexplained time.
+    # A note that "no finding explains" the bucket would repeat the words for unexplained time.
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
         words.append(_line(bucket.note))
     if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):

@@ -133,7 +133,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def _usage_error(error: Any) -> UsageError:
-    """Convert click's UsageError, and suggest similar options for an unknown one, whose error has `possibilities`."""
+    """Convert click's UsageError. The error of an unknown option has `possibilities`; add similar options to it."""
     context = error.ctx
     # Without click's own suggestions, which `there_are` replaces.
     message = error.message if hasattr(error, "possibilities") else error.format_message()

@@ -62,12 +62,12 @@ class LiveTable:
         """Process one message."""
         before = self._latest.get(message.rank)
         arrivals = self._arrivals.setdefault(message.rank, deque())
-        # Steps are counted anew in each phase, so that earlier messages tell nothing about the pace.
+        # Steps are counted anew in each phase, so the messages of an earlier phase are dropped.
         if before is not None and (before.phase != message.phase or before.steps > message.steps):
             arrivals.clear()
         now = self._clock()
         arrivals.append((now, message.steps))
-        while now - arrivals[0][0] > _PACE_S and len(arrivals) > 2:  # a long step needs two messages
+        while now - arrivals[0][0] > _PACE_S and len(arrivals) > 2:  # two messages remain even if a step is longer
             arrivals.popleft()
         self._latest[message.rank] = message
 

@@ -161,7 +161,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
             record
             for record in facts.bandwidth
             if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
-            and (initiator is None or record.initiator in {initiator, None})  # an unknown one counts as both
+            and (initiator is None or record.initiator in {initiator, None})  # if unknown, both
         ]
         if records:
             matrices.append(_square(f"{title}, GB/s", records, symmetric=direction == "both_ways"))

@@ -163,7 +163,7 @@ def _slug(text: str) -> str:
 
 
 def _finished(value: Any, name: str = "") -> Any:
-    """Mark the variables in `_FINISHED` as escaped, so that they are not escaped again."""
+    """Mark the variables in `_FINISHED` as escaped. `value` is the variable `name`, or contains variables by name."""
     if isinstance(value, dict):
         return {key: _finished(inner, key) for key, inner in value.items()}
     if isinstance(value, list):

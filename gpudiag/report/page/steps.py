@@ -27,6 +27,7 @@ def steps_part(step: StepView) -> dict[str, Any]:
 
     `others_packed` is gzipped JSON in base64: a list of steps as in `step_json`, without the names.
     """
+    # (step, its index in the list of other steps); the typical step has the index -1.
     choices = sorted([(step, -1), *((other, index) for index, other in enumerate(step.others))], key=_step_number)
     names = [one_line(name)[:LONGEST_NAME] for name in step.names]
     others = msgspec.json.encode([_drawn(other) for other in step.others])

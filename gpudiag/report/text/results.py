@@ -117,7 +117,7 @@ def _cells(row: Any) -> tuple[str, ...]:
             row.mfu_percent,
         )
     )
-    # The third cell is followed by half the width of its 95 % interval.
+    # The fourth cell is half the width of the 95 % interval of samples/s, in percent.
     if step_ms is None:
         return ("", strategy, "not measured", "", "", "", "", "", machine, source)
     return (
