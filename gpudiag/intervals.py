@@ -146,7 +146,8 @@ def _covered_before(a: Intervals, time: Times) -> Times:
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Return the sorted distinct values of a column, which must not contain NaN.
 
-    `np.unique` imports `numpy.ma`. Since NumPy 2.3 it also hashes, which is slower if most equal values are adjacent.
+    `np.unique` imports `numpy.ma`. Since NumPy 2.3 `np.unique` also hashes, which is slower if most equal values are
+    adjacent.
 
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
@@ -208,7 +209,7 @@ def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]
 
 
 def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
-    """Return whether each of n spans begins inside no earlier span, as bool[n], for sorted starts (ties: longer first).
+    """Return whether each of n spans begins outside of all earlier spans, as bool[n]. Starts ascend, ties longer first.
 
     >>> outermost(np.array([0, 1, 5]), np.array([5, 3, 6])).tolist()
     [True, False, True]

@@ -94,7 +94,7 @@ def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
     Args:
         values: in the order of measurement.
         as_measured: use the measured autocorrelation without bias correction. The analysis of traces does so, to keep
-            its results comparable.
+            its results comparable with those of earlier versions.
 
     Raises:
         ValueError: fewer than two values.

@@ -100,8 +100,8 @@ def measure_gradient_bandwidth(
 ) -> ModelBuckets:
     """Measure each transport on the buckets that DistributedDataParallel makes of this workload's gradients.
 
-    On GPUs, NCCL without peer access needs a second launch, because NCCL reads that setting when it starts. The second
-    launch leaves out transports of the first. `observer` and `timeout_s` are as for `bandwidth`.
+    NCCL reads the setting of peer access when it starts. So on GPUs, NCCL without peer access is measured in a second
+    launch, which leaves out transports of the first. `observer` and `timeout_s` are as for `bandwidth`.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()

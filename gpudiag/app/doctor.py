@@ -46,7 +46,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         python: the interpreter of the training processes.
         framework: name of its framework.
         ranks: training processes on this machine; None for one per visible GPU, or two without GPUs.
-        copies: whether to copy between GPUs, which is the only check that uses them.
+        copies: whether to copy between GPUs; this is the only check that uses GPUs.
         limit_s: time limit of each reading in seconds.
         root: "/" for this machine, or a recorded tree of /proc, /sys, /dev and /etc.
     """
@@ -68,7 +68,7 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
     """
     began = time.perf_counter()
     limit_s, reasons = options.limit_s, dict[str, str]()  # name of a reading without value → reason
-    # A reading runs in a thread from its creation on, so that these three run at the same time.
+    # A reading runs in a thread from its creation on, so that these three readings run at the same time.
     machine = Reading("the NVIDIA driver", inventory or _inventory_reader(options), limit_s + _GRACE_S)
     interpreter = Reading("the interpreter", lambda: _interpreter(options), limit_s)
     profiler = Reading("CUPTI", lambda: find_cupti(options.python, limit_s), limit_s + _GRACE_S)

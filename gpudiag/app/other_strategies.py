@@ -35,7 +35,7 @@ def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, 
 
 
 def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Finding:
-    """Return the finding with the savings of other strategies in its evidence and advice, if they are known."""
+    """Return the finding with the savings of other strategies in its evidence and advice, if any are known."""
     if finding.code != "communication-bound" or run is None or not facts.bandwidth:
         return finding
     gain_ms, step_ms = finding.recoverable_ms_per_step or 0.0, finding.evidence.get("step_ms_now")

@@ -132,7 +132,7 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why it is unknown; "" for 0."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why unknown; "" without gain."""
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _reason(finding)
@@ -233,7 +233,7 @@ def parts(finding: Finding, analysis: Analysis) -> str:
     ]
     indirect_ms = total_ms - sum(main_ms.values())
     indirect = figures.milliseconds(indirect_ms, beside=step_ms)
-    # A figure such as `0.00` has no other characters, and is not worth mentioning.
+    # A figure with only these characters, such as `0.00`, is not worth mentioning.
     if indirect.strip("-0.<") and indirect_ms > 0:
         words.append(f"{indirect} ms indirect")
     return ", ".join(words)

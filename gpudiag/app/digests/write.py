@@ -72,7 +72,7 @@ def digest(
         progress(done, len(files))
         writer.write(outcome)
     if not writer.sizes:
-        reason = min([*writer.warnings, *writer.no_traces])  # any of them, but not by order of arrival
+        reason = min([*writer.warnings, *writer.no_traces])  # does not depend on the order of outcomes
         raise NotATraceError(f"no digest was written: {reason}", "Check the traces.")
     return Written(
         directory=directory,
@@ -101,7 +101,7 @@ class _DigestWriter:
         self._order = {file.shown: number for number, file in enumerate(files)}
 
     def write(self, outcome: Digested) -> None:
-        """Write the digests of a file, unless an earlier file in the order of all files has the same rank or name."""
+        """Write the digests of a file. Of two files with the same rank or name, keep the digest of the first file."""
         if outcome.error:
             (self.no_traces if outcome.no_trace else self.warnings).append(outcome.error)
         for name, content in outcome.digests.items():

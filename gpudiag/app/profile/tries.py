@@ -54,7 +54,7 @@ def measure_tries(
             if message.phase == "warmup":  # `steps` is the number of the job
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
-                number, pair = divmod(message.steps, PAIRS)  # the processes count the pairs of all jobs
+                number, pair = divmod(message.steps, PAIRS)  # the processes number the pairs of all jobs consecutively
                 say(f"trying {names[number % len(names)]} by turns with the unchanged job", pair, PAIRS)
 
         # The plan of the tries determines the numbers of steps.

@@ -215,7 +215,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
     if row.strategy != measured.fastest:
-        # Turns of the same round are compared, because they are near in time. One of the two may have fewer rounds.
+        # Turns of the same round are compared, because they are near in time. A candidate may have fewer rounds.
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
@@ -311,7 +311,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the savings over the first of `usual_strategies` that is slower, else over the next slower strategy."""
+    """Return the savings compared with the first slower strategy of `usual_strategies`, or else of the ranking."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None
@@ -323,7 +323,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
-    """Return the savings over the next slower prediction; None without one. `possible` is sorted by cost."""
+    """Return the savings compared with the next slower prediction, if any. `possible` is sorted by predicted cost."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None

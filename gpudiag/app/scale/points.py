@@ -171,7 +171,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in names:
-        # Peer access is a setting of shared launches, so only their strategies may have the suffix `NO_P2P`.
+        # Only shared launches have the setting of peer access, which the suffix `NO_P2P` of a strategy switches off.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -195,7 +195,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point. If the point exists already, give it the more important priority."""
+    """Add a point. If the point exists already, keep the lower (more important) of both priorities."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point

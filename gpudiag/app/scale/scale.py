@@ -215,7 +215,7 @@ class _ScalingBenchmark:
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, read its results, and remove the points that it began from the queues."""
+        """Run one launch, read its results, and remove the points that the launch began from the queues."""
         prepared = _for_launch(self.first, launch, directory)
         with writing(self.request.output):
             directory.mkdir(parents=True, exist_ok=True)

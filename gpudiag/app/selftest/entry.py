@@ -25,7 +25,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         in_pairs: the fault needs an even number of devices.
         marked: True if `gpudiag.profile` marks the loader.
         p2p: False to launch without peer access.
-        or_else: other codes that the first finding may have, with the causes that it may name.
+        or_else: other codes that the first finding may have: code → causes that are right, empty for any.
         job: True for a job that is trained instead of the clean job; its communication and launches are measured too.
         workloads: workloads that may have the fault; empty for all.
         divided: True for a small GPT that the processes divide, and that is trained in a separate launch.

@@ -29,7 +29,8 @@ CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A finding about a loss of the clean job is a false alarm if the true loss is below this share of the smallest alarm.
+#: A finding about a loss that the clean job has too is a false alarm if (true loss) < this share * (savings that make a
+#: finding an alarm).
 _LEAST_LOSS_SHARE = 0.5
 #: A block's mean leaves out this share of the shortest and of the longest steps, so that a disturbance has no effect.
 _TRIMMED = 0.1
@@ -41,7 +42,7 @@ def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
     """Return the true cost of a fault, computed from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. The nth block without the fault and
-    the nth block with it form a pair. The cost is the mean difference over pairs.
+    the nth block with the fault form a pair. The cost is the mean difference over pairs.
 
     Raises:
         ValueError: there is no pair of blocks.

@@ -242,8 +242,8 @@ def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, Fault
     """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
     If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
-    A graph launches all ops of a step at once. `faulty_ms` is the step time with the fault: as a graph for the job
-    `cuda-graph`, and that of the clean job for the fault `none`.
+    A graph launches all ops of a step at once. `faulty_ms` of the job `cuda-graph` is the step time as a graph, and
+    `faulty_ms` of the fault `none` is the step time of the clean job.
     """
     costs = _gpu_costs(ablations)
     losses = {}

@@ -36,7 +36,7 @@ def log_run(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> str:
-    """Analyse a run, and log its metrics, findings and HTML page. Return their location in words.
+    """Analyse a run, and log its metrics, findings and HTML page. Return the location of the logged run in words.
 
     Args:
         paths: traces, a run directory or a saved analysis.

@@ -29,7 +29,7 @@ def write_as_json(result: msgspec.Struct) -> None:
 
 
 def from_here(path: Path) -> str:
-    """Return a path relative to the current directory if it lies below, else the path."""
+    """Return a path relative to the current directory if the path lies in it; otherwise return the path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

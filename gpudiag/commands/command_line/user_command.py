@@ -74,7 +74,7 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
     """Run the command, print the diagnosis on standard error, and return the command's exit code."""
     from gpudiag.app.profile.command import profile_command
 
-    notes: set[str] = set()  # sentences that were printed, because each rank may send the same
+    notes: set[str] = set()  # sentences already printed; several ranks may send the same sentence
     begun_s = time.monotonic()
 
     def note(sentence: str) -> None:

@@ -107,7 +107,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
 
 
 def _because(cause: Cause) -> str:
-    """Return a sentence about the bucket that changed most, the ranks on which it did, and the waits of the others."""
+    """Return a sentence about the bucket that changed most, on which ranks it changed, and the waits of other ranks."""
     more = "more" if cause.difference_ms > 0 else "less"
     size = figures.milliseconds(abs(cause.difference_ms))
     part = ""

@@ -24,7 +24,8 @@ STRATEGIES = {
 AT_ONCE = "all at once"
 #: Collectives of at least this size are described by their bandwidth, smaller collectives by their time.
 LATENCY_BOUND_BYTES = 1 << 20
-#: A ceiling is wrong if a measured rate exceeds it by more than this factor. A smaller excess is a measurement error.
+#: A ceiling (the rate that the hardware can reach) is wrong if a measured rate exceeds the ceiling by more than this
+#: factor. A smaller excess is a measurement error.
 _ABOVE = 1.03
 #: Message sizes in the table of collectives: enough to show how time and bandwidth change with size.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))

@@ -186,7 +186,7 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
 def duration_words(duration: Duration, point: PointRecord) -> str:
     """Return the time for a number of iterations, samples or voxels (`duration.of`) in one line.
 
-    For iterations, it adds the time for as many samples as one device processes in these iterations, if known.
+    For iterations, the line also has the time for the samples that one device processes in these iterations, if known.
     """
     where = (
         f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"

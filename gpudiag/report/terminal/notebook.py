@@ -11,7 +11,7 @@ from gpudiag.report.console import ReportConsole
 from gpudiag.report.terminal.report import render_analysis
 
 _WIDTH = 100
-#: Notebooks are light or dark, so the report has a background of its own. Every text color contrasts with it by 4.5.
+#: Notebooks are light or dark, so the report has a background of its own. Every text color has a contrast of 4.5.
 _THEME = TerminalTheme(
     (17, 17, 17),
     (238, 238, 238),

@@ -28,7 +28,7 @@ class _Writer:
         self._add = self.trace.packet.add
         self._tracks = 0
         self._names: dict[str, int] = {}
-        # A reader needs the names before the first event, but they are known only after the last one.
+        # A reader needs the names before the first event. After the last event, all names are known and added here.
         first = self._add(trusted_packet_sequence_id=_SEQUENCE, sequence_flags=_CLEARED)
         for group in exported.groups:
             self._group(group)

@@ -112,7 +112,8 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
     """Write an event file; TensorBoard reads files with `tfevents` in their names.
 
-    It has one record with the verdict, and one per step with all values of the step. `wall_time` is Unix time in s.
+    The file has one record with the verdict, and one record per step with all values of the step. `wall_time` is Unix
+    time in seconds.
     """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
