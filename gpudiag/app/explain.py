@@ -73,6 +73,7 @@ def _pages() -> Path:
 def _finding(code: str) -> Explanation:
     """Parse the page of a finding."""
     text = (_pages() / f"{code}.md").read_text(encoding="utf-8")
+    # `sections` is heading, text, heading, text, …
     head, *sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     by_heading = dict(zip(sections[::2], sections[1::2], strict=True))
     title, *paragraphs = _paragraphs(head.partition("\n")[2])  # without the first line, which is the code
@@ -106,7 +107,7 @@ def _warning(code: str) -> Explanation:
 
 def _advice(section: str) -> tuple[CauseAdvice, ...]:
     """Return the advice of a page by cause; one entry without cause if the section is not divided by causes."""
-    introduction, *by_cause = _CAUSE.split(section)
+    introduction, *by_cause = _CAUSE.split(section)  # cause, text, cause, text, …
     if not by_cause:
         return (CauseAdvice(advice=_items(introduction)),)
     pairs = zip(by_cause[::2], by_cause[1::2], strict=True)

@@ -95,7 +95,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int = 0) -> None:
-    """Copy one file atomically. Skip a missing file, a link, and, if `max_bytes` is given, a larger file."""
+    """Copy the file `name` atomically, to `target_name` if given.
+
+    Skip a missing file, a link, and, if `max_bytes` is given, a larger file.
+    """
     source = other / name
     if not _is_file(source) or 0 < max_bytes < source.stat().st_size:
         return

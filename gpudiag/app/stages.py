@@ -79,7 +79,7 @@ def analysis_of_traces(
 
     Args:
         traces: one per process.
-        paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
+        paths: the paths that the user gave. A run directory also has the run's record, facts and source-line logs.
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
         views: returns the rank events that were prepared while traces were read; None to prepare them now.

@@ -86,7 +86,7 @@ def forms(
 
 
 def _read_all(runs: Sequence[str], read: Callable[[Path], Result]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Read every run. Return (name, result) of each readable run, and the error of each other run."""
+    """Call `read` for every run. Return (name, result) of each readable run, and the error of each other run."""
     results, left_out = [], []
     for name in runs:
         try:

@@ -168,7 +168,7 @@ def one_rank_of_several(analysis: Analysis) -> bool:
 def _largest_collective(analysis: Analysis) -> str:
     """Return `; all-reduce of 102 MB runs at 27 of 450 GB/s` for the longest collective; "" if its rate is unknown.
 
-    `of 450` is the rate that the probe measured, if any.
+    `of 450` is the rate that `gpudiag bandwidth` measured, if any.
     """
     for call in largest_collectives(analysis.collectives, 1):
         if call.busbw_gb_per_s:

@@ -162,7 +162,10 @@ def summary_lines(parallelism: Parallelism) -> list[str]:
 
 
 def bubble_line(pipeline: PipelineShape) -> str:
-    """Return a sentence with the simulated bubble, and with the share of the step that the schedule's formula gives."""
+    """Return a sentence with the simulated bubble, and with the share of the step that the schedule's formula gives.
+
+    The formula has p stages, m microbatches, and v chunks of the model per stage.
+    """
     setting = f"{pipeline.stages} stages and {pipeline.microbatches} microbatches"
     formula = "(p-1)/(m+p-1)"
     if pipeline.chunks > 1:

@@ -154,7 +154,7 @@ def _reason(finding: Finding) -> str:
 
 
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return the step time in ms now and after the fix, and the bucket that then limits the step.
+    """Return the step time in ms now and `saved` ms less after the fix, and the bucket that then limits the step.
 
     The step time after the fix is None if it is implausible. The bucket is "" if it is unknown, as it is for every fix
     but the first in `analysis.next`.

@@ -40,10 +40,12 @@ def on_cluster(address: str) -> DigestEngine:
 
 
 def _read(address: str, files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
+    """Yield the digests of each file as workers finish; `address` is as for `on_cluster`."""
     import distributed  # noqa: PLC0415  # an extra
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client(distributed, address, stack))
+        # With `pure=False`, Dask reads every file, also if it has an earlier result of equal arguments.
         futures = client.map(_digest, files, limits=limits, retries=_RETRIES, pure=False)
         of_file = {future.key: file for future, file in zip(futures, files, strict=True)}
         for future in distributed.as_completed(futures):

@@ -53,7 +53,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
-    """List the gradients of a built-in workload, in a process that imports the framework."""
+    """List the gradients of a built-in workload, in a process of the interpreter `python`, which has the framework.
+
+    `on_gpu` selects the workload's size: for a GPU, or for a CPU process.
+    """
     command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
         process = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)

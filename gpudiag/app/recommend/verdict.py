@@ -48,7 +48,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Recommendation:
-    """Choose by measurement, or by prediction alone if no strategy was measured.
+    """Choose by measurement, or by prediction alone if no strategy was measured. `seconds`: duration of the command.
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too

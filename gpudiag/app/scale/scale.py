@@ -119,6 +119,7 @@ class _ScalingBenchmark:
         points: records of all points in the output directory, by id.
         wanted: the points of this call that can run, by id.
         tried: directories of starts that this call has begun.
+        first: the first launch. Later launches differ from it in directory, peer access and number of processes.
         timed, profiled: points that remain to be timed and to be profiled, most important first.
     """
 
@@ -215,7 +216,10 @@ class _ScalingBenchmark:
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, read its results, and remove the points that the launch began from the queues."""
+        """Run one launch, read its results, and remove the points that the launch began from the queues.
+
+        After `left_s` seconds the launch begins no point; None for no limit.
+        """
         prepared = _for_launch(self.first, launch, directory)
         with writing(self.request.output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -288,7 +292,10 @@ class _ScalingBenchmark:
         return True
 
     def _read_profiled(self, point: Point, error: str) -> bool:
-        """Remove a profiled point from the queue, with a remark if it failed; return whether it began."""
+        """Remove a profiled point from the queue, with a remark if it failed, and return whether it began.
+
+        `error` is the reason if the point has none of its own.
+        """
         outcome = self.store.outcome(point.record.id, profile=True)
         if outcome is None:
             return False

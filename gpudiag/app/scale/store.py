@@ -132,7 +132,7 @@ class Store:
 
 def recorded_directory(output: Path, point_id: str) -> Path | None:
     """Return the run directory with a point's recorded steps; None if no steps were recorded."""
-    for profile in (True, False):
+    for profile in (True, False):  # a point with a separate launch records steps in its own run directory
         try:
             directory = below(output, Store.relative(point_id, profile=profile))
         except UnreadableInputError:

@@ -320,7 +320,7 @@ def _leading_alarm(alarms: Sequence[Finding], expected: ExpectedFinding) -> Find
 
 
 def _saving_after(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
-    """Return a function from a finding to the ms per step that its fix saves after the fix of the first finding.
+    """Return a function that returns, for a finding, the ms per step that its fix saves once `first` is fixed.
 
     The analysis has these savings in its sequence of fixes (`next`). If the sequence does not begin with the first
     finding, the function returns what each fix saves alone.

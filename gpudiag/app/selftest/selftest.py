@@ -202,8 +202,8 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
     """Return the costs of the clean job's communication and launch overhead, by workload and finding code.
 
-    Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
-    CUDA graph. The larger cost counts.
+    Launch overhead is measured in two ways: against steps in which the device begins when all ops are launched, and
+    against a CUDA graph. The larger cost counts.
     """
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
@@ -297,6 +297,7 @@ def _launch(
         least_steps=6 if request.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
+        # The clean job's own costs: communication if there are several ranks, launch overhead on GPUs.
         background=(FaultPlan(name=CLEAN_COMMUNICATION, kind="whole-exchange", job=True),)
         if p2p and (world_size > 1 or device == "cuda") and training.workload != PARALLEL_WORKLOAD
         else (),

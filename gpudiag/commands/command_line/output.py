@@ -69,7 +69,7 @@ def show_analysis(
 def show_pipeline(
     analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool, paths: Sequence[str]
 ) -> None:
-    """Print the analysis of a pipeline-parallel job as JSON or as a report; `full` adds evidence and all advice."""
+    """Print the analysis of a pipeline-parallel job as JSON or as a report, with the arguments of `render_pipeline`."""
     if as_json:
         write_as_json(analysis)
         return

@@ -86,7 +86,7 @@ def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
 
 
 def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
-    """Return `wait +33.2, compute +3.0`, largest change first."""
+    """Return `wait +33.2, compute +3.0`, largest change first, without changes below 1 % of `step_ms`."""
     changed = [bucket for bucket in BUCKETS if abs(buckets_ms[bucket]) >= _SEEN_SHARE * step_ms]
     if not changed:
         return Text("no bucket changed by 1 % of the step", style="dim")

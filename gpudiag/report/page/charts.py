@@ -85,9 +85,12 @@ def _tick(mark: float, highest: float, *, percent: bool) -> str:
 
 
 def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequence[str]) -> str:
-    """Draw losses from the ideal (first row) to the measured result (last row). Rows are (name, percent, tooltip)."""
+    """Draw losses from the ideal (first row) to the measured result (last row).
+
+    Rows are (name, percent, tooltip), each with a color of `colors`.
+    """
     label, bar, gap = 112.0, 21.0, 7.0
-    width = 460.0  # fits on a phone, because the losses are at the right end
+    width = 460.0  # fits on a phone without scrolling to the losses, which are at the right end
     # The percents of losses are negative, so that the bar of a loss ends at the sum of all rows up to this loss.
     levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
     scale = (width - label - 58) / max(100.0, *levels)

@@ -37,7 +37,7 @@ def analysis_html(analysis: Analysis) -> str:
         file=io.StringIO(),
         width=_WIDTH,
         record=True,
-        # HTML has exact colors in any case. Other consoles reuse the escape sequences that rich caches with 256 colors.
+        # HTML has exact colors in any case. Other consoles may reuse the escape sequences, because rich caches them.
         color_system="256",
         force_terminal=True,
         markup=False,

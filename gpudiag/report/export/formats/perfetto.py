@@ -56,7 +56,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. If an event ends when another event begins, the end is written first.
+        """Write begins and ends to track `uuid`, by time; at the same time, ends before begins.
 
         `rows` are indices of events that are nested or disjoint, so that the ends of open events are a stack.
         """
