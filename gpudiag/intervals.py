@@ -93,6 +93,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 def complement(a: Intervals, begin: int, end: int) -> Intervals:
     """Return the part of [begin, end) outside the set."""
+    # The intervals that overlap [begin, end) are consecutive.
     inside = slice(a.end.searchsorted(begin, side="right"), a.start.searchsorted(end, side="left"))
     start, stop = np.concatenate([[begin], a.end[inside]]), np.concatenate([a.start[inside], [end]])
     kept = stop > start

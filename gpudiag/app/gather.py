@@ -56,6 +56,7 @@ def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> R
                 below(run_dir, RANKS_DIR)  # refuses a link
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
+        # If a rank of another node failed, the run failed.
         failed = next((rank for _, rank in sorted(ranks.items()) if rank.error is not None), None)
         if failed is not None and run.error is None:
             run = msgspec.structs.replace(run, status="failed", error=f"rank {failed.rank}: {failed.error}")

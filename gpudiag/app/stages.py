@@ -283,6 +283,7 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
     else:
         unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
         if unprofiled:
+            # The step time of the job is that of its slowest rank.
             slowest = max(unprofiled, key=lambda times: times.mean_ms)
             unprofiled_ms, times_ms = slowest.mean_ms, slowest.step_ms
         elif run.steps_found is not None and run.steps_found.by == "time":

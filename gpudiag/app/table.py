@@ -179,7 +179,7 @@ def point_of_run(directory: Path) -> PointRecord:
             for name, value in run.options.items()
             if name not in _POINT_FIELDS and value != _DEFAULTS.get(name)
         },
-        threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,
+        threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,  # for CPU processes only
     )
     named = msgspec.structs.replace(point, id=point_id(point))
     machine = _machine(run, facts_beside(directory))

@@ -135,7 +135,11 @@ def _gpus(finding: Finding) -> str:
 
 
 def nothing_found(analysis: Analysis) -> str:
-    """Return the title of a report without a headline."""
+    """Return the title of a report without a headline.
+
+    The title has the rate of a run that only loads data, the unreadable device, the largest unexplained bucket, or the
+    share of compute.
+    """
     if analysis.source.input_only:
         rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"
         processes = f"{analysis.world_size} process{'es' * (analysis.world_size > 1)}"

@@ -74,7 +74,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(analysis: Analysis) -> ReportVerdict:
-    """Return the verdict on an analysis."""
+    """Return the verdict on an analysis. With an untrusted recording, it advises to record again instead."""
     headline = headline_of(analysis)
     if headline is None:
         return ReportVerdict(title=nothing_found(analysis), steps=(next_step(analysis),))

@@ -63,6 +63,7 @@ class Questions:
                 "device_kind": analysis.device_kind,
                 "world_size": analysis.world_size,
                 "ranks_present": analysis.ranks_present,
+                # Without the times of all unprofiled steps, which would fill the answer.
                 "steps": _fields(msgspec.structs.replace(analysis.steps, unprofiled_times_ms=())),
                 "mean_buckets_ms": means,
                 "findings": [_in_short(finding) for finding in analysis.findings],

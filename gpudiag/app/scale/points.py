@@ -99,7 +99,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
                 # Tiers are below 10, so that all points of a setting come before those of the next setting.
                 priority = (_tier(devices, strategy, sizes, requested) + 10 * number, position)
                 _add(points, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
-        if position == 0:
+        if position == 0:  # single GPUs and pairs are measured with one setting only
             _add_subsets(points, request, site, variants[0], requested)
     return in_order(points.values())
 
@@ -120,6 +120,7 @@ def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
     default = framework_named(request.run.framework).memory_format
     _check_words(request)
+    # Only images can have another layout than the default.
     layouts = [value for value in request.memory_formats if value == default or entry.images] or [default]
     requested = cast("Sequence[Precision | None]", request.precisions or (None,))
     precisions = dict.fromkeys(computed_in(precision, on_gpu=site.gpus > 0) for precision in requested)

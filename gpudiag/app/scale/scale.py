@@ -79,7 +79,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
 def _conclude(
     request: ScaleRequest, points: dict[str, PointRecord], facts: Facts | None, remarks: list[Remark]
 ) -> Scaling:
-    """Draw all conclusions from saved points and write them."""
+    """Draw all conclusions from the saved points of the request's mode, and write them."""
     recorded, problems = analysed(request.output, [point for point in points.values() if point.mode == request.mode])
     scaling = conclude(
         points.values(),
@@ -139,7 +139,7 @@ class _ScalingBenchmark:
         self.timed: list[Point] = []
         for point in requested:
             self._enqueue(point)
-        self.profiled = [
+        self.profiled = [  # a point with a separate launch is recorded when it is timed
             point
             for point in to_profile(request, requested)
             if not point.by_itself and not self._is_profiled(point.record.id)

@@ -135,6 +135,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
         output: the directory of the selftest.
         left_out: the faults that could not run; None for the faults that the earlier result lists.
     """
+    # The clean job's own costs are in directories without run.json, because they were not recorded.
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
     judged = [

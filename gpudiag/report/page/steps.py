@@ -63,6 +63,7 @@ def _drawn(step: StepView) -> dict[str, Any]:
 
 def _track(track: StepTrack) -> dict[str, Any]:
     """Return a track in the script's format."""
+    # Starts and ends are rounded, rather than lengths, so that adjacent spans stay adjacent.
     starts = [round(start / _TICK_NS) for start in track.start]
     ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
     return {

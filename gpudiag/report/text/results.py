@@ -107,7 +107,7 @@ def _not_measured(group: Comparable) -> list[str]:
 
 
 def _cells(row: Any) -> tuple[str, ...]:
-    """Return the cells of `HEADINGS` for a row of the data frame."""
+    """Return the cells of `HEADINGS` for a row of the data frame, in which missing values are NaN."""
     machine, source, strategy = one_line(row.machine), one_line(row.source), one_line(row.strategy)
     machine = figures.UNKNOWN if machine == _UNKNOWN_MACHINE else machine
     samples_per_s, low, high, step_ms, efficiency, jitter_ms, mfu = (
