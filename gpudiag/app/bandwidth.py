@@ -116,6 +116,7 @@ def measure_gradient_bandwidth(
                 raise UsageError("one device does not communicate", "Leave --like out.")
             if p2p:
                 sizes = describe_workload(workload, on_gpu=on_gpu, python=job.python).gradients.sizes
+                # Bytes of each bucket, which DDP describes by the indices of its gradients.
                 buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
             elif not on_gpu:
                 break

@@ -200,7 +200,7 @@ def _parallelism(
 
 
 def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
-    """Return the line logs of a run directory; None if it has none."""
+    """Return the source-line logs of a run directory; None if the directory has none."""
     directory = find_run_directory(paths)
     if directory is None or not (directory / LINES_DIR).is_dir():
         return None

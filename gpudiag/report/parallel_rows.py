@@ -182,7 +182,7 @@ def bubble_line(pipeline: PipelineShape) -> str:
 def imbalance_line(imbalance: Imbalance) -> str:
     """Return a sentence with the cost of unequal compute, in total and for each cause alone."""
     ideal_ms = duration(imbalance.ideal_ms)
-    lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms
+    lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms  # `slowdown` is (step time) / (ideal step time)
     step_ms = ideal_ms + lost_ms
     if lost_ms < _LEAST_SHARE * step_ms:
         return "Imbalance: costs less than 1 % of a step."

@@ -79,7 +79,7 @@ def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seco
     """Return the recommendation that follows from the measurements; `seconds` is the duration of the command."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
-    tied = _tied(ranking, measured)
+    tied = _tied(ranking, measured)  # may have strategies that were not measured
     candidates = {prediction.candidate.label: prediction.candidate for prediction in benchmark.predictions}
     best, why_preferred = _preferred([candidates[label] for label in tied if label in racing], measured)
     chosen = next(row for row in ranking if row.strategy == best.label)

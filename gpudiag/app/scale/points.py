@@ -216,7 +216,7 @@ def _add_subsets(
         for device in devices:
             point = _point(request, site, variant, INDEPENDENT, (device,), priority=(1, -1))
             record = msgspec.structs.replace(point.record, alone=True)
-            known = points.get(record.id, point)
+            known = points.get(record.id, point)  # the point may exist, as a baseline
             points[record.id] = Point(job=point.job, record=record, priority=min(point.priority, known.priority))
     if request.pairs:
         for pair in itertools.combinations(devices, 2):
@@ -287,7 +287,7 @@ def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     no_subsets = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
     most = max((point.record.devices for point in no_subsets), default=1)
     if most == 1:
-        return no_subsets[:1]
+        return no_subsets[:1]  # the most important point, because no point communicates
     first_variant = [point for point in no_subsets if point.priority[0] < 10]  # see `all_points`
     return _largest_and_baselines(first_variant, most, first_strategy_only=request.recorded == "first")
 

@@ -236,7 +236,7 @@ class _ScalingBenchmark:
             with writing(self.request.output):  # adds a hint
                 raise error from None
         self._read_results(launch, failure)
-        if failure is None:
+        if failure is None:  # otherwise the logs of the launch are kept
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run_alone(self, point: Point) -> None:

@@ -61,7 +61,7 @@ def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
 
 
 def communication_cost(no_fault: FaultCost, communication_fault: FaultCost) -> FaultCost:
-    """Return the cost of communication in the clean job.
+    """Return the cost of communication in the clean job; `clean_ms` of the cost is the step without communication.
 
     Args:
         no_fault: the cost of the fault "none"; its blocks are the clean job.

@@ -56,7 +56,7 @@ class LiveTable:
         #: Per rank, arrival time in seconds and number of steps of the messages in the window `_PACE_S`.
         self._arrivals: dict[int, deque[tuple[float, int]]] = {}
         self._gpus: tuple[GpuNow, ...] = ()
-        self._read_s = float("-inf")
+        self._read_s = float("-inf")  # time at which the GPUs were read last
 
     def heard(self, message: Progress) -> None:
         """Process one message."""

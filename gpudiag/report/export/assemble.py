@@ -219,6 +219,7 @@ def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportT
         & (table.start < device_track.bounds[-1])
     )
     start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
+    # Each wait begins after the ends of all earlier waits.
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
     nonempty = end > begin
     ranks = np.unique(rank[nonempty])
