@@ -133,7 +133,7 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """Return the covered length before each time: the smaller of (time - gaps) and the sum of begun intervals."""
+    """Return the covered length before each time: the smaller of (time - gaps) and the length of begun intervals."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     # done[k] and gaps[k] are the covered and uncovered times before the end of k intervals; gaps[0], before the first.
@@ -238,6 +238,6 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
         # In the order of (depth, position), the parent of interval (d, i) is the last entry before (d - 1, i).
         ordered = np.sort(depth * count + np.arange(count))
         parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
-        np.subtract.at(self_ns, parents % count, lasts[children])
+        np.subtract.at(self_ns, parents % count, lasts[children])  # % count: the position of (depth, position)
     least: NDArray[np.int64] = np.maximum(self_ns, 0)  # `lasts` may be less than the nested intervals' sum
     return least

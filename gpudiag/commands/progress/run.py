@@ -35,12 +35,9 @@ class RunProgress:
 
     def __init__(self) -> None:
         self._processes = 0
-        #: Latest message of each rank.
-        self._latest: dict[int, Progress] = {}
-        #: Notes that were printed. Several ranks may send the same note.
-        self._notes: set[str] = set()
-        #: Phase that was shown last.
-        self._phase = ""
+        self._latest: dict[int, Progress] = {}  # latest message of each rank
+        self._notes: set[str] = set()  # printed notes; several ranks may send the same note
+        self._phase = ""  # phase that was shown last
         #: rich's progress bar, its task and the live tables, which begin with the first phase; None in a pipe.
         self._bar: Any = None
         self._task: Any = None

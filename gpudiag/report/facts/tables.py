@@ -104,7 +104,7 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return the rates of copies between host and GPUs: a row for each GPU, and a row for all GPUs at once."""
+    """Return the rates of host-GPU copies: a row for each GPU and one for all at once; None without measurements."""
     records = _host_records(facts)
     if not records:
         return None
@@ -211,7 +211,7 @@ def strategies_of(names: Iterable[str]) -> list[str]:
 
 
 def collective_matrix(facts: Facts) -> Matrix | None:
-    """Return all-reduces by size and transport: µs below 1 MiB, bus bandwidth in GB/s above."""
+    """Return all-reduces by size and transport: µs below 1 MiB, bus GB/s from there on; None without measurements."""
     by_key = {(measured.bytes, measured.strategy): measured for measured in facts.collectives}
     if not by_key:
         return None

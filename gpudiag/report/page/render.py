@@ -79,6 +79,7 @@ def report(
         machine=machine,
         version=gpudiag.__version__,
         script=_markup(source),
+        # The template's Content-Security-Policy allows only the script with this hash.
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}",
     )
     return page
