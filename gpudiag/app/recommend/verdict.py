@@ -122,7 +122,8 @@ def from_predictions(
 
     Args:
         predictions: the predictions of all candidates.
-        workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
+        workload, devices, batch_size, peer_access, device_name: fields of the result.
+        p2p: False if peer access is switched off, which adds `--no-p2p` to the flags.
         notes: further notes of the result.
         failed: reasons why candidates could not be measured, by label.
     """
@@ -189,9 +190,7 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
         row = _row(prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label))
-        if label in measured.turns:
-            row = _with_measurement(row, measured, benchmark)
-        rows.append(row)
+        rows.append(_with_measurement(row, measured, benchmark) if label in measured.turns else row)
     return sorted(rows, key=_ranking_key)
 
 
@@ -349,6 +348,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
+    """Return the predicted step time without communication, and what percentage this saves; None if unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None
