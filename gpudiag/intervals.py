@@ -85,7 +85,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
-    # The pairs of interval i are numbered on from those of earlier intervals, and its first pair is with b[first[i]].
+    # Pairs (i, j) are listed by i, then j. For interval i, j = first[i] + (number of the pair) - (pairs of earlier i).
     in_a = np.repeat(np.arange(len(a)), count)
     in_b = np.arange(len(in_a)) + np.repeat(first - np.cumsum(count) + count, count)
     return Intervals(np.maximum(a.start[in_a], b.start[in_b]), np.minimum(a.end[in_a], b.end[in_b]))
@@ -93,6 +93,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 def complement(a: Intervals, begin: int, end: int) -> Intervals:
     """Return the part of [begin, end) outside the set."""
+    # The intervals that overlap [begin, end) are consecutive.
     inside = slice(a.end.searchsorted(begin, side="right"), a.start.searchsorted(end, side="left"))
     start, stop = np.concatenate([[begin], a.end[inside]]), np.concatenate([a.start[inside], [end]])
     kept = stop > start
@@ -132,9 +133,10 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """Return the covered length before each time: the smaller of (time - gaps) and the sum of begun intervals."""
+    """Return the covered length before each time: the smaller of (time - gaps) and the length of begun intervals."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
+    # done[k] and gaps[k] are the covered and uncovered times before the end of k intervals; gaps[0], before the first.
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
     gaps = np.concatenate([a.start[:1], a.end]) - done
     begun = a.start.searchsorted(time, side="right")
@@ -145,12 +147,13 @@ def _covered_before(a: Intervals, time: Times) -> Times:
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Return the sorted distinct values of a column, which must not contain NaN.
 
-    `np.unique` imports `numpy.ma`. Since NumPy 2.3 it also hashes, which is slower if most equal values are adjacent.
+    `np.unique` imports `numpy.ma`. Since NumPy 2.3 `np.unique` also hashes, which is slower if most equal values are
+    adjacent.
 
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
     """
-    return _without_repeats(np.sort(_without_repeats(values)))
+    return _without_repeats(np.sort(_without_repeats(values)))  # sorting is faster without adjacent repeats
 
 
 def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
@@ -171,7 +174,8 @@ def median(values: NDArray[Any]) -> float:
     if not len(values):
         return 0.0
     half, ordered = len(values) // 2, np.sort(values)
-    return (float(ordered[half - 1 + len(values) % 2]) + float(ordered[half])) / 2
+    lower = half - 1 + len(values) % 2  # equals `half` for an odd length
+    return (float(ordered[lower]) + float(ordered[half])) / 2
 
 
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
@@ -206,7 +210,7 @@ def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]
 
 
 def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
-    """Return whether each of n spans begins inside no earlier span, as bool[n], for sorted starts (ties: longer first).
+    """Return whether each of n spans begins outside of all earlier spans, as bool[n]. Starts ascend, ties longer first.
 
     >>> outermost(np.array([0, 1, 5]), np.array([5, 3, 6])).tolist()
     [True, False, True]
@@ -234,6 +238,6 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
         # In the order of (depth, position), the parent of interval (d, i) is the last entry before (d - 1, i).
         ordered = np.sort(depth * count + np.arange(count))
         parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
-        np.subtract.at(self_ns, parents % count, lasts[children])
+        np.subtract.at(self_ns, parents % count, lasts[children])  # % count: the position of (depth, position)
     least: NDArray[np.int64] = np.maximum(self_ns, 0)  # `lasts` may be less than the nested intervals' sum
     return least

@@ -6,7 +6,8 @@ the lag-one autocorrelation (von Storch & Zwiers, Statistical Analysis in Climat
 r counts as 0. In a short series the measured r is too small by (1 + 4 r) / n on average, because the subtracted mean
 follows the slow phases. So this bias is added to r (F. H. C. Marriott & J. A. Pope, Biometrika 41, 1954, 390-402, and
 M. G. Kendall, 403-404, for products summed over n - 1 pairs and squares over n values). The table has the percentage of
-8,000 simulated pairs of equal runs that a method calls different at a nominal 5 %, by length and true correlation:
+8,000 simulated pairs of equal runs that a method calls different at a nominal 5 %, by length and true correlation.
+Geyer's method is the initial sequence, and "8 batches" are batch means:
 
     steps each         10                   20                   50                   200
     correlation    0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7
@@ -93,7 +94,7 @@ def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
     Args:
         values: in the order of measurement.
         as_measured: use the measured autocorrelation without bias correction. The analysis of traces does so, to keep
-            its results comparable.
+            its results comparable with those of earlier versions.
 
     Raises:
         ValueError: fewer than two values.

@@ -6,8 +6,8 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-#: (a, b) of each collective. Over n ranks, each link carries (a * n - b) / n of its bytes. nccl-tests calls this factor
-#: busbw / algbw (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+#: (a, b) of each collective. Over n ranks, each link carries (a * n - b) / n of the collective's bytes. nccl-tests
+#: calls this factor busbw / algbw (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 _BUS_FACTORS = {
     "all_reduce": (2, 2),
     "all_gather": (1, 1),

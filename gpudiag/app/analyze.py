@@ -103,9 +103,11 @@ def _analyse(
     limits: ReadLimits | None,
     engine: DigestEngine | None = None,
 ) -> AnalysedTraces:
-    """Analyse the traces, or the kernel-only traces of the same run, which have less overhead, if they are usable."""
-    # Kernel-only traces are joined with the full traces, so that the events of a rank are known only after reading.
+    """Analyse the traces. If the run has usable kernel-only traces, which have less overhead, analyse these instead."""
+    # The events of a rank are usually prepared in the process that reads its trace. This is not possible if a
+    # kernel-only trace and a full trace are joined after reading.
     views = None if find_kernel_only_traces(paths) else WhileReading(_events_of_rank)
+    # `repeated`: accept two files of one rank, because `check_one_recording` reports this conflict.
     read = partial(
         read_traces, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages, then=views
     )
@@ -123,7 +125,10 @@ def _read_elsewhere(
     limits: ReadLimits | None,
     read: Callable[[Sequence[Path | str]], tuple[Trace, ...]],
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Read traces by an engine if each file can be read alone; return them, and warnings about unreadable files."""
+    """Read traces by an engine if each file can be read alone, or else by `read` in this process.
+
+    Return the traces, and warnings about unreadable files.
+    """
     from gpudiag.app.digests.write import independent, read_elsewhere  # noqa: PLC0415  # only with a cluster
 
     files = find_sources(paths)
@@ -135,6 +140,7 @@ def _read_elsewhere(
             future = pool.submit(read_elsewhere, files, Path(directory), limits or ReadLimits(), engine)
             source, warnings = future.result()
         digests = read([directory])
+    # The digest files no longer exist, so each trace gets the name of its original file.
     traces = tuple(msgspec.structs.replace(trace, source=source[Path(trace.source).name]) for trace in digests)
     return traces, tuple(Validity(code="repaired-input", message=message) for message in warnings)
 
@@ -146,6 +152,7 @@ def _events_of_rank(trace: Trace) -> RankEvents:
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
+    """Return the analysis and a typical step. A step of many ranks shows the ranks with findings of their own."""
     from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415 # already imported
 
     analysis, lines = analysed.analysis, None if analysed.lines is None else analysed.lines.spans
@@ -190,9 +197,9 @@ def analysis_with_step(
 def _saved_or(
     paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
 ) -> tuple[Analysis, StepView | None]:
-    """Return the saved analysis if the single path is one, else the result of `from_traces`.
+    """Return the analysis saved in the file at the only path, or else the result of `from_traces`.
 
-    If a single directory has no traces, its saved analysis is returned. The step of a saved analysis is None.
+    If the only path is a directory without traces, its saved analysis is returned. A saved analysis has the step None.
     """
     single = Path(paths[0]) if len(paths) == 1 else None
     if single is not None and single.is_file() and _is_analysis(single):

@@ -64,11 +64,11 @@ def bandwidth(
         on_probe: called from several threads with the current probe.
         observer: called with each message of the processes that communicate.
         say: called with each action in words.
-        source: file of facts to read instead of measuring.
+        source: file of facts to read instead of measuring; None to measure.
         quick, timeout_s: whether to measure fewer sizes, and the time limit of each probe in seconds.
-        workload: also measure all-reduces of this model's buckets.
+        workload: also measure all-reduces of this model's gradient buckets; None for no model.
         require_gpu: fail if there is no GPU.
-        save: file to which the facts are written.
+        save: file to which the facts are written, if any.
     """
     if workload is not None:
         training_entry(workload, "--like")  # refuse an unknown workload before measuring
@@ -100,8 +100,8 @@ def measure_gradient_bandwidth(
 ) -> ModelBuckets:
     """Measure each transport on the buckets that DistributedDataParallel makes of this workload's gradients.
 
-    On GPUs, NCCL without peer access needs a second launch, because NCCL reads that setting when it starts. The second
-    launch leaves out transports of the first. `observer` and `timeout_s` are as for `bandwidth`.
+    NCCL reads the setting of peer access when it starts. So on GPUs, NCCL without peer access is measured in a second
+    launch, which leaves out transports of the first. `observer` and `timeout_s` are as for `bandwidth`.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()
@@ -116,6 +116,7 @@ def measure_gradient_bandwidth(
                 raise UsageError("one device does not communicate", "Leave --like out.")
             if p2p:
                 sizes = describe_workload(workload, on_gpu=on_gpu, python=job.python).gradients.sizes
+                # Bytes of each bucket, which DDP describes by the indices of its gradients.
                 buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
             elif not on_gpu:
                 break

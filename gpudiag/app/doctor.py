@@ -46,7 +46,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         python: the interpreter of the training processes.
         framework: name of its framework.
         ranks: training processes on this machine; None for one per visible GPU, or two without GPUs.
-        copies: whether to copy between GPUs, which is the only check that uses them.
+        copies: whether to copy between GPUs; this is the only check that uses GPUs.
         limit_s: time limit of each reading in seconds.
         root: "/" for this machine, or a recorded tree of /proc, /sys, /dev and /etc.
     """
@@ -60,7 +60,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = None) -> Checkup:
-    """Return all checks. This takes at most four time limits. An obstacle or a failed reading raises no exception.
+    """Return all checks. This takes at most about 4 * `limit_s`. Obstacles and failed readings raise no exceptions.
 
     Args:
         options: what to check.
@@ -68,7 +68,7 @@ def doctor(options: DoctorOptions, *, inventory: Callable[[], Facts] | None = No
     """
     began = time.perf_counter()
     limit_s, reasons = options.limit_s, dict[str, str]()  # name of a reading without value → reason
-    # A reading runs in a thread from its creation on, so that these three run at the same time.
+    # A reading runs in a thread from its creation on, so that these three readings run at the same time.
     machine = Reading("the NVIDIA driver", inventory or _inventory_reader(options), limit_s + _GRACE_S)
     interpreter = Reading("the interpreter", lambda: _interpreter(options), limit_s)
     profiler = Reading("CUPTI", lambda: find_cupti(options.python, limit_s), limit_s + _GRACE_S)
@@ -101,7 +101,7 @@ def _value_of(reading: Reading[Value], name: str, reasons: dict[str, str]) -> Va
 
 
 def judge(facts: Facts, surroundings: Surroundings, ranks: int | None = None, *, seconds: float = 0.0) -> Checkup:
-    """Check the facts and readings of a machine, which may be another machine than this one.
+    """Check the facts and readings of this or another machine.
 
     `ranks` is None for one rank per visible GPU, or two without GPUs. `seconds` is how long the readings took.
     """
@@ -122,13 +122,13 @@ def _without_home(checkup: Checkup) -> Checkup:
     home = str(Path.home())
     if home == "/":
         return checkup
-    # Without the quotes, because paths begin with the home directory.
+    # [1:-1] drops the quotes, because the home directory is only the beginning of a path.
     text = msgspec.json.encode(checkup).replace(msgspec.json.encode(home)[1:-1], b"~")
     return msgspec.json.decode(text, type=Checkup)
 
 
 def _inventory_reader(options: DoctorOptions) -> Callable[[], Facts]:
-    """Return a function that reads the machine in a child process, because a broken GPU can block its caller."""
+    """Return a function that reads the machine in a child process, because a broken GPU can block its reader."""
     if str(options.root) != "/":
         return lambda: gather_inventory(root=options.root)
     command = own_program("gpudiag.__main__", "topology", "--json")
@@ -170,6 +170,7 @@ def _interpreter(options: DoctorOptions) -> PythonSeen:
 
 
 def _copies(facts: Facts, options: DoctorOptions, reasons: dict[str, str]) -> tuple[Facts, PeerCopiesSeen | None]:
+    """Return the facts with measured copies, and the result of the copies; (`facts`, None) if that fails."""
     # Loading and copying have a time limit each.
     limit_s = 2 * options.limit_s + _GRACE_S
     copied = _value_of(Reading("copies", lambda: copy_between_gpus(facts, options.limit_s), limit_s), "peers", reasons)

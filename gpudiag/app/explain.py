@@ -38,7 +38,7 @@ def explain(code: str, cause: str | None = None) -> Explanation:
     chosen = tuple(entry for entry in explanation.advice if entry.cause == cause)
     if not chosen:
         known = causes(code)
-        # A cause unlike all documented ones may be right, as pages have examples only. A similar one is misspelt.
+        # Pages list only examples of causes. So an unknown cause may be right, unless it is a known cause misspelt.
         if known and not get_close_matches(cause, known):
             note = f"No example has the cause '{cause}': this is the advice for the other causes."
             return msgspec.structs.replace(explanation, paragraphs=(*explanation.paragraphs, note))
@@ -73,9 +73,10 @@ def _pages() -> Path:
 def _finding(code: str) -> Explanation:
     """Parse the page of a finding."""
     text = (_pages() / f"{code}.md").read_text(encoding="utf-8")
+    # `sections` is heading, text, heading, text, …
     head, *sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     by_heading = dict(zip(sections[::2], sections[1::2], strict=True))
-    title, *paragraphs = _paragraphs(head.partition("\n")[2])
+    title, *paragraphs = _paragraphs(head.partition("\n")[2])  # without the first line, which is the code
     return Explanation(
         code=code,
         kind="finding",
@@ -89,7 +90,7 @@ def _finding(code: str) -> Explanation:
 
 
 def _warning(code: str) -> Explanation:
-    """Parse the row of a warning in the page of all warnings. A row may have several codes."""
+    """Parse the row of a warning in the page of all warnings. The cells are codes (one or more), meaning, advice."""
     for line in (_pages() / f"{_WARNINGS}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if len(cells) == 3 and f"`{code}`" in cells[0]:
@@ -106,7 +107,7 @@ def _warning(code: str) -> Explanation:
 
 def _advice(section: str) -> tuple[CauseAdvice, ...]:
     """Return the advice of a page by cause; one entry without cause if the section is not divided by causes."""
-    introduction, *by_cause = _CAUSE.split(section)
+    introduction, *by_cause = _CAUSE.split(section)  # cause, text, cause, text, …
     if not by_cause:
         return (CauseAdvice(advice=_items(introduction)),)
     pairs = zip(by_cause[::2], by_cause[1::2], strict=True)

@@ -43,11 +43,11 @@ def export(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> Exported:
-    """Write the traces of one job in another tool's format. The other arguments are those of `analyze`.
+    """Write the traces of one job in another tool's format.
 
     Args:
-        paths: traces.
-        format_name: as on the command line.
+        paths, world_size, limits: as for `analyze`.
+        format_name: name of the format on the command line.
         output: the file; `-` for standard output; None for a new file in the current directory, named after the run.
     """
     file_format = format_named(format_name)
@@ -69,7 +69,7 @@ def read_recorded(
     attribution = attribute(timeline)
     recordings = timeline.traces
     profiles = read_profiles(paths, limits=limits)
-    if profiles:  # TensorFlow, whose timeline has a trace per GPU instead of one per process
+    if profiles:  # TensorFlow: the timeline has a trace per GPU, but each process is exported as a whole
         recordings = tuple(process.trace for process in read_processes(paths, limits=limits))
     return Recorded(
         export_model=export_model_of(timeline, attribution, recordings),

@@ -23,7 +23,7 @@ _HINT = "Copy the other node's run directory here, and give it after that of ran
 
 
 def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> RunRecord:
-    """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
+    """Copy records, traces and source-line logs of other nodes' ranks into rank 0's run directory. Return the run.
 
     If a rank has no traces, its digest is copied. Ranks that `run_dir` already has are not replaced, so the command may
     be repeated. An older analysis is removed.
@@ -56,6 +56,7 @@ def gather(run_dir: Path, others: Sequence[Path], *, digests: bool = False) -> R
                 below(run_dir, RANKS_DIR)  # refuses a link
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
+        # If a rank of another node failed, the run failed.
         failed = next((rank for _, rank in sorted(ranks.items()) if rank.error is not None), None)
         if failed is not None and run.error is None:
             run = msgspec.structs.replace(run, status="failed", error=f"rank {failed.rank}: {failed.error}")
@@ -75,7 +76,7 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
     if not records:
         missing = "holds no records of ranks" if other.exists() else "does not exist"
         raise UnreadableInputError(f"{name}: {missing}", _HINT)
-    # An empty id is that of no run.
+    # A record with an empty run id belongs to no run.
     ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
     if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)
@@ -95,7 +96,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int = 0) -> None:
-    """Copy one file atomically. Skip a missing file, a link, and, if `max_bytes` is given, a larger file."""
+    """Copy the file `name` atomically, to `target_name` if given.
+
+    Skip a missing file, a link, and, if `max_bytes` is given, a larger file.
+    """
     source = other / name
     if not _is_file(source) or 0 < max_bytes < source.stat().st_size:
         return

@@ -35,7 +35,7 @@ def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, 
 
 
 def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Finding:
-    """Return the finding with the savings of other strategies in its evidence and advice, if they are known."""
+    """Return the finding with the savings of other strategies in its evidence and advice, if any are known."""
     if finding.code != "communication-bound" or run is None or not facts.bandwidth:
         return finding
     gain_ms, step_ms = finding.recoverable_ms_per_step or 0.0, finding.evidence.get("step_ms_now")
@@ -59,14 +59,15 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return {label of a candidate: ms of a step that it saves}: lossless candidates first, then by savings.
+    """Return {label of a candidate strategy: ms of a step that it saves}: lossless candidates first, then by savings.
 
-    The result is empty if there is nothing to predict, which is also so for several nodes, whose network is unknown.
+    Savings below `_MAY_ERR` are omitted. The result is empty if nothing can be predicted, for instance for several
+    nodes, because their network is unknown.
 
     Args:
         run, facts: the recorded run and its machine.
         gain_ms: exposed communication of a step, as the finding reports it.
-        step_ms: the simulated step.
+        step_ms: the simulated step time.
     """
     sizes = run.model.gradient_sizes if run.model is not None else ()
     if run.nodes > 1 or run.world_size < 2 or not sizes or run.strategy not in strategies(run.framework):

@@ -99,7 +99,10 @@ def write_scaling(result: Scaling, directory: Path) -> None:
 
 
 def _scaling_page(result: Scaling, directory: Path) -> str:
-    """Return a page with the scaling, the machine, and the recorded steps of the first waterfall's point."""
+    """Return a page with the scaling, the machine, and the first recorded steps of a point that has a waterfall.
+
+    A waterfall is the breakdown of a point's lost efficiency.
+    """
     by_id = {point.id: point for point in result.points}
     points = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
     # `.name` prevents a manipulated id from naming a directory elsewhere.

@@ -79,14 +79,14 @@ def analysis_of_traces(
 
     Args:
         traces: one per process.
-        paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
+        paths: the paths that the user gave. A run directory also has the run's record, facts and source-line logs.
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
-        views: returns what was computed of the traces while they were read.
+        views: returns the rank events that were prepared while traces were read; None to prepare them now.
     """
     timeline = build_timeline(traces, world_size, each=views or each_rank)
     attribution = attribute(timeline, each=each_rank)
-    # Details of a large job are those of representative ranks.
+    # In a large job, details are computed for representative ranks only.
     detailed, detailed_attribution = represent(timeline, attribution)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
@@ -180,7 +180,7 @@ def _parallelism(
 ) -> Parallelism | None:
     """Return the grid, communication and imbalance of a job; None if the job divides only its batches.
 
-    Bubble and imbalance are simulated, so they are of the case's ranks. `timeline` and `attribution` have all ranks.
+    Bubble and imbalance are simulated, so they cover the ranks of `case`. `timeline` and `attribution` have all ranks.
     """
     if not case.timeline.divides_work:
         return None
@@ -200,7 +200,7 @@ def _parallelism(
 
 
 def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
-    """Return the line logs of a run directory; None if it has none."""
+    """Return the source-line logs of a run directory; None if the directory has none."""
     directory = find_run_directory(paths)
     if directory is None or not (directory / LINES_DIR).is_dir():
         return None
@@ -283,6 +283,7 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
     else:
         unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
         if unprofiled:
+            # The step time of the job is that of its slowest rank.
             slowest = max(unprofiled, key=lambda times: times.mean_ms)
             unprofiled_ms, times_ms = slowest.mean_ms, slowest.step_ms
         elif run.steps_found is not None and run.steps_found.by == "time":

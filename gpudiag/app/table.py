@@ -39,9 +39,9 @@ from gpudiag.report.verdict import in_few_words
 
 Result = TypeVar("Result")
 
-#: Options of a run that are fields of a point, so that `options` does not list them.
+#: Options of a run that are separate fields of a point, so that its `options` omit them.
 _POINT_FIELDS = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
-#: Default values of options, which a point does not list.
+#: Default values of options, which the `options` of a point omit.
 _DEFAULTS = {"compile": "false", "prefetch": "false", "model": "whole", "loader_workers": "0"}
 
 
@@ -67,7 +67,7 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
 def forms(
     runs: Sequence[str], names: Sequence[str], *, markdown: Path | None = None, csv: Path | None = None
 ) -> FormTables:
-    """Put the results into the forms of earlier benchmarks, and write them to the given files.
+    """Put the results into forms (table layouts of earlier benchmarks), and write these tables to the given files.
 
     Args:
         runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The tables list unreadable directories.
@@ -86,7 +86,7 @@ def forms(
 
 
 def _read_all(runs: Sequence[str], read: Callable[[Path], Result]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Read every run. Return (name, result) of each readable run, and the error of each other run."""
+    """Call `read` for every run. Return (name, result) of each readable run, and the error of each other run."""
     results, left_out = [], []
     for name in runs:
         try:
@@ -157,7 +157,7 @@ def read_points(path: Path) -> list[PointRecord]:
 
 
 def point_of_run(directory: Path) -> PointRecord:
-    """Return a single run as a point."""
+    """Return a single run as a point, which is the result of one training in a scaling benchmark."""
     run = read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
     batch = run.batch_size_per_device or 0
     devices = len(run.ranks) or run.world_size
@@ -179,7 +179,7 @@ def point_of_run(directory: Path) -> PointRecord:
             for name, value in run.options.items()
             if name not in _POINT_FIELDS and value != _DEFAULTS.get(name)
         },
-        threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,
+        threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,  # for CPU processes only
     )
     named = msgspec.structs.replace(point, id=point_id(point))
     machine = _machine(run, facts_beside(directory))
@@ -195,6 +195,7 @@ def _workload(run: RunRecord) -> str:
     if run.command and run.workload == Path(run.command[0]).name:
         scripts = [Path(word).name for word in run.command if word.endswith(".py")]
         modules = [after for before, after in pairwise(run.command) if before == "-m"]
+        # The last `-m` counts, because the first may name the launcher: `python -m torch.distributed.run -m train`.
         return next(iter([*scripts, *reversed(modules)]), run.workload)
     return run.workload
 

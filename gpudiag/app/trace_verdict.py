@@ -45,7 +45,7 @@ def verdict_lines(run_dir: Path, ranks: int, *, wait_s: float, started_s: float)
     until_s = time.monotonic() + wait_s
     missing = list(range(ranks))
     while missing := [rank for rank in missing if not _is_there(run_dir, rank, started_s)]:
-        if os.getppid() != training:  # it has ended
+        if os.getppid() != training:  # the training process has ended
             return []
         if time.monotonic() >= until_s:
             break

@@ -62,7 +62,7 @@ def view(
             written += 1
         if not written:
             raise NotATraceError(f"no run in {path} has traces", "Record again with gpudiag profile.")
-        port = free_port(host, port)  # another process may have taken it meanwhile
+        port = free_port(host, port)  # another process may have taken the port meanwhile
         with serving(python, directory, host, port, versions) as process:
             opened(url_of(host, port), versions)
             process.wait()

@@ -117,7 +117,7 @@ def _tries(text: str | None) -> tuple[Change, ...]:
 
 
 def _check_workload(words: list[str], *, stop_after: bool) -> None:
-    """Refuse a script or a command without `--` (`words`), and `--stop-after` with a workload."""
+    """Refuse `words` that are a script or a command, but not after `--`. Refuse `--stop-after` with a workload."""
     if len(words) > 1 or (words and words[0].endswith(".py")):
         command = " ".join(words if len(words) > 1 else ("python", *words))
         raise UsageError(

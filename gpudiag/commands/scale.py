@@ -280,7 +280,7 @@ def _warmup_s(*, quick: bool, limited: bool) -> float:
 
 
 def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
-    """Refuse `--volume` if the number of voxels per sample is unknown. Workloads that predict have a known number."""
+    """Refuse `--volume` if the voxels per sample are unknown. Predictions and saved points (`concluding`) have them."""
     counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
     if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
         raise UsageError(

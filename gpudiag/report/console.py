@@ -94,7 +94,7 @@ def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
 
 
 def drop_columns(columns: dict[str, list[str]], dispensable: Iterable[str], width: int) -> None:
-    """Remove dispensable columns in order until the table has at most `width` characters. `columns` has their cells."""
+    """Remove dispensable columns from `columns` (heading → cells), in order, until rows fit into `width` characters."""
     for name in dispensable:
         if sum(GAP + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
             return

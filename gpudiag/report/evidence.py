@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of keys that name a unit, and the unit in words. Longer parts come first.
+#: Parts of keys that name a unit, and the unit in words. `_ms_per_step` comes before its own part `_ms`.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -56,7 +56,7 @@ def _without_zeros(key: str, value: Any) -> Any:
 
 
 def _is_zero(key: str, value: Any) -> bool:
-    """Return whether a figure is zero or a table is empty. A flag, an unknown value and 0 % confirmed are shown."""
+    """Return whether a figure is zero or a table is empty. Flags, unknown values and 0 % confirmed are never zero."""
     if isinstance(value, bool) or value is None or key == _CONFIRMED:
         return False
     if isinstance(value, int | float):

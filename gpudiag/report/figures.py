@@ -61,7 +61,7 @@ def count(per_step: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in whole percent; `<1 %` if the share is smaller, `—` if it is unknown.
+    """Return `part` / `whole` in whole percent; `<1 %` for a smaller share, `—` for an unknown share.
 
     >>> percent(26.2, 57.1), percent(0.1, 57.1), percent(0, 57.1)
     ('46 %', '<1 %', '0 %')
@@ -91,7 +91,7 @@ def flops(operations: float | None) -> str:
 
 
 def _scaled(value: float | None, unit: str, prefixes: Sequence[str]) -> str:
-    """Return a value with the first prefix, each 1000 times the one before, with which it has at most three digits."""
+    """Return a value with the first of `prefixes` (steps of 1000) that leaves at most three digits before the point."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     for prefix in prefixes[:-1]:

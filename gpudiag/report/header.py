@@ -206,7 +206,7 @@ def host_lines(analysis: Analysis) -> list[str]:
         "everything else" if on_cpu else "launching": _range_ms([rank.host_ms for rank in ranks]),
     }
     known = [f"{words} {span} ms" for words, span in times.items() if span]
-    if len(known) <= on_cpu:  # on CPUs "everything else" is the step time if data loading is unknown
+    if not known or (on_cpu and len(known) == 1):  # on CPUs "everything else" alone would repeat the step time
         return []
     workers = _range_ms([rank.loader_ms for rank in ranks])
     sentences = (

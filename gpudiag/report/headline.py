@@ -15,7 +15,8 @@ from gpudiag.report.rank_rows import largest_collectives
 
 #: Rate of the fastest PCIe slot, one way (PCIe 5, 16 lanes). A faster collective uses a direct link.
 _FASTEST_SLOT_GB_PER_S = 63.0
-#: A collective is slow if its rate is at most this share of the link's rate, or of the rate that the probe measured.
+#: A collective is slow if its rate is at most this share of the link's rate, or of the rate that `gpudiag bandwidth`
+#: measured (`probe`).
 _WELL_USED = 0.6
 #: The title also states the best possible rate if the collective's rate is below this share of the best possible rate.
 _FAR_BELOW = 0.8
@@ -80,7 +81,7 @@ def headline_of(analysis: Analysis) -> Headline | None:
 def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
     """Return a headline about the links if their state explains slow collectives, or None.
 
-    The evidence has NVLink's rate only if the collective does not use it. An unknown rate counts as slow.
+    The evidence has the rate of NVLink only if the collective does not use NVLink. An unknown rate counts as slow.
     """
     reached, nvlink, probe = (
         _positive_number(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s")
@@ -134,7 +135,11 @@ def _gpus(finding: Finding) -> str:
 
 
 def nothing_found(analysis: Analysis) -> str:
-    """Return the title of a report without a headline."""
+    """Return the title of a report without a headline.
+
+    The title has the rate of a run that only loads data, the unreadable device, the largest unexplained bucket, or the
+    share of compute.
+    """
     if analysis.source.input_only:
         rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"
         processes = f"{analysis.world_size} process{'es' * (analysis.world_size > 1)}"
@@ -167,7 +172,7 @@ def one_rank_of_several(analysis: Analysis) -> bool:
 def _largest_collective(analysis: Analysis) -> str:
     """Return `; all-reduce of 102 MB runs at 27 of 450 GB/s` for the longest collective; "" if its rate is unknown.
 
-    `of 450` is the rate that the probe measured, if any.
+    `of 450` is the rate that `gpudiag bandwidth` measured, if any.
     """
     for call in largest_collectives(analysis.collectives, 1):
         if call.busbw_gb_per_s:

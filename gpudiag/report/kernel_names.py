@@ -45,7 +45,7 @@ def kernel_label(name: str, width: int) -> str:
     # The last word of a template function is its qualified name; the words before it are the type of its result.
     function = words[-1].rsplit("::", 1)[-1] if bracket and words else text.removeprefix("void ").strip()
     informative = [word for word in dict.fromkeys(_LAST_NAME.findall(template)) if not _NOISE.fullmatch(word)]
-    inside = informative[:1]  # even if too long, because it usually is the functor
+    inside = informative[:1]  # the first word stays even if too long, because it is usually the functor
     for word in informative[1:]:
         if len(f"{function}<{', '.join([*inside, word])}>") <= width:
             inside.append(word)

@@ -26,7 +26,7 @@ _FEW_COLORS = dict(
     zip(BUCKETS, ("green", "blue", "red", "cyan", "yellow", "magenta", "bright_cyan", "bright_black"), strict=True)
 )
 _GLYPHS = dict(zip(BUCKETS, "█▓░=ISL·", strict=True))
-#: Characters for each bucket where only ASCII can be shown.
+#: Character of each bucket if the output can show only ASCII.
 ASCII_GLYPHS = dict(zip(BUCKETS, "#Tw=ISL.", strict=True))
 
 SEVERITY_STYLE: Mapping[Severity, str] = {"critical": "bold red", "warning": "bold yellow", "info": "bold green"}

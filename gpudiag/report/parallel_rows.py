@@ -162,7 +162,10 @@ def summary_lines(parallelism: Parallelism) -> list[str]:
 
 
 def bubble_line(pipeline: PipelineShape) -> str:
-    """Return a sentence with the simulated bubble, and with the share of the step that the schedule's formula gives."""
+    """Return a sentence with the simulated bubble, and with the share of the step that the schedule's formula gives.
+
+    The formula has p stages, m microbatches, and v chunks of the model per stage.
+    """
     setting = f"{pipeline.stages} stages and {pipeline.microbatches} microbatches"
     formula = "(p-1)/(m+p-1)"
     if pipeline.chunks > 1:
@@ -179,7 +182,7 @@ def bubble_line(pipeline: PipelineShape) -> str:
 def imbalance_line(imbalance: Imbalance) -> str:
     """Return a sentence with the cost of unequal compute, in total and for each cause alone."""
     ideal_ms = duration(imbalance.ideal_ms)
-    lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms
+    lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms  # `slowdown` is (step time) / (ideal step time)
     step_ms = ideal_ms + lost_ms
     if lost_ms < _LEAST_SHARE * step_ms:
         return "Imbalance: costs less than 1 % of a step."

@@ -64,7 +64,7 @@ def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list
     spread = rows[slowest].step_ms - rows[fastest].step_ms
     extremes = [slowest, fastest] if spread > SPREAD_SHARE * middle.step_ms else []
     by_importance = dict.fromkeys([*extremes, *sorted(outliers, key=lambda i: -distances[i])])
-    shown = sorted(list(by_importance)[: MOST_ROWS - 1])
+    shown = sorted(list(by_importance)[: MOST_ROWS - 1])  # one row is for the median
     omitted = len(set(outliers) - set(shown))
     return [middle, *(rows[i] for i in shown)], _note(len(rows), len(shown), omitted)
 

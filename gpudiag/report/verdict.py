@@ -74,7 +74,7 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(analysis: Analysis) -> ReportVerdict:
-    """Return the verdict on an analysis."""
+    """Return the verdict on an analysis. With an untrusted recording, it advises to record again instead."""
     headline = headline_of(analysis)
     if headline is None:
         return ReportVerdict(title=nothing_found(analysis), steps=(next_step(analysis),))
@@ -132,7 +132,7 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`; or the reason why it is unknown."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why unknown; "" without gain."""
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _reason(finding)
@@ -154,7 +154,7 @@ def _reason(finding: Finding) -> str:
 
 
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return the step time in ms now and after the fix, and the bucket that then limits the step.
+    """Return the step time in ms now and `saved` ms less after the fix, and the bucket that then limits the step.
 
     The step time after the fix is None if it is implausible. The bucket is "" if it is unknown, as it is for every fix
     but the first in `analysis.next`.
@@ -233,7 +233,7 @@ def parts(finding: Finding, analysis: Analysis) -> str:
     ]
     indirect_ms = total_ms - sum(main_ms.values())
     indirect = figures.milliseconds(indirect_ms, beside=step_ms)
-    # A figure such as `0.00` has no other characters, and is not worth mentioning.
+    # A figure with only these characters, such as `0.00`, is not worth mentioning.
     if indirect.strip("-0.<") and indirect_ms > 0:
         words.append(f"{indirect} ms indirect")
     return ", ".join(words)
@@ -334,7 +334,7 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
     words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
     # A bucket with neither finding nor note is unexplained as a whole, even if a file states no unexplained time.
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
-    # Such a note says the same as the words for unexplained time.
+    # A note that "no finding explains" the bucket would repeat the words for unexplained time.
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
         words.append(_line(bucket.note))
     if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):

@@ -1,4 +1,4 @@
-"""Encode answers as JSON of bounded size, and say what was cut."""
+"""Encode answers as JSON of bounded size, with a list of what was cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from gpudiag.model.sanitize import escaped_json, without_surrogates
 
-#: Numbers of entries to which lists and objects are cut, until the answer fits.
+#: Numbers of entries to which lists and objects are cut, tried in this order until the answer fits.
 _LENGTHS = (200, 100, 50, 25, 12, 6, 3, 1)
 #: Objects keep at least this number of entries, so that a finding keeps its fields.
 _FEWEST_FIELDS = 20
@@ -19,10 +19,10 @@ _MOST_NOTES = 12
 
 
 def bounded_json(answer: dict[str, Any], most_characters: int) -> str:
-    """Return an answer as JSON of at most this number of characters.
+    """Return an answer as JSON of at most `most_characters` characters.
 
-    If the answer is too long, its lists and objects are cut. Then the field `cut` lists the places, each with the
-    number of kept entries and of all entries. NaN and infinity become null.
+    If the answer or one of its texts is too long, lists, objects and texts are cut. Then the field `cut` lists each cut
+    value with its kept and its full length. If no cut suffices, only a note remains. NaN and infinity become null.
     """
     text = _encoded(answer)
     if len(text) <= most_characters and _longest_text(answer) <= _MOST_TEXT:

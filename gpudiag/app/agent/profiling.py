@@ -59,7 +59,7 @@ def profile_command(command: Sequence[str], root: Path, output: Path, timeout_s:
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> bytes:
-    """Send SIGTERM to gpudiag, which passes it on to the command, and SIGKILL after a while. Return the output."""
+    """Send SIGTERM to gpudiag, which passes it on to the command. After `_GRACE_S`, kill both. Return the output."""
     process.terminate()
     try:
         printed, _ = process.communicate(timeout=_GRACE_S)

@@ -63,6 +63,7 @@ class Questions:
                 "device_kind": analysis.device_kind,
                 "world_size": analysis.world_size,
                 "ranks_present": analysis.ranks_present,
+                # Without the times of all unprofiled steps, which would fill the answer.
                 "steps": _fields(msgspec.structs.replace(analysis.steps, unprofiled_times_ms=())),
                 "mean_buckets_ms": means,
                 "findings": [_in_short(finding) for finding in analysis.findings],
@@ -83,7 +84,7 @@ class Questions:
         return self._json({"findings": chosen, "warnings": analysis.validity, "explained": analysis.explained})
 
     def compare(self, before: Sequence[str], after: Sequence[str]) -> str:
-        """Return the attribution of the difference between two runs (schema `gpudiag/diff/1`)."""
+        """Return the attribution of the difference between two runs' step times (schema `gpudiag/diff/1`)."""
         return self._json(_fields(compare(self._analysis(before, None)[0], self._analysis(after, None)[0])))
 
     def table(
@@ -94,7 +95,10 @@ class Questions:
         order_by: str | None = None,
         limit: int = 50,
     ) -> str:
-        """Return rows of a table of `Analysis.frames()`; with `order_by`, the rows with the largest values first."""
+        """Return at most `limit` (and `MOST_ROWS`) rows of the table `name` of `Analysis.frames()`.
+
+        `columns` is empty for all columns. `order_by` is a column whose largest values come first.
+        """
         if name not in Frames._fields:
             raise UsageError(f"there is no table '{name}'", there_are(name, Frames._fields))
         frame = getattr(self._analysis(paths, None)[0].frames(), name)
@@ -114,7 +118,7 @@ class Questions:
         return self._json({**known, "page": f"docs/findings/{page}.md"})
 
     def picture(self, paths: Sequence[str], width: int = 100) -> str:
-        """Return a step of all ranks as text, `width` characters per rank."""
+        """Return a step of all ranks as text, with `width` characters per rank, limited to 40 to 200."""
         _, step = self._analysis(paths, None)
         # A saved analysis has no step, but its run directory may have one.
         if step is None and len(paths) == 1 and Path(self._paths.existing(paths)[0]).is_dir():

@@ -24,7 +24,7 @@ _RETRIES = 3
 
 
 def on_cluster(address: str) -> DigestEngine:
-    """Return an engine that reads files on the workers of a Dask cluster, which must see the same file system.
+    """Return an engine that reads files on the workers of a Dask cluster. All workers need access to the files.
 
     Args:
         address: the scheduler's address (`tcp://host:8786`), or `local` for processes of this machine.
@@ -40,10 +40,12 @@ def on_cluster(address: str) -> DigestEngine:
 
 
 def _read(address: str, files: Sequence[TraceFile], limits: ReadLimits) -> Iterator[Digested]:
+    """Yield the digests of each file as workers finish; `address` is as for `on_cluster`."""
     import distributed  # noqa: PLC0415  # an extra
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client(distributed, address, stack))
+        # With `pure=False`, Dask reads every file, also if it has an earlier result of equal arguments.
         futures = client.map(_digest, files, limits=limits, retries=_RETRIES, pure=False)
         of_file = {future.key: file for future, file in zip(futures, files, strict=True)}
         for future in distributed.as_completed(futures):
@@ -64,6 +66,7 @@ def _outcome(future: Any, file: TraceFile) -> Digested:
 
 
 def _client(distributed: Any, address: str, stack: contextlib.ExitStack) -> Any:
+    """Return a client of the scheduler, or of new workers on this machine, which `stack` ends."""
     if address == LOCAL:
         cluster = stack.enter_context(
             distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=50)

@@ -67,24 +67,30 @@ def digest(
     files = find_sources(paths)
     directory = output or _beside(Path(paths[0]), files[0])
     _make(directory)
-    names = _Names(files, directory)
-    for done, outcome in enumerate(_outcomes(paths, files, limits, engine or in_processes, names.warnings), 1):
+    writer = _DigestWriter(files, directory)
+    for done, outcome in enumerate(_outcomes(paths, files, limits, engine or in_processes, writer.warnings), 1):
         progress(done, len(files))
-        names.write(outcome)
-    if not names.sizes:
-        reason = min([*names.warnings, *names.no_traces])
+        writer.write(outcome)
+    if not writer.sizes:
+        reason = min([*writer.warnings, *writer.no_traces])  # does not depend on the order of outcomes
         raise NotATraceError(f"no digest was written: {reason}", "Check the traces.")
     return Written(
         directory=directory,
-        digests=dict(sorted(names.files.items())),
-        size_bytes=sum(names.sizes.values()),
+        digests=dict(sorted(writer.files.items())),
+        size_bytes=sum(writer.sizes.values()),
         trace_bytes=sum(file.size for file in files),
-        warnings=tuple(sorted(names.warnings)),
+        warnings=tuple(sorted(writer.warnings)),
     )
 
 
-class _Names:
-    """Writer of digests. Of two digests with the same name, the digest of the first file is kept."""
+class _DigestWriter:
+    """Writer of digests. Of two digests with the same name, the digest of the first file is kept.
+
+    Attributes:
+        files, sizes: the trace of each written digest, and the digest's size in bytes, by name of the digest.
+        warnings: messages about files that were left out.
+        no_traces: messages about files that are no traces.
+    """
 
     def __init__(self, files: Sequence[TraceFile], directory: Path) -> None:
         self.files: dict[str, str] = {}
@@ -95,7 +101,7 @@ class _Names:
         self._order = {file.shown: number for number, file in enumerate(files)}
 
     def write(self, outcome: Digested) -> None:
-        """Write the digests of a file, unless an earlier file in the order of all files has the same rank or name."""
+        """Write the digests of a file. Of two files with the same rank or name, keep the digest of the first file."""
         if outcome.error:
             (self.no_traces if outcome.no_trace else self.warnings).append(outcome.error)
         for name, content in outcome.digests.items():
@@ -113,10 +119,10 @@ class _Names:
 def read_elsewhere(
     files: Sequence[TraceFile], directory: Path, limits: ReadLimits, engine: DigestEngine
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Write the digests of all files, named by the order of the files, also if several are of one rank.
+    """Write the digests of all files. Their names are numbers, because several digests may be of one rank.
 
     Returns:
-        (name of the digest's file → the trace of which it is, messages about files that were left out).
+        (the trace of each digest by name of the digest's file, messages about files that were left out).
 
     Raises:
         NotATraceError: no file is a trace.
@@ -152,6 +158,7 @@ def _outcomes(
     engine: DigestEngine,
     warnings: list[str],
 ) -> Iterable[Digested]:
+    """Return the digests of all files. Messages about unused traces are added to `warnings`."""
     if independent(paths, files):
         return engine(files, limits)
     return _together(paths, files, limits, warnings)
@@ -183,6 +190,7 @@ def _write(path: Path, content: bytes) -> None:
 def _together(
     paths: Sequence[Path | str], files: Sequence[TraceFile], limits: ReadLimits, warnings: list[str]
 ) -> Iterator[Digested]:
+    """Yield the digest of each rank, from all files together. The first digest has the notes about unused traces."""
     traces, unused = least_disturbed(paths, read_traces(paths, limits=limits, repeated=True), limits)
     notes = tuple(warning.message for warning in unused)
     warnings += notes

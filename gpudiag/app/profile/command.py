@@ -99,7 +99,7 @@ def profile_command(
 
 
 def _analysed(profiled: ProfiledCommand) -> ProfiledCommand:
-    """Add the analysis of the recording, and write its report."""
+    """Add the analysis of the recording, or why it failed, and write its report. Without traces, do nothing."""
     run_dir = profiled.run_dir
     if not any(rank.trace for rank in profiled.run.ranks):
         return profiled
@@ -126,7 +126,7 @@ def _write_facts(run_dir: Path, facts: Facts) -> None:
 
 
 def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
-    """Return `output`, or else a new directory in the current directory; if that is not writable, a temporary one."""
+    """Return `output`, or else a new directory in the current directory, or if this fails, a temporary directory."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
     directory = (output or Path("gpudiag-runs") / name).absolute()
     if ".." in directory.parts:

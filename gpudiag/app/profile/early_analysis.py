@@ -64,7 +64,7 @@ class EarlyAnalysis:
                     analysis = msgspec.json.decode(output.read(_MOST_BYTES), type=Analysis)
                 except (OSError, msgspec.MsgspecError):
                     return
-                self._ready(analysis)  # with the lock, so that `end` returns after this call
+                self._ready(analysis)  # while the lock is held, so that `end` waits for this call
 
 
 def _start(run_dir: Path, output: int) -> int:

@@ -33,7 +33,7 @@ def check_parallel(options: RunOptions) -> RunOptions:
             f"Write: gpudiag profile {WORKLOAD} --parallel {layout}",
         )
     _refuse_others(options)
-    devices, rest = divmod(layout.processes, options.nodes)
+    devices, rest = divmod(layout.processes, options.nodes)  # devices per node
     if rest or options.devices not in {None, devices}:
         raise UsageError(
             f"--parallel {layout} needs {layout.processes} processes in all, "

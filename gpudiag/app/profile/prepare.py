@@ -115,7 +115,7 @@ def usable_gpus(facts: Facts) -> int:
 
 
 def _check_framework(options: RunOptions, interpreter: Interpreter, gpus: int) -> None:
-    """Refuse a framework that cannot use this machine's devices."""
+    """Refuse a framework that cannot use this machine's devices: `gpus` GPUs, or the CPU if there are none."""
     framework = framework_named(options.framework)
     if gpus and interpreter.cuda is None:
         raise FrameworkMissingError(

@@ -34,7 +34,7 @@ class Watcher(Protocol):
         """Called with each message of a training process."""
 
     def say(self, phase: str, steps: int = 0, of: int | None = None) -> None:
-        """Called when a phase begins, and later with the number of completed steps of this phase."""
+        """Called when a phase begins, and later with its completed `steps`, out of `of` (None if unknown)."""
 
     def note(self, sentence: str) -> None:
         """Called with a sentence for the user."""

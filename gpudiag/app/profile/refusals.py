@@ -55,7 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse training options for a prediction, and prediction options for training. Set a prediction's strategy."""
+    """Refuse prediction options if the workload `trains`. Otherwise refuse training options, and set the strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

@@ -36,6 +36,6 @@ def train(prepared: Prepared, observer: Callable[[Progress], None], program: Pro
     except BaseException:
         entry = WORKLOADS.get(plan.job.workload)
         if program is None and entry is not None and not entry.trains:
-            # An incomplete volume takes gigabytes and is useless. A process that was killed could not remove it.
+            # An incomplete predicted volume has gigabytes and is useless. A killed process could not remove its volume.
             remove_volumes(plan.run_dir)
         raise

@@ -40,8 +40,8 @@ def measure_tries(
     Args:
         prepared: the recorded run.
         jobs, reasons: as `fitting` returns them.
-        say: called with the phase, the number of the current pair of blocks (of unchanged and of changed steps), and
-            the number of all pairs.
+        say: called with (phase, number of the current pair, number of pairs). A pair is a block of steps of the
+            unchanged job and a block of steps of a changed job.
     """
     plan = prepared.plan
     directory = below(plan.run_dir, TRIES_DIR)
@@ -54,7 +54,7 @@ def measure_tries(
             if message.phase == "warmup":  # `steps` is the number of the job
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
-                number, pair = divmod(message.steps, PAIRS)  # the processes count the pairs of all jobs
+                number, pair = divmod(message.steps, PAIRS)  # the processes number the pairs of all jobs consecutively
                 say(f"trying {names[number % len(names)]} by turns with the unchanged job", pair, PAIRS)
 
         # The plan of the tries determines the numbers of steps.
@@ -66,7 +66,7 @@ def measure_tries(
             failure = str(error)
     measured = readable_json(directory / TRIES_FILE, MeasuredTries, TRIES_SCHEMA)
     turns = {row.change: row for row in measured.changes} if measured is not None else {}
-    for change in plan.job.tries:
+    for change in plan.job.tries:  # a change without measurement was skipped for a reason, or has failed
         reason = reasons.get(change)
         turns.setdefault(change, ChangeTurns(change=change, skipped=reason, failed=failure if reason is None else None))
     rows = tuple(turns[change] for change in plan.job.tries)

@@ -30,7 +30,7 @@ def expected_scaling(
         candidate: the strategy.
         devices: the largest number of devices.
         p2p: GPUs may use peer access.
-        curves: measured durations of communication, if any.
+        curves: measured durations of all-reduces by transport; None to use the measurements in `facts`.
         measured_ms: measured step time on `devices` devices, which replaces the predicted step time; None if unknown.
 
     Returns:
@@ -48,7 +48,7 @@ def expected_scaling(
         if count == devices and measured_ms is not None:
             if abs(step_ms / measured_ms - 1) > MAY_ERR:
                 return ()
-            step_ms = max(one_device_ms, measured_ms)
+            step_ms = max(one_device_ms, measured_ms)  # so that no efficiency exceeds 1
         steps.append(
             ExpectedStep(
                 strategy=candidate.label,

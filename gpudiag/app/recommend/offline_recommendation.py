@@ -53,7 +53,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
-    """List the gradients of a built-in workload, in a process that imports the framework."""
+    """List the gradients of a built-in workload, in a process of the interpreter `python`, which has the framework.
+
+    `on_gpu` selects the workload's size: for a GPU, or for a CPU process.
+    """
     command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
         process = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
@@ -117,7 +120,7 @@ def _gradients_of_run(path: Path) -> Gradients:
 
 
 def _check_gradients(path: Path, gradients: Gradients) -> None:
-    """Raise UnreadableInputError if the gradient sizes or the `ready` shares in the file are out of range."""
+    """Raise UnreadableInputError if gradient sizes or `ready` times (as shares of backward) are out of range."""
     sizes = gradients.sizes
     if not sizes or len(sizes) > _MOST_SIZES or not all(0 < size <= _MOST_SIZE for size in sizes):
         raise UnreadableInputError(

@@ -86,7 +86,7 @@ def recommend(
                 seconds=_TURNS_S,
             ),
         ),
-        # Step times vary more on shared CPU cores than on GPUs, so blocks are longer there.
+        # Step times vary more on shared CPU cores than on GPUs, so blocks are longer on CPUs.
         block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
         began=began,
         limit_s=request.budget_s,

@@ -1,4 +1,4 @@
-"""Choose a strategy from predictions and measurements: a winner, or a tie."""
+"""Choose a strategy by predictions, or by measurements in rounds, in which the strategies train by turns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Recommendation:
-    """Choose by measurement, or by prediction alone if no strategy was measured.
+    """Choose by measurement, or by prediction alone if no strategy was measured. `seconds`: duration of the command.
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
@@ -79,7 +79,7 @@ def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seco
     """Return the recommendation that follows from the measurements; `seconds` is the duration of the command."""
     racing = measured.racing
     ranking = _measured_ranking(benchmark, measured)
-    tied = _tied(ranking, measured)
+    tied = _tied(ranking, measured)  # may have strategies that were not measured
     candidates = {prediction.candidate.label: prediction.candidate for prediction in benchmark.predictions}
     best, why_preferred = _preferred([candidates[label] for label in tied if label in racing], measured)
     chosen = next(row for row in ranking if row.strategy == best.label)
@@ -122,7 +122,8 @@ def from_predictions(
 
     Args:
         predictions: the predictions of all candidates.
-        workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
+        workload, devices, batch_size, peer_access, device_name: fields of the result.
+        p2p: False if peer access is switched off, which adds `--no-p2p` to the flags.
         notes: further notes of the result.
         failed: reasons why candidates could not be measured, by label.
     """
@@ -189,9 +190,7 @@ def _measured_ranking(benchmark: StrategyBenchmark, measured: _Measured) -> list
     for prediction in benchmark.predictions:
         label = prediction.candidate.label
         row = _row(prediction, benchmark.devices, benchmark.batch_size, prediction.cannot or measured.failed.get(label))
-        if label in measured.turns:
-            row = _with_measurement(row, measured, benchmark)
-        rows.append(row)
+        rows.append(_with_measurement(row, measured, benchmark) if label in measured.turns else row)
     return sorted(rows, key=_ranking_key)
 
 
@@ -215,7 +214,7 @@ def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBench
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
     if row.strategy != measured.fastest:
-        # Turns of the same round are compared, because they are near in time. One of the two may have fewer rounds.
+        # Turns of the same round are compared, because they are near in time. A candidate may have fewer rounds.
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
@@ -311,7 +310,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the savings over the first of `usual_strategies` that is slower, else over the next slower strategy."""
+    """Return the savings compared with the first slower strategy of `usual_strategies`, or else of the ranking."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None
@@ -323,7 +322,7 @@ def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: 
 
 
 def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequence[Prediction]) -> Gain | None:
-    """Return the savings over the next slower prediction; None without one. `possible` is sorted by cost."""
+    """Return the savings compared with the next slower prediction, if any. `possible` is sorted by predicted cost."""
     slower = next((prediction for prediction in possible if prediction not in tied), None)
     if slower is None or best.step_ms is None or slower.step_ms is None:
         return None
@@ -349,6 +348,7 @@ def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen:
 def _predicted_ceiling(
     predictions: Sequence[Prediction], best: Prediction, devices: int, batch_size: int | None
 ) -> StepCeiling | None:
+    """Return the predicted step time without communication, and what percentage this saves; None if unknown."""
     independent = next((known for known in predictions if known.candidate.label == INDEPENDENT), None)
     if independent is None or independent.step_ms is None:
         return None

@@ -1,4 +1,4 @@
-"""Group points into launches, and choose the points to start again.
+"""Group points (trainings to measure) into launches, and choose the points to start again.
 
 Points whose processes have the same environment share one launch. The launch has as many processes as its largest point
 needs; while a smaller point trains, the remaining processes wait. Profiled windows come last, because the profiler's
@@ -103,7 +103,7 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points whose processes start once more: points with too few starts, or else doubtful baselines.
+    """Return the points whose processes start once more: points with too few starts, or else unreliable baselines.
 
     Args:
         request: contains the number of starts.

@@ -1,4 +1,4 @@
-"""List the requested points, most important first.
+"""List the requested points (trainings to measure), most important first.
 
 Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1
 GPU, which together give an efficiency. Then come `independent` on 4 GPUs (the step without communication), cpu-reduce
@@ -99,7 +99,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
                 # Tiers are below 10, so that all points of a setting come before those of the next setting.
                 priority = (_tier(devices, strategy, sizes, requested) + 10 * number, position)
                 _add(points, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
-        if position == 0:
+        if position == 0:  # single GPUs and pairs are measured with one setting only
             _add_subsets(points, request, site, variants[0], requested)
     return in_order(points.values())
 
@@ -120,6 +120,7 @@ def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
     default = framework_named(request.run.framework).memory_format
     _check_words(request)
+    # Only images can have another layout than the default.
     layouts = [value for value in request.memory_formats if value == default or entry.images] or [default]
     requested = cast("Sequence[Precision | None]", request.precisions or (None,))
     precisions = dict.fromkeys(computed_in(precision, on_gpu=site.gpus > 0) for precision in requested)
@@ -171,7 +172,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in names:
-        # Peer access is a setting of shared launches, so only their strategies may have the suffix `NO_P2P`.
+        # Only shared launches have the setting of peer access, which the suffix `NO_P2P` of a strategy switches off.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -195,7 +196,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point. If the point exists already, give it the more important priority."""
+    """Add a point. If the point exists already, keep the lower (more important) of both priorities."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point
@@ -215,7 +216,7 @@ def _add_subsets(
         for device in devices:
             point = _point(request, site, variant, INDEPENDENT, (device,), priority=(1, -1))
             record = msgspec.structs.replace(point.record, alone=True)
-            known = points.get(record.id, point)
+            known = points.get(record.id, point)  # the point may exist, as a baseline
             points[record.id] = Point(job=point.job, record=record, priority=min(point.priority, known.priority))
     if request.pairs:
         for pair in itertools.combinations(devices, 2):
@@ -236,7 +237,7 @@ def _point(
     """Return the point that trains a variant with this strategy on the devices with these indices."""
     devices = len(indices)
     error = None
-    batch = step_batch = variant.batch_size or 1
+    batch = step_batch = variant.batch_size or 1  # in strong scaling, the batch of all devices together
     if request.mode == "strong":
         batch, remainder = divmod(step_batch, devices)
         if remainder or batch == 0:
@@ -273,10 +274,10 @@ def _point(
 
 
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Return the points to record.
+    """Return the points to record: none, all, or some points of the first setting, as `request.recorded` states.
 
-    For `auto` these are, for each strategy that communicates, the point with the most devices and its baseline; for
-    `first`, those of the first strategy only. Only the first setting is recorded, unless all points are.
+    `auto` selects the point with the most devices of each strategy that communicates, and its baseline on one device.
+    `first` selects these two points of the first strategy only.
     """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":
@@ -286,7 +287,7 @@ def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
     no_subsets = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
     most = max((point.record.devices for point in no_subsets), default=1)
     if most == 1:
-        return no_subsets[:1]
+        return no_subsets[:1]  # the most important point, because no point communicates
     first_variant = [point for point in no_subsets if point.priority[0] < 10]  # see `all_points`
     return _largest_and_baselines(first_variant, most, first_strategy_only=request.recorded == "first")
 

@@ -91,9 +91,10 @@ def _analyse(recorded: _RecordedPoint) -> str | None:
     """Save analysis and parts; return the error if that fails."""
     point = recorded.point
     strategy = strategies(point.framework).get(point.strategy.removesuffix(NO_P2P))
-    staged = strategy is None or strategy.through_host  # an unknown strategy may communicate through the host
+    staged = strategy is None or strategy.through_host  # communicates through the host, as an unknown one may
     try:
         timeline = analyze_run_traces(recorded.directory).timeline
+        # `fed`: batches come from outside of the device.
         parts = step_parts(timeline, pace_ms(point), staged=staged, fed=point.data != "device")
         if parts is not None:
             write_json(recorded.directory / PARTS_FILE, parts)

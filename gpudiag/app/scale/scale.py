@@ -79,7 +79,7 @@ def conclude_again(request: ScaleRequest) -> Scaling:
 def _conclude(
     request: ScaleRequest, points: dict[str, PointRecord], facts: Facts | None, remarks: list[Remark]
 ) -> Scaling:
-    """Draw all conclusions from saved points and write them."""
+    """Draw all conclusions from the saved points of the request's mode, and write them."""
     recorded, problems = analysed(request.output, [point for point in points.values() if point.mode == request.mode])
     scaling = conclude(
         points.values(),
@@ -119,6 +119,7 @@ class _ScalingBenchmark:
         points: records of all points in the output directory, by id.
         wanted: the points of this call that can run, by id.
         tried: directories of starts that this call has begun.
+        first: the first launch. Later launches differ from it in directory, peer access and number of processes.
         timed, profiled: points that remain to be timed and to be profiled, most important first.
     """
 
@@ -138,7 +139,7 @@ class _ScalingBenchmark:
         self.timed: list[Point] = []
         for point in requested:
             self._enqueue(point)
-        self.profiled = [
+        self.profiled = [  # a point with a separate launch is recorded when it is timed
             point
             for point in to_profile(request, requested)
             if not point.by_itself and not self._is_profiled(point.record.id)
@@ -156,6 +157,7 @@ class _ScalingBenchmark:
             return
         self.wanted[point.record.id] = point
         known = self.points.get(point.record.id)
+        # A point that failed in an earlier call is measured again only on request.
         missing = known is None or (
             known.status != "measured" and (self.request.again or known.status == "not measured")
         )
@@ -214,7 +216,10 @@ class _ScalingBenchmark:
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, read its results, and remove the points that it began from the queues."""
+        """Run one launch, read its results, and remove the points that the launch began from the queues.
+
+        After `left_s` seconds the launch begins no point; None for no limit.
+        """
         prepared = _for_launch(self.first, launch, directory)
         with writing(self.request.output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -231,7 +236,7 @@ class _ScalingBenchmark:
             with writing(self.request.output):  # adds a hint
                 raise error from None
         self._read_results(launch, failure)
-        if failure is None:
+        if failure is None:  # otherwise the logs of the launch are kept
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run_alone(self, point: Point) -> None:
@@ -287,7 +292,10 @@ class _ScalingBenchmark:
         return True
 
     def _read_profiled(self, point: Point, error: str) -> bool:
-        """Remove a profiled point from the queue, with a remark if it failed; return whether it began."""
+        """Remove a profiled point from the queue, with a remark if it failed, and return whether it began.
+
+        `error` is the reason if the point has none of its own.
+        """
         outcome = self.store.outcome(point.record.id, profile=True)
         if outcome is None:
             return False
@@ -298,7 +306,10 @@ class _ScalingBenchmark:
         return True
 
     def _drop(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Drop a launch's points, because a second attempt would fail in the same way."""
+        """Drop a launch's points, because a second attempt would fail in the same way.
+
+        Raise `failure` instead if no point of the benchmark is measured.
+        """
         if failure is not None and not any(record.status == "measured" for record in self.points.values()):
             raise failure
         error = str(failure) if failure is not None else "no time was left for it"

@@ -74,7 +74,7 @@ class Store:
     def _saved(self) -> Iterator[PointRecord]:
         """Yield the readable points. Rename each unreadable file, and add a note about it."""
         for path in sorted((self.output / POINTS).glob(f"*/{POINT_FILE}")):
-            try:
+            try:  # `below` raises if a link leads out of the output directory
                 below(self.output, str(path.parent.relative_to(self.output)))
                 point = read_json(path, PointRecord, POINT_SCHEMA)
             except UnreadableInputError as error:
@@ -132,7 +132,7 @@ class Store:
 
 def recorded_directory(output: Path, point_id: str) -> Path | None:
     """Return the run directory with a point's recorded steps; None if no steps were recorded."""
-    for profile in (True, False):
+    for profile in (True, False):  # a point with a separate launch records steps in its own run directory
         try:
             directory = below(output, Store.relative(point_id, profile=profile))
         except UnreadableInputError:

@@ -15,7 +15,7 @@ from gpudiag.training.jobs.faults.parallel_layouts import CPU_PROCESSES, slow_ra
 _LONGER = (*MORE, *JOBS, *DIVIDED)
 ENTRIES = (*QUICK, *_LONGER)
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
-#: Names of well-built jobs, and of all other entries.
+#: Names of well-built jobs, which have no fault, and of all other entries.
 WELL_BUILT = tuple(entry.name for entry in ENTRIES if entry.well_built)
 FAULTS = tuple(entry.name for entry in ENTRIES if not entry.well_built)
 

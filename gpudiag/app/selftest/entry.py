@@ -16,7 +16,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         injected: the kind of fault that the training processes inject; empty if it is `name`.
         code: the code of the finding that should come first; None for a job without a fault.
         causes: causes that this finding may name; empty for any.
-        cpu_causes: `causes` on CPU processes, whose training thread is host and device at once.
+        cpu_causes: `causes` on CPU processes, whose training thread is host and device at once; None if the same.
         gpu_amount, cpu_amount: size as a share of the clean step; None if the fault has no effect on that device.
         cpu_amount_in: size on CPUs by framework, for faults that have an effect in some frameworks only.
         one_rank: only one rank, not rank 0, has the fault.
@@ -25,8 +25,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         in_pairs: the fault needs an even number of devices.
         marked: True if `gpudiag.profile` marks the loader.
         p2p: False to launch without peer access.
-        or_else: other codes that the first finding may have, with the causes that it may name.
-        job: True for a whole job; the cost of its own communication and launches is measured.
+        or_else: other codes that the first finding may have: code → causes that are right, empty for any.
+        job: True for a job that is trained instead of the clean job; its communication and launches are measured too.
         workloads: workloads that may have the fault; empty for all.
         divided: True for a small GPT that the processes divide, and that is trained in a separate launch.
     """

@@ -29,7 +29,8 @@ CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A finding about a loss of the clean job is a false alarm if the true loss is below this share of the smallest alarm.
+#: A finding about a loss that the clean job has too is a false alarm if (true loss) < this share * (savings that make a
+#: finding an alarm).
 _LEAST_LOSS_SHARE = 0.5
 #: A block's mean leaves out this share of the shortest and of the longest steps, so that a disturbance has no effect.
 _TRIMMED = 0.1
@@ -41,7 +42,7 @@ def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
     """Return the true cost of a fault, computed from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. The nth block without the fault and
-    the nth block with it form a pair. The cost is the mean difference over pairs.
+    the nth block with the fault form a pair. The cost is the mean difference over pairs.
 
     Raises:
         ValueError: there is no pair of blocks.
@@ -60,7 +61,7 @@ def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
 
 
 def communication_cost(no_fault: FaultCost, communication_fault: FaultCost) -> FaultCost:
-    """Return the cost of communication in the clean job.
+    """Return the cost of communication in the clean job; `clean_ms` of the cost is the step without communication.
 
     Args:
         no_fault: the cost of the fault "none"; its blocks are the clean job.
@@ -96,7 +97,7 @@ def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window
         device: `cuda` or `cpu`.
         window_error_ms: standard error of the mean of the recorded steps, from which the found cost is computed.
         window_ms: mean of the recorded steps. On a CPU, a difference from the unprofiled mean shows that the load of
-            the machine has changed.
+            the machine has changed, so this difference is accepted too.
     """
     if device == "cuda":
         return max(GPU_SHARE * abs(cost.ms), GPU_MS)
@@ -146,7 +147,7 @@ def judge(
     if ablation.device == "cpu":
         alarm_ms = max(alarm_ms, CPU_ERRORS * window_error_ms)
     alarms = [finding for finding in analysis.findings if _saves_ms(finding) >= alarm_ms]
-    for code, loss in clean_losses.items():
+    for code, loss in clean_losses.items():  # a loss that the clean job has too is no false alarm
         if code not in expected.codes:
             allowed_ms = loss.ms + tolerance_ms(loss, device=ablation.device, window_error_ms=window_error_ms)
             alarms = [
@@ -319,7 +320,7 @@ def _leading_alarm(alarms: Sequence[Finding], expected: ExpectedFinding) -> Find
 
 
 def _saving_after(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
-    """Return a function from a finding to the ms per step that its fix saves after the fix of the first finding.
+    """Return a function that returns, for a finding, the ms per step that its fix saves once `first` is fixed.
 
     The analysis has these savings in its sequence of fixes (`next`). If the sequence does not begin with the first
     finding, the function returns what each fix saves alone.

@@ -52,7 +52,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload with settings for which its clean step has no finding. None stands for the framework's layout."""
+    """A workload with settings for which its clean step has no finding. `memory_format` is None for the default."""
 
     workload: str
     batch_size: int
@@ -135,6 +135,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
         output: the directory of the selftest.
         left_out: the faults that could not run; None for the faults that the earlier result lists.
     """
+    # The clean job's own costs are in directories without run.json, because they were not recorded.
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
     judged = [
@@ -202,8 +203,8 @@ def _losses(job: Ablation) -> dict[str, FaultCost]:
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
     """Return the costs of the clean job's communication and launch overhead, by workload and finding code.
 
-    Launch overhead is measured against steps whose ops the device holds back until all are launched, and against a
-    CUDA graph. The larger cost counts.
+    Launch overhead is measured in two ways: against steps in which the device begins when all ops are launched, and
+    against a CUDA graph. The larger cost counts.
     """
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
@@ -242,8 +243,8 @@ def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, Fault
     """Return, by workload, the launch overhead of the clean job: its step time minus its step time as a CUDA graph.
 
     If ops are held back, only a part of this overhead is visible, because a launch queue has only a thousand places.
-    A graph launches all ops of a step at once. `faulty_ms` is the step time with the fault: as a graph for the job
-    `cuda-graph`, and that of the clean job for the fault `none`.
+    A graph launches all ops of a step at once. `faulty_ms` of the job `cuda-graph` is the step time as a graph, and
+    `faulty_ms` of the fault `none` is the step time of the clean job.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -297,6 +298,7 @@ def _launch(
         least_steps=6 if request.quick else 8,
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
+        # The clean job's own costs: communication if there are several ranks, launch overhead on GPUs.
         background=(FaultPlan(name=CLEAN_COMMUNICATION, kind="whole-exchange", job=True),)
         if p2p and (world_size > 1 or device == "cuda") and training.workload != PARALLEL_WORKLOAD
         else (),

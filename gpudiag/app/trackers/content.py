@@ -18,7 +18,7 @@ _MOST_FINDINGS = 100
 def metrics_of(analysis: Analysis) -> dict[str, float]:
     """Return the metrics: step time, throughput and utilization where known, mean buckets, and savings by finding.
 
-    Names without prefix are those that dashboards share between tools. `mfu` is a percentage.
+    Names without the prefix `gpudiag/` are names that other tools use too. `mfu` is a percentage.
     """
     compute = analysis.compute
     known = {
@@ -35,7 +35,7 @@ def metrics_of(analysis: Analysis) -> dict[str, float]:
         known["gpudiag/overlapped_ms"] = sum(device.hidden_communication_ms for device in devices) / len(devices)
     for severity in ("critical", "warning"):
         known[f"gpudiag/findings_{severity}"] = float(sum(f.severity == severity for f in analysis.findings))
-    for finding in reversed(analysis.findings):  # of several findings with one code, the most important counts
+    for finding in reversed(analysis.findings):  # the first (most important) finding of a code overwrites the others
         known[f"gpudiag/saves/{finding.code}_ms"] = finding.recoverable_ms_per_step
     return {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
 

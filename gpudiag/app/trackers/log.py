@@ -36,14 +36,14 @@ def log_run(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> str:
-    """Analyse a run, and log its metrics, findings and HTML page. Return their location in words.
+    """Analyse a run, and log its metrics, findings and HTML page. Return the location of the logged run in words.
 
     Args:
         paths: traces, a run directory or a saved analysis.
         to: the tracker.
         project: project (W&B) or experiment (MLflow); None for the project that the environment sets.
         name: name of the logged run; None for the name of the directory.
-        run_id: an existing run of the tracker to log to.
+        run_id: an existing run of the tracker to log to; None for a new run.
         directory: parent of the logged run's directory, for TensorBoard.
         world_size, limits: as for `analyze`.
 

@@ -32,6 +32,7 @@ class GroupedCommand(TyperCommand):
         named = {name for names in self.groups.values() for name in names}
         groups = {**self.groups, _OTHER: [name for name in records if name not in named]}
         for heading, names in groups.items():
+            # A hidden parameter has no record.
             rows = [records[name] for name in names if records.get(name) is not None]
             if rows:
                 with formatter.section(heading):

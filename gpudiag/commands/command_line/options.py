@@ -79,7 +79,7 @@ Timeout = Annotated[float, typer.Option(min=1, metavar="S", help="Give up after 
 
 
 def known_word(option: str, word: str | None, words: tuple[Word, ...]) -> Word | None:
-    """Return the option's value as one of the known words.
+    """Return the option's value as one of the known words; None if the option is not given.
 
     Raises:
         UsageError: the value is not one of the choices.

@@ -29,7 +29,7 @@ def write_as_json(result: msgspec.Struct) -> None:
 
 
 def from_here(path: Path) -> str:
-    """Return a path relative to the current directory if it lies below, else the path."""
+    """Return a path relative to the current directory if the path lies in it; otherwise return the path unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -69,7 +69,7 @@ def show_analysis(
 def show_pipeline(
     analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool, paths: Sequence[str]
 ) -> None:
-    """Print the analysis of a pipeline-parallel job as JSON or as a report; `full` adds evidence and all advice."""
+    """Print the analysis of a pipeline-parallel job as JSON or as a report, with the arguments of `render_pipeline`."""
     if as_json:
         write_as_json(analysis)
         return

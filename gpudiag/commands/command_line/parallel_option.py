@@ -21,7 +21,7 @@ def read_layout(text: str | None) -> ParallelLayout | None:
     if text is None:
         return None
     values: dict[str, str] = {}
-    for word in split_words(text) or ("",):
+    for word in split_words(text) or ("",):  # an empty list is refused like an unknown word
         name, equals, value = word.partition("=")
         if name not in (*DIMENSIONS, "microbatches", "schedule") or not equals:
             known = ", ".join(f"{dimension}=N" for dimension in (*DIMENSIONS, "microbatches"))

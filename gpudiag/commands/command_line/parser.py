@@ -68,7 +68,7 @@ def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
 
 
 def _class_of(module: Any) -> type[TyperCommand]:
-    """Return the class of a command: one with groups of options if its module defines `USAGES` and `GROUPS`."""
+    """Return the class of a command. If its module defines `USAGES` and `GROUPS`, the class has groups of options."""
     if not hasattr(module, "GROUPS"):
         return TyperCommand
     from gpudiag.commands.command_line.grouped_help import grouped_command
@@ -133,7 +133,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def _usage_error(error: Any) -> UsageError:
-    """Convert click's UsageError, and suggest similar options for an unknown one, whose error has `possibilities`."""
+    """Convert click's UsageError. For an unknown option, whose error has `possibilities`, suggest similar options."""
     context = error.ctx
     # Without click's own suggestions, which `there_are` replaces.
     message = error.message if hasattr(error, "possibilities") else error.format_message()

@@ -38,6 +38,7 @@ class CommandOptions:
     width: int | None
 
 
+#: Names of the parameters that apply to the user's own command.
 _APPLICABLE = {"workload", "no_source", *(field.name for field in dataclasses.fields(CommandOptions))}
 
 
@@ -73,7 +74,7 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
     """Run the command, print the diagnosis on standard error, and return the command's exit code."""
     from gpudiag.app.profile.command import profile_command
 
-    notes: set[str] = set()  # sentences that were printed, because each rank may send the same
+    notes: set[str] = set()  # sentences already printed; several ranks may send the same sentence
     begun_s = time.monotonic()
 
     def note(sentence: str) -> None:
@@ -124,7 +125,7 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
 
 
 def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
-    """Return up to five lines with the diagnosis, for a job that is still running."""
+    """Return up to five lines with the diagnosis, for a job that is still running after `after_s` seconds."""
     from gpudiag.report import figures
     from gpudiag.report.header import real_step_ms
     from gpudiag.report.terminal.brief import gain, location

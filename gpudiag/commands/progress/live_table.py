@@ -56,18 +56,18 @@ class LiveTable:
         #: Per rank, arrival time in seconds and number of steps of the messages in the window `_PACE_S`.
         self._arrivals: dict[int, deque[tuple[float, int]]] = {}
         self._gpus: tuple[GpuNow, ...] = ()
-        self._read_s = float("-inf")
+        self._read_s = float("-inf")  # time at which the GPUs were read last
 
     def heard(self, message: Progress) -> None:
         """Process one message."""
         before = self._latest.get(message.rank)
         arrivals = self._arrivals.setdefault(message.rank, deque())
-        # Steps are counted anew in each phase, so that earlier messages tell nothing about the pace.
+        # Steps are counted anew in each phase, so the messages of an earlier phase are dropped.
         if before is not None and (before.phase != message.phase or before.steps > message.steps):
             arrivals.clear()
         now = self._clock()
         arrivals.append((now, message.steps))
-        while now - arrivals[0][0] > _PACE_S and len(arrivals) > 2:  # a long step needs two messages
+        while now - arrivals[0][0] > _PACE_S and len(arrivals) > 2:  # two messages remain even if a step is longer
             arrivals.popleft()
         self._latest[message.rank] = message
 

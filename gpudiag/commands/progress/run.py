@@ -35,9 +35,10 @@ class RunProgress:
 
     def __init__(self) -> None:
         self._processes = 0
-        self._latest: dict[int, Progress] = {}
-        self._notes: set[str] = set()
-        self._phase = ""
+        self._latest: dict[int, Progress] = {}  # latest message of each rank
+        self._notes: set[str] = set()  # printed notes; several ranks may send the same note
+        self._phase = ""  # phase that was shown last
+        #: rich's progress bar, its task and the live tables, which begin with the first phase; None in a pipe.
         self._bar: Any = None
         self._task: Any = None
         self._table: LiveTable | None = None

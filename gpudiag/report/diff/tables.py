@@ -152,7 +152,7 @@ def parts_table(diff: Diff, width: int) -> Table:
     several_groups = len({part.group for bucket in diff.buckets for part in bucket.parts if part.group}) > 1
     table = plain_table((*headings, "what"), left=("bucket", "what"), no_wrap=True)
     for (_, row), words in zip(rows, cells, strict=True):
-        style = {id(step): "bold", id(remainder): "dim"}.get(id(row), "")
+        style = "bold" if row is step else "dim" if row is remainder else ""
         name = _part_name(row, room, calls=with_times, groups=several_groups)
         table.add_row(*(Text(word, style=style) for word in (*words, name)))
     return table

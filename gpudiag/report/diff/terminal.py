@@ -86,7 +86,7 @@ def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
 
 
 def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
-    """Return `wait +33.2, compute +3.0`, largest change first."""
+    """Return `wait +33.2, compute +3.0`, largest change first, without changes below 1 % of `step_ms`."""
     changed = [bucket for bucket in BUCKETS if abs(buckets_ms[bucket]) >= _SEEN_SHARE * step_ms]
     if not changed:
         return Text("no bucket changed by 1 % of the step", style="dim")
@@ -96,7 +96,7 @@ def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
 
 
 def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
-    """Return a row per source line that changed by 1 % of `step_ms`, in the order of `lines`; None if none did."""
+    """Return a row per source line that changed by 1 % of `step_ms`, in the order of `lines`; None without a row."""
     changed = [line for line in lines if abs(line.difference_ms) >= _SEEN_SHARE * step_ms][:MOST_LINES]
     if not changed:
         return None
@@ -143,7 +143,8 @@ def findings_table(findings: Sequence[FindingChange]) -> Table:
 def _finding_line(change: FindingChange) -> Text:
     """Return code, severity, ranks and savings of a finding, then its title.
 
-    If both runs have the finding, the values of A and of B replace the title. A row without finding is empty.
+    If both runs have the finding, the title is omitted, and severity, ranks and savings are those of A → B. A row
+    without finding is empty.
     """
     finding = change.after if change.after is not None else change.before
     if finding is None:
@@ -166,7 +167,7 @@ def _facts(finding: Finding) -> str:
 
 
 def doubt_lines(diff: Diff) -> list[Text]:
-    """Return the differences between the runs' settings, then the warnings; one that both runs have is one line."""
+    """Return the differences between the runs' settings, then the warnings; a warning of both runs is one line."""
     lines = [
         _doubt(f"{change.what} {_cut(change.before)} → {_cut(change.after)}", change.message)
         for change in diff.run_differences

@@ -59,7 +59,7 @@ def signed_percent(value: float | None) -> str:
 def verdict(diff: Diff) -> list[Text]:
     """Return a line with the outcome, a warning if the runs do different work, and a line with the main cause.
 
-    Causes are known for profiled steps. If they changed in the opposite direction, a line says so instead.
+    The cause is known for profiled steps only. If these changed in the opposite direction, a line states this instead.
     """
     step = diff.step(diff.judged)
     word, style = _VERDICT[diff.outcome]
@@ -107,7 +107,7 @@ def _statement(diff: Diff, step: StepChange) -> str:
 
 
 def _because(cause: Cause) -> str:
-    """Return a sentence about the bucket that changed most, the ranks on which it did, and the waits of the others."""
+    """Return a sentence about the bucket that changed most, on which ranks it changed, and the waits of other ranks."""
     more = "more" if cause.difference_ms > 0 else "less"
     size = figures.milliseconds(abs(cause.difference_ms))
     part = ""

@@ -145,7 +145,7 @@ def _step_numbers(trace: Trace) -> NDArray[np.int64]:
 def _from_zero(exported: ExportModel) -> ExportModel:
     """Shift all times so that the first event begins at 0, and drop empty tracks.
 
-    An origin of 1 ns is a reader's mark for one clock of unknown Unix time, so that the result has no origin.
+    Readers set the origin to 1 ns if all ranks share a clock of unknown Unix time. The result then has the origin 0.
     """
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks if len(track)]
     first = min(starts, default=0)
@@ -208,8 +208,9 @@ def _buckets_track(attributed: TrackAttribution) -> ExportTrack:
 def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
     """Return the waits, each from this rank's arrival at a collective to the last rank's arrival.
 
-    If two waits overlap, the later wait begins when the earlier wait ends. `whole` is bool[m]: all participants of
-    the collective were recorded. In other collectives an unrecorded rank may be the awaited one, so none is named.
+    Waits that begin outside of step windows are omitted. If two waits overlap, the later wait begins when the earlier
+    wait ends. `whole` is bool[m]: all participants of the collective were recorded. In other
+    collectives no awaited rank is named, because this rank may be unrecorded.
     """
     table = device_track.collectives
     waits = (
@@ -218,6 +219,7 @@ def _waits_track(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportT
         & (table.start < device_track.bounds[-1])
     )
     start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
+    # Each wait begins after the ends of all earlier waits.
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
     nonempty = end > begin
     ranks = np.unique(rank[nonempty])

@@ -123,7 +123,7 @@ class PacingGroup:
 
 
 def pacing_group(exported: ExportModel) -> PacingGroup | None:
-    """Return the group that waits least for other groups; None if no group has steps.
+    """Return the group that waits least for other groups, so the others wait for it; None if no group has steps.
 
     Groups of hosts are considered only if no device has steps.
     """

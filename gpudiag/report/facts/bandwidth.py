@@ -88,7 +88,7 @@ def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableTy
 
 
 def _columns(matrix: tables.Matrix, first: int, last: int, corner: str) -> Table:
-    """Return the table of the columns from `first` up to `last`, without `last`."""
+    """Return the table of the columns from `first` up to `last`, without `last`; `corner` is the first heading."""
     table = plain_table(dim=True)
     table.add_column(corner, style="bold", no_wrap=True)
     for heading in matrix.columns[first:last]:

@@ -32,7 +32,7 @@ def render_checkup(checkup: Checkup, console: Console) -> None:
 
 
 def _add(grid: Table, check: Check) -> None:
-    """Add the rows of a check: its title, what it could not see, and the steps that mend it."""
+    """Add the rows of a check: its title, what could not be read, and the steps that remove the obstacle."""
     words = Text(one_line(check.title)[:_LONGEST], style="dim" if check.status == "not-needed" else "")
     grid.add_row(Text(check.status, style=_STYLES[check.status]), Text(check.code), words)
     if check.not_seen:

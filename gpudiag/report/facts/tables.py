@@ -24,7 +24,8 @@ STRATEGIES = {
 AT_ONCE = "all at once"
 #: Collectives of at least this size are described by their bandwidth, smaller collectives by their time.
 LATENCY_BOUND_BYTES = 1 << 20
-#: A ceiling is wrong if a measured rate exceeds it by more than this factor. A smaller excess is a measurement error.
+#: A ceiling (the rate that the hardware can reach) is wrong if a measured rate exceeds the ceiling by more than this
+#: factor. A smaller excess is a measurement error.
 _ABOVE = 1.03
 #: Message sizes in the table of collectives: enough to show how time and bandwidth change with size.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
@@ -103,7 +104,7 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return the rates of copies between host and GPUs: a row for each GPU, and a row for all GPUs at once."""
+    """Return the rates of host-GPU copies: a row for each GPU and one for all at once; None without measurements."""
     records = _host_records(facts)
     if not records:
         return None
@@ -161,7 +162,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
             record
             for record in facts.bandwidth
             if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
-            and (initiator is None or record.initiator in {initiator, None})  # an unknown one counts as both
+            and (initiator is None or record.initiator in {initiator, None})  # if unknown, both
         ]
         if records:
             matrices.append(_square(f"{title}, GB/s", records, symmetric=direction == "both_ways"))
@@ -210,7 +211,7 @@ def strategies_of(names: Iterable[str]) -> list[str]:
 
 
 def collective_matrix(facts: Facts) -> Matrix | None:
-    """Return all-reduces by size and transport: µs below 1 MiB, bus bandwidth in GB/s above."""
+    """Return all-reduces by size and transport: µs below 1 MiB, bus GB/s from there on; None without measurements."""
     by_key = {(measured.bytes, measured.strategy): measured for measured in facts.collectives}
     if not by_key:
         return None

@@ -180,6 +180,7 @@ def findings_list(findings: Sequence[Finding]) -> RenderableType:
 
 def _unknown(facts: Facts) -> list[Text]:
     """Return the reasons for missing values. GPUs and fields with the same reason share a line."""
+    # Reason → field → indices of the GPUs that lack the field for this reason.
     indices_of: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for gpu in facts.gpus:
         for field, reason in gpu.reasons.items():

@@ -75,7 +75,7 @@ def switches(gpu: Gpu) -> str:
 
 
 def limits(gpu: Gpu) -> str:
-    """Return throttle reasons and the number of other processes on the GPU."""
+    """Return throttle reasons and the number of other processes on the GPU, or `nothing`; `—` if unknown."""
     parts = [one_line(reason) for reason in gpu.throttle_reasons]
     others = sum(not process.own for process in gpu.processes)
     if others:

@@ -36,8 +36,8 @@ def curves(
 ) -> str:
     """Draw curves over the number of devices, with 95 % intervals, and the ideal as a dashed line.
 
-    If `percent`, values are shares (1 = 100 %). `ideal` maps a number of devices to the best value. Higher values than
-    the highest mark + 4 % are drawn there.
+    If `percent`, values are shares (1 = 100 %). `ideal` maps a number of devices to the best value. Values above 1.04 *
+    (the highest mark) are drawn at this height.
     """
     xs = sorted({x for curve in series for x, *_ in curve.points})
     ideals = [] if ideal is None else [ideal(x) for x in xs]
@@ -85,12 +85,15 @@ def _tick(mark: float, highest: float, *, percent: bool) -> str:
 
 
 def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequence[str]) -> str:
-    """Draw losses from the ideal (first row) to the measured result (last row). Rows are (name, percent, tooltip)."""
+    """Draw losses from the ideal (first row) to the measured result (last row).
+
+    Rows are (name, percent, tooltip), each with a color of `colors`.
+    """
     label, bar, gap = 112.0, 21.0, 7.0
-    width = 460.0  # fits on a phone, because the losses are at the right end
-    # The percents of losses are negative, so that the bar of a loss ends at the sum of the rows up to it.
+    width = 460.0  # fits on a phone without scrolling to the losses, which are at the right end
+    # The percents of losses are negative, so that the bar of a loss ends at the sum of all rows up to this loss.
     levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
-    scale = (width - label - 58) / max(100.0, *levels)
+    scale = (width - label - 58) / max(100.0, *levels)  # 58: room for the figure at the end of a bar
     drawing = Drawing(width, len(rows) * (bar + gap), title)
     last = len(rows) - 1
     for number, ((name, percent, tip), color) in enumerate(zip(rows, colors, strict=True)):
@@ -117,7 +120,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
     width = 720.0
     label = min(300.0, 16 + _LETTER * max((len(name) for name, *_ in rows), default=0))
     drawing = Drawing(width, max(1, len(rows)) * (bar + gap), title)
-    scale = width - label - 170
+    scale = width - label - 170  # room for the text at the end of a bar
     for number, (name, value, words, color) in enumerate(rows):
         top = number * (bar + gap)
         drawing.text((label - 8, top + bar * 0.7), name, "tick", anchor="end")

@@ -59,7 +59,7 @@ def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineSh
 
 
 def draw_passes(rows: list[StageRow], length_ms: float) -> str:
-    """Draw the passes of one step: a row per stage, a box per pass with the number of its microbatch."""
+    """Draw the passes of one step, which ends at `length_ms`: a row per stage, a box per pass with its microbatch."""
     most = max(len(row.passes) for row in rows)
     width = min(max(_WIDTH, _LEFT + _RIGHT + most * _ROOM_OF_PASS), _WIDEST)
     bottom = len(rows) * _ROW
@@ -97,7 +97,7 @@ def _microbatch(pass_: PassOfStage, *, several: bool) -> str:
 
 
 def _pass_rows(row: StageRow, length_ms: float, *, several: bool) -> list[tuple[str, ...]]:
-    """Return the cells of `_PASS_COLUMNS` for each pass; microbatches have a chunk if there are `several`."""
+    """Return the cells of `_PASS_COLUMNS` for each pass. With `several` chunks per rank, cells name the chunk."""
     return [
         (
             str(row.stage),

@@ -79,6 +79,7 @@ def report(
         machine=machine,
         version=gpudiag.__version__,
         script=_markup(source),
+        # The template's Content-Security-Policy allows only the script with this hash.
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}",
     )
     return page
@@ -163,7 +164,7 @@ def _slug(text: str) -> str:
 
 
 def _finished(value: Any, name: str = "") -> Any:
-    """Mark the variables in `_FINISHED` as escaped, so that they are not escaped again."""
+    """Mark the variables in `_FINISHED` as escaped. `value` is the variable `name`, or contains variables by name."""
     if isinstance(value, dict):
         return {key: _finished(inner, key) for key, inner in value.items()}
     if isinstance(value, list):

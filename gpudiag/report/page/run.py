@@ -23,7 +23,7 @@ _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs
 _MOST_KERNELS = 12
 _MOST_LINES = 12
 _MOST_MODULES = 20
-#: Smallest share of a bar on which hatching is visible.
+#: Smallest hatched segment, as a share of the longest bar. Hatching of smaller segments is invisible.
 _SEEN_SHARE = 0.01
 
 #: Label, segments (color, percent of the longest bar, tooltip), and text at the end.

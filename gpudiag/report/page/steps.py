@@ -27,6 +27,7 @@ def steps_part(step: StepView) -> dict[str, Any]:
 
     `others_packed` is gzipped JSON in base64: a list of steps as in `step_json`, without the names.
     """
+    # (step, its index in the list of other steps); the typical step has the index -1.
     choices = sorted([(step, -1), *((other, index) for index, other in enumerate(step.others))], key=_step_number)
     names = [one_line(name)[:LONGEST_NAME] for name in step.names]
     others = msgspec.json.encode([_drawn(other) for other in step.others])
@@ -62,6 +63,7 @@ def _drawn(step: StepView) -> dict[str, Any]:
 
 def _track(track: StepTrack) -> dict[str, Any]:
     """Return a track in the script's format."""
+    # Starts and ends are rounded, rather than lengths, so that adjacent spans stay adjacent.
     starts = [round(start / _TICK_NS) for start in track.start]
     ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
     return {

@@ -26,7 +26,7 @@ class Drawing:
         self.root.set("style", f"max-width:{width:g}px{least}")
 
     def line(self, begin: tuple[float, float], end: tuple[float, float], style: str, tip: str = "") -> None:
-        """Add a straight line of a CSS class."""
+        """Add a straight line; `style` is its CSS class, and `tip` its tooltip."""
         (x1, y1), (x2, y2) = begin, end
         self._add("line", style, tip, x1=x1, y1=y1, x2=x2, y2=y2)
 

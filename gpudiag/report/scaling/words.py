@@ -73,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group the points that use the first devices by setting. Only points of one setting are ranked together."""
+    """Return (setting, its points). Points that do not use the first devices of the machine are omitted."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -87,7 +87,7 @@ def failure(point: PointRecord) -> str:
 
 
 def cells(point: PointRecord) -> tuple[str, ...]:
-    """Return the cells of a point, for the columns `HEADINGS`; for a point without result, its reason in the last."""
+    """Return the cells of a point, for the columns `HEADINGS`. Without a result, the last cell is the reason."""
     if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
         reason = one_line(point.error or point.status)
         return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], reason)
@@ -186,7 +186,7 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
 def duration_words(duration: Duration, point: PointRecord) -> str:
     """Return the time for a number of iterations, samples or voxels (`duration.of`) in one line.
 
-    For iterations, it adds the time for as many samples as one device processes in these iterations, if known.
+    For iterations, the line also has the time for the samples that one device processes in these iterations, if known.
     """
     where = (
         f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"

@@ -44,7 +44,7 @@ def render_explanations(codes: ExplanationList, console: Console) -> None:
         ("Findings", _titles(codes.findings, longest)),
         ("Warnings about the recording", _titles(codes.warnings, longest)),
     ]
-    _print(Group(*under_headings(sections)[1:]), console)
+    _print(Group(*under_headings(sections)[1:]), console)  # without the empty line before the first heading
 
 
 def _titles(titles: dict[str, str], longest: int) -> RenderableType:

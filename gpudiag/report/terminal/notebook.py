@@ -11,7 +11,7 @@ from gpudiag.report.console import ReportConsole
 from gpudiag.report.terminal.report import render_analysis
 
 _WIDTH = 100
-#: Notebooks are light or dark, so the report has a background of its own. Every text color contrasts with it by 4.5.
+#: Notebooks are light or dark, so the report has a background of its own. Every text color has a contrast of 4.5.
 _THEME = TerminalTheme(
     (17, 17, 17),
     (238, 238, 238),
@@ -37,7 +37,7 @@ def analysis_html(analysis: Analysis) -> str:
         file=io.StringIO(),
         width=_WIDTH,
         record=True,
-        # HTML has exact colors in any case. Other consoles reuse the escape sequences that rich caches with 256 colors.
+        # HTML has exact colors in any case. Other consoles may reuse the escape sequences, because rich caches them.
         color_system="256",
         force_terminal=True,
         markup=False,

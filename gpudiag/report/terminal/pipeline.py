@@ -160,7 +160,7 @@ def _shares(analysis: PipelineAnalysis, console: Console) -> RenderableType:
 
 
 def _causes(analysis: PipelineAnalysis, console: Console) -> RenderableType:
-    """Return a table with a row for each cause, which has the step without this cause, and a row for the ideal step.
+    """Return a table with the step without each cause, a row per cause, and with the ideal step in the last row.
 
     Narrow terminals omit the column `slowdown`.
     """

@@ -87,6 +87,7 @@ def _ranking(result: Recommendation, width: int) -> Table:
     """Return the ranking. In narrow terminals whole columns are omitted, so that no figure is cut."""
     rows = [ranked for ranked in result.ranking if ranked.cannot is None]
     cells = map(_ranked_cells, rows)
+    # Transpose the rows: heading → the cells of all strategies.
     columns = {heading: column for heading, *column in zip(_RANKING, *cells, strict=True)}
     if result.basis != "measured":
         del columns["measured ms"], columns["slower by"]

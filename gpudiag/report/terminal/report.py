@@ -113,6 +113,7 @@ def _tries(analysis: Analysis) -> RenderableType | None:
     from gpudiag.report.terminal.traffic import tries_section  # noqa: PLC0415  # only with --try
     from gpudiag.report.try_rows import TRIES_HEADING  # noqa: PLC0415  # likewise
 
+    # Without the empty line before the heading.
     return Group(*under_headings([(TRIES_HEADING, tries_section(analysis))])[1:])
 
 

@@ -31,7 +31,7 @@ _MOST_MODULES = 6
 
 
 def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
-    """Return one line per straggler and cause, longest waits first."""
+    """Return one line per straggler and cause, longest waits first, without waits below 1 % of `step_ms`."""
     groups: dict[tuple[int, str], list[Wait]] = defaultdict(list)
     for wait in waits:
         if duration(wait.ms_per_step) >= WAIT_SHARE * duration(step_ms) and wait.ms_per_step > 0:
@@ -99,7 +99,7 @@ def tries_section(analysis: Analysis) -> Group | None:
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
-    """Return the longest kernels, or the longest operators of a run on CPUs."""
+    """Return the longest kernels, or operators of a run on CPUs; `heading` is `Kernels` or `Operators`."""
     wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
     table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)

@@ -27,7 +27,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a scaling benchmark and their path `source`. If there are `several` sources, names state the path."""
+    """Results of a scaling benchmark and their path `source`. With `several` sources, names begin with the path."""
 
     source: str
     scaling: Scaling
@@ -114,6 +114,7 @@ def _training(sources: Sequence[FormSource]) -> Rows:
             if point.strategy != source.main_strategy(point.workload):
                 continue
             rate, batch = point.samples_per_s or 0.0, point.global_batch
+            # Number of samples of `_ITERATIONS` iterations on one device, for the last column.
             one_device_samples = _ITERATIONS * (point.batch_per_device if point.mode == "weak" else batch)
             seconds = batch / rate
             system = (source.system(point), point.strategy, point.precision, batch)

@@ -33,7 +33,7 @@ def render_forms(result: FormTables, console: Console) -> None:
 
 
 def to_markdown(result: FormTables) -> str:
-    """Return the machines, then every form."""
+    """Return Markdown with the machines, then the table of every form."""
     several = len(result.machines) > 1
     lines = ["# In the formats of earlier benchmarks", ""]
     for source, machine in result.machines.items():

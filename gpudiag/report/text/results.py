@@ -107,7 +107,7 @@ def _not_measured(group: Comparable) -> list[str]:
 
 
 def _cells(row: Any) -> tuple[str, ...]:
-    """Return the cells of `HEADINGS` for a row of the data frame."""
+    """Return the cells of `HEADINGS` for a row of the data frame, in which missing values are NaN."""
     machine, source, strategy = one_line(row.machine), one_line(row.source), one_line(row.strategy)
     machine = figures.UNKNOWN if machine == _UNKNOWN_MACHINE else machine
     samples_per_s, low, high, step_ms, efficiency, jitter_ms, mfu = (
@@ -117,7 +117,7 @@ def _cells(row: Any) -> tuple[str, ...]:
             row.mfu_percent,
         )
     )
-    # The third cell is followed by half the width of its 95 % interval.
+    # The fourth cell is half the width of the 95 % interval of samples/s, in percent.
     if step_ms is None:
         return ("", strategy, "not measured", "", "", "", "", "", machine, source)
     return (

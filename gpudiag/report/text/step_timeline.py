@@ -11,7 +11,7 @@ from gpudiag.report.palette import ASCII_GLYPHS, LABELS
 _MOST_ROWS = 64
 _MOST_WAITS = 8
 _LONGEST_LABEL = 24
-#: Bucket that is drawn if it and another bucket fill an interval equally.
+#: Compute is drawn if compute and another bucket fill an interval equally.
 _COMPUTE = BUCKETS.index("compute")
 
 

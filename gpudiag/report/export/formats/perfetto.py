@@ -28,7 +28,7 @@ class _Writer:
         self._add = self.trace.packet.add
         self._tracks = 0
         self._names: dict[str, int] = {}
-        # A reader needs the names before the first event, but they are known only after the last one.
+        # A reader needs the names before the first event. After the last event, all names are known and added here.
         first = self._add(trusted_packet_sequence_id=_SEQUENCE, sequence_flags=_CLEARED)
         for group in exported.groups:
             self._group(group)
@@ -56,7 +56,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. If an event ends when another event begins, the end is written first.
+        """Write begins and ends to track `uuid`, by time; at the same time, ends before begins.
 
         `rows` are indices of events that are nested or disjoint, so that the ends of open events are a stack.
         """

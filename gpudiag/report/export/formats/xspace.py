@@ -6,7 +6,8 @@ are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
 host (xprof 2.24). The viewer sorts lines of a GPU by their number of events, and lines of a custom plane by their ids.
-Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
+Therefore gpudiag's tracks are in custom planes, whose ids place each plane directly above its GPU.
+The pacing group is the rank for which the others wait; its steps become those of the profile (`xprof_steps`).
 """
 
 from __future__ import annotations

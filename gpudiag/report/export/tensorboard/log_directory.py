@@ -79,16 +79,21 @@ def write_run(
 def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSeries, ...]:
     """Return step time, buckets and efficiency of each step, as means over device tracks.
 
-    Only steps that all tracks have are included. `efficiency/compute` is the share of a step in which devices compute.
+    Only steps that all tracks have are included. `efficiency/compute` is the share of a step in which devices compute,
+    and `hidden_ms/communication` is the communication that overlaps with compute.
     """
-    tracks = [(track, cut) for track, cut in zip(timeline.tracks, attribution.tracks, strict=True) if len(cut.step_ns)]
+    tracks = [
+        (track, attributed)
+        for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True)
+        if len(attributed.step_ns)
+    ]
     common = sorted(set.intersection(*(set(track.window_steps.tolist()) for track, _ in tracks))) if tracks else []
     if not common:
         return ()
-    rows = [(cut, np.searchsorted(track.window_steps, common)) for track, cut in tracks]
-    length = np.mean([cut.step_ns[row] for cut, row in rows], axis=0)
-    buckets = np.mean([cut.buckets_ns[row] for cut, row in rows], axis=0)
-    hidden = np.mean([cut.hidden_ns[row] for cut, row in rows], axis=0)
+    rows = [(attributed, np.searchsorted(track.window_steps, common)) for track, attributed in tracks]
+    length = np.mean([attributed.step_ns[row] for attributed, row in rows], axis=0)
+    buckets = np.mean([attributed.buckets_ns[row] for attributed, row in rows], axis=0)
+    hidden = np.mean([attributed.hidden_ns[row] for attributed, row in rows], axis=0)
 
     def curve(tag: str, values: list[float]) -> ScalarSeries:
         return ScalarSeries(tag=tag, points=tuple(zip(common, values, strict=True)))
@@ -107,7 +112,8 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
     """Write an event file; TensorBoard reads files with `tfevents` in their names.
 
-    It has one record with the verdict, and one per step with all values of the step. `wall_time` is Unix time in s.
+    The file has one record with the verdict, and one record per step with all values of the step. `wall_time` is Unix
+    time in seconds.
     """
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]

@@ -97,8 +97,8 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
     private = directory / ".tensorboard"
     private.mkdir()
     log = private / "log"
-    # With -P, the modules beside serve.py cannot be imported instead of others with the same names. TensorBoard's data
-    # server is off, because it is a second process, whose port serve.py does not guard.
+    # With -P, modules beside serve.py cannot shadow other modules of the same names. TensorBoard's data server is off,
+    # because it is a second process, whose port serve.py does not guard.
     command = [python, "-P", str(_SERVE), "--logdir", str(directory), "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
