@@ -41,7 +41,7 @@ _PER_CALL = 200
 _PER_HEADER_BYTE = 10
 #: Largest time (Unix, ns) and length of a trace: the year 2116.
 _LAST_NS = 2**62
-#: A number above any step number and any amount of work.
+#: Step numbers and amounts of work (FLOPs, bytes) must be below this number.
 _MOST = 2**62 + 1
 _FILE = msgspec.msgpack.Decoder(File)
 _HEADER = msgspec.msgpack.Decoder(Header)
@@ -79,7 +79,10 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
 
 
 def _memory(header: Header) -> int:
-    """Return the bytes of memory that the columns will take. Columns of equal values take none on disk."""
+    """Return the bytes of memory that the columns will take.
+
+    The size of the file does not limit them, because columns of equal values take no bytes on disk.
+    """
     parts = (header.collectives, *header.step_marks, header.event_waits, header.modules, header.operator_work)
     lengths = [column.length for part in parts if part is not None for column in part.columns.values()]
     rows = max((column.length for column in header.events.values()), default=0)
@@ -122,7 +125,10 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
 
 
 def _trace(header: Header, table: PackedTable, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
-    """Return the trace of a header. `reader` has the columns outside of the event table."""
+    """Return the trace of a header.
+
+    `events` is the unpacked `table`, used only to check rows. `reader` has the columns outside of the event table.
+    """
 
     def columns(part: PartColumns, by: str = "row") -> dict[str, NDArray[np.int64]]:
         """Return name → values of a part's columns. Refuse a part whose rows (column `by`) are not ascending."""

@@ -15,6 +15,7 @@ from gpudiag.model.sanitize import without_surrogates
 from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Group, Header, PartColumns, call_of
 
 Value = TypeVar("Value", bound=Hashable)
+#: zlib's level of strongest compression.
 _LEVEL = 9
 
 

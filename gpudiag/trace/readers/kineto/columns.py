@@ -103,7 +103,11 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Raw columns: up to `thread` of all events, `correlation` of `_NUMBERED` events, the rest of device events."""
+    """Raw columns of a batch.
+
+    The columns up to `thread` have all events, `correlation` has only events of kinds in `_NUMBERED`, and the columns
+    after it have only events of kinds in `_ON_DEVICE`.
+    """
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -154,7 +158,11 @@ class Columns:
         self._max_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
 
     def add(self, events: list[Event]) -> None:
-        """Add the events of a batch that have known categories."""
+        """Add the events of a batch that have known categories, and store the spans in which the profiler recorded.
+
+        Raises:
+            TooLargeError: the events do not fit into the free memory.
+        """
         code_of = self._codes
         codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
         if len(codes) and codes.max() >= _PROFILER:
@@ -203,7 +211,10 @@ class Columns:
         )
 
     def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
-        """Add the work of operators if one of the first shows shapes; `name` has the index of each event's name."""
+        """Add the work of the operators among `events`, once one of PyTorch's first operators had shapes.
+
+        `name` has the index of each event's name.
+        """
         if self._work is None and self._without_shapes < _SHAPES_WITHIN:
             for event in events:
                 if event.name.startswith("aten::"):
@@ -309,7 +320,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
     thread = batch.thread
     thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)
     device = np.full(len(thread), HOST, np.int16)
-    number = np.where(batch.device == _MISSING, batch.process, batch.device)
+    number = np.where(batch.device == _MISSING, batch.process, batch.device)  # Kineto writes the device as process too
     device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # if invalid, use the first device
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
     # CUPTI numbers correlations from 1; 0 means that there is none.
@@ -339,7 +350,8 @@ def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.i
 def _integer(value: float | str) -> int:
     """Return the number in a value.
 
-    Text without a number is replaced by a number below -2**32, which no profiler writes.
+    Text without a number becomes a number below -2**32, which no profiler writes, so that threads that are identified
+    by different texts stay different.
     """
     if isinstance(value, float):
         value = int(value) if math.isfinite(value) else _MISSING

@@ -60,7 +60,7 @@ _LEFT_OUT = {
     "forward_backward",
 }
 
-#: Named ranges, which profilers before 2022 recorded as operators.
+#: Beginnings of the names of ranges that profilers before 2022 recorded as operators.
 _ANNOTATION_STARTS = (
     "ProfilerStep#",
     "Optimizer.",
@@ -105,7 +105,9 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator to which host calls of this category belong; None for GPUs and other categories.
+    """Return the accelerator to which host calls of this category belong; None if its kernels are read (GPU, XPU).
+
+    Return None for categories of other events too.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -165,7 +167,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: (start, duration) in µs of the spans in which the profiler recorded; longer events are cut.
+            recordings: (start, duration) in µs of the spans in which the profiler recorded. Events that are longer, and
+                end after the last span, are cut.
             notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)

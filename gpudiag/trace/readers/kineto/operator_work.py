@@ -177,7 +177,7 @@ def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple
     _require(batch == key_batch, columns == value_rows, depth == key_depth)
     scores = batch * heads * rows * columns
     if layout.masks[str(call.values[layout.causal])]:
-        _require(rows == columns)
+        _require(rows == columns)  # only of a square is half masked
         scores //= 2
     flops = scores * 2 * (3 * depth + 2 * value_depth if backward else depth + value_depth)
     return flops, (batch, heads, rows, value_depth), layout.query
@@ -352,6 +352,7 @@ class WorkReader:
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
         """Add the operators of a batch, which begins at event `first` of the file. `name` has indices into `names`."""
+        # Extend the flags by the names that appeared first in this batch.
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             if work := self._index_of_work(events[row]):

@@ -20,7 +20,7 @@ from gpudiag.trace.readers.kineto.kinds_and_times import kind_of_operator
 _PROPERTIES = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 #: Number of texts without properties whose meaning is cached.
 _MOST_CACHED = 1 << 16
-#: Operators with a namespace (`aten::mm`), and functors of TorchScript's and C++'s libraries.
+#: Names with a namespace (`aten::mm`): operators, and functions of C++ libraries.
 _NAMESPACED = re.compile(r"[A-Za-z_]\w*::\S")
 #: Domain of NCCL's ranges, which are named like its functions (`ncclAllReduce`).
 _NCCL = "NCCL"
@@ -82,7 +82,7 @@ def interpret(text: str, domain: str) -> NvtxRange:
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
     """Do the same as `interpret` for a text whose properties (`has_properties`: it had some) were removed.
 
-    A name without properties or namespace is not of an operator, but of a user's range.
+    A name without properties and without a namespace belongs to a user's range, not to an operator.
     """
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)

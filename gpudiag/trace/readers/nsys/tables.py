@@ -39,6 +39,7 @@ _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 #: Direction of a copy by CUPTI's code; the last three codes belong to unified memory.
 _WORDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD")
 _DIRECTIONS = dict(enumerate(_WORDS))
+#: CUPTI's codes of copies between two devices (PtoP) and within one device (DtoD).
 _BETWEEN_DEVICES = 10
 _WITHIN_DEVICE = 8
 #: Kind of memory by its code, if the export has no table of the codes.
@@ -142,9 +143,12 @@ class TableReader:
         }
 
         def name(rows: NDArray[np.int64]) -> NDArray[np.int32]:
-            direction, between = rows[:, 0].copy(), (rows[:, 3] != rows[:, 4]) & (rows[:, 3:5] >= 0).all(axis=1)
+            """Return the index of each copy's name; the columns of `rows` are those of `columns`."""
+            direction, memory_kinds, devices = rows[:, 0].copy(), rows[:, 1:3], rows[:, 3:5]
+            # Copies between devices may be recorded as copies within a device.
+            between = (devices[:, 0] != devices[:, 1]) & (devices >= 0).all(axis=1)
             direction[between & (direction == _WITHIN_DEVICE)] = _BETWEEN_DEVICES
-            keys = np.column_stack([direction, rows[:, 1:3]])
+            keys = np.column_stack([direction, memory_kinds])
             return self._by_row(keys, lambda row: copy_name(row[0], row[1], row[2], memory))
 
         self._device_work(COPIES, EventKind.COPY, columns, name, size="bytes")
@@ -271,7 +275,7 @@ class TableReader:
 
     def _by_row(self, rows: NDArray[np.int64], name: Callable[[Sequence[int]], str]) -> NDArray[np.int32]:
         """Return int32[n]: the index of each row's name. `name` is called once per distinct row."""
-        values, position = np.unique(rows, axis=0, return_inverse=True)
+        values, position = np.unique(rows, axis=0, return_inverse=True)  # NumPy 2.0 returns `position` as a column
         index = [self.names[name(row)] for row in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 

@@ -118,7 +118,7 @@ def routes_of(plane: Plane) -> Iterable[Route]:
     missing = -1
     columns = np.stack([plane.whole(stat, missing) for stat in (KEY, FROM, TO)])
     for key, tensor, consumer in np.unique(columns[:, columns[0] != missing], axis=1).T.tolist():
-        text = plane.texts.get(key, "")
+        text = plane.texts.get(key, "")  # `source;…;target;…`, see above
         source, _, rest = text.partition(";")
         _, _, rest = rest.partition(";")
         target, _, _ = rest.partition(";")

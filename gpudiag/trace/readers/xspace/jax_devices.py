@@ -60,7 +60,7 @@ def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
     main = _main_thread(process, process.training_thread)
     rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
     traces = [_device_trace(process, device_rows, main, only_device=len(devices) == 1) for device_rows in rows]
-    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
+    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))  # the process's notes are reported once
 
 
 def _main_thread(process: Process, thread: int) -> EventTable:
@@ -206,6 +206,7 @@ def _with_marks_when_free(main: EventTable, runs: _ModuleRuns) -> EventTable:
     """
     marks = np.flatnonzero(main.role == Role.STEP_MARK)
     order = np.argsort(runs.dispatched, kind="stable")
+    # `ended[k]` is the time at which the k runs that were dispatched first have ended.
     ended = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, runs.end[order]))
     start, end = main.start_ns.copy(), main.end_ns.copy()
     step_end = np.append(start[marks][1:], np.iinfo(np.int64).max)

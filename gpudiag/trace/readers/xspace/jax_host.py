@@ -187,7 +187,7 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
         around = (plane.line == line) & ~python & ~plane.named(dispatches)
         first = np.searchsorted(plane.start_ns[calls], plane.start_ns)
         after = np.searchsorted(plane.start_ns[calls], plane.end_ns)
-        kind[around & (after > first)] = EventKind.ANNOTATION
+        kind[around & (after > first)] = EventKind.ANNOTATION  # at least one call begins within the event
         if not len(marks):
             kind[calls_of_steps(plane, line)] = EventKind.ANNOTATION
     kind[marks] = EventKind.ANNOTATION

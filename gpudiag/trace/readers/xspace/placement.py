@@ -47,7 +47,7 @@ def placed(plane: Plane) -> NDArray[np.int16]:
         return device_of_event
     groups, ops = _group_ops(plane, routes, servers)
     index = {device: number for number, device in enumerate(devices)}
-    for event, name, run in ops:
+    for event, name, run in ops:  # ops on parameter servers stay `NO_DEVICE`
         replica = _REPLICA.search(name)
         fallback = devices[min(int(replica[1]) if replica else 0, len(devices) - 1)]
         device_of_event[event] = index.get(groups.device_of(name, run, fallback), NO_DEVICE)
@@ -79,7 +79,7 @@ def _group_ops(
         run = int(run_of[process])
         if event in keys and keys[event] in routes:
             groups.add_device(process, routes[keys[event]].source, run)
-        elif _NUMBER.search(nodes.get(event, "")):
+        elif _NUMBER.search(nodes.get(event, "")):  # a `_Recv`, whose node has the name of the op that sends the tensor
             receivers = targets[_NUMBER.sub("", nodes[event])]
             if len(receivers) == 1:
                 groups.add_device(process, min(receivers), run)
