@@ -50,7 +50,8 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
 #: (Pattern of the driver's name, GB/s of the memory) from the sources above, specific patterns first. A board that is
-#: sold with different memories is in the table only if its name tells its memory. T4's datasheet and brief differ.
+#: sold with different memories is in the table only if its name states the memory. T4 is missing, because its datasheet
+#: and its brief differ.
 _MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
     ("GB200", 8000),
     ("B200", 8000),
@@ -86,7 +87,8 @@ _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNOREC
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     """Return (a GPU's dense peak in TFLOP/s, its source); None if no peak is published for this precision.
 
-    It is also None for a partition of a GPU. If the GPU has no tf32 units, the fp32 rate is used instead.
+    It is also None for a partition of a GPU, or for a variant that is not in the table. If the GPU has no tf32 units,
+    the fp32 rate is returned for tf32.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
     (989, 'NVIDIA H100 datasheet (2022), SXM')

@@ -288,8 +288,8 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory must not be a link and must belong to this user. Directories above may belong to root, and other users
-    may write to directories above that are sticky like /tmp, because no user can replace another user's entries there.
+    The directory must not be a link and must belong to this user. Directories above it may belong to root. Other users
+    may write to such a directory if it is sticky like /tmp, because no user can replace another user's entries there.
 
     Raises:
         OSError: the directory cannot be inspected.

@@ -82,7 +82,10 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and other `threads`; `alone` means unprofiled."""
+    """Line events of consecutive steps, of the training thread and other `threads`.
+
+    `kind` is `alone` for unprofiled steps, `light` for the kernel-only trace, `full` for the full trace.
+    """
 
     kind: Literal["alone", "light", "full"]
     events: Events
