@@ -348,8 +348,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
         inference: speed at which the run predicted a volume of voxels; None if the run trained.
         parallelism: grid of the ranks; None if the job divides only its batches.
-        simulated_ranks: the ranks on which savings were simulated, and from which kernels, operators and modules come,
-            if the job is too large to simulate all ranks; empty if all were simulated.
+        simulated_ranks: if the job is too large to simulate all ranks, the ranks that were simulated, from which
+            savings, kernels, operators and modules come; else empty.
     """
 
     schema: str = ANALYSIS_SCHEMA

@@ -98,6 +98,7 @@ def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     model, (fp32, tf32, half), source = published_rates(name)
     peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
     peak = peaks.get(precision, 0)
+    # Words beside the model, such as `MIG`, belong to a partition or another model.
     return None if not peak or _ANOTHER.search(name.lower().replace(model.lower(), "")) else (peak, f"NVIDIA {source}")
 
 

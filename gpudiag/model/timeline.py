@@ -22,9 +22,9 @@ PAUSE_NS = 500 * NS_PER_US
 long. Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (95 % below 0.02 ms); longer pauses were
 data loading and waits."""
 SAME_CLOCK_NS = 100 * NS_PER_US
-"""Distances up to this between the ends of matched collectives count as participants that leave at different times, not
-as different clocks. A larger median distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and
-at most 70 µs on one host."""
+"""Distances up to this between the matched ends of collectives are attributed to participants that leave at different
+times, not to different clocks. A larger median distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the
+median and at most 70 µs on one host."""
 WAITED_NS = 30 * NS_PER_US
 """A pause of a CPU process's training thread in which a collective ends counts as waiting for the collective if it is
 at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs; missed waits are shorter."""
@@ -202,7 +202,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         start = self.steps.start[inside]
         first = np.maximum(thread.busy.start[index[inside]], start)
         if len(thread.input):
-            fetch = np.searchsorted(thread.input.end, start, side="right")
+            fetch = np.searchsorted(thread.input.end, start, side="right")  # the first fetch that ends after each mark
             begin = np.append(thread.input.start, np.iinfo(np.int64).max)[fetch]
             start = np.where(begin <= first, np.maximum(begin, start), start)
         return union(Intervals(start, first))

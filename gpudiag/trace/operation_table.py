@@ -116,7 +116,7 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
     values: NDArray[Any] = column.to_numpy()
     if not np.issubdtype(values.dtype, np.integer):
         raise UnreadableInputError(f"{shown}: column {name} has no whole numbers")
-    most = 2**50 if name == "step" else MOST_RANKS  # also assumed for microbatches and parts of the model
+    most = 2**50 if name == "step" else MOST_RANKS  # also the limit of microbatches and model parts
     if values.min() < -1 or values.max() > most:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")
     return values.astype(np.int64)

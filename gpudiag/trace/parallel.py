@@ -41,7 +41,7 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
 
 
 class WhileReading(Generic[Outcome]):
-    """A task that a reading process runs for each trace of a large job, because it has the trace's events unpacked.
+    """A task that is run for each trace of a large job by the process that reads it, which has its events unpacked.
 
     An object of this class is called like `map`. It returns the kept outcome of each trace whose events are those that
     were read, and forgets the outcome. For all other traces, it runs the task.

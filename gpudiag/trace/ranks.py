@@ -59,7 +59,7 @@ def parse_name(path: Path) -> NameFacts:
     if handler := _HANDLER.match(path.name):
         worker, stamp = handler["worker"], int(handler["stamp"])
         named = _HOST_AND_PROCESS.match(worker)
-        host = named["host"] if named and not _RANK.search(worker) else ""
+        host = named["host"] if named and not _RANK.search(worker) else ""  # `rank_3` names no host
     return NameFacts(
         rank=int(rank[1]) if rank else None,
         world_size=int(world_size[1]) if world_size and int(world_size[1]) > 0 else None,

@@ -121,8 +121,8 @@ def _read_in_processes(
 ) -> list[Outcomes | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
-    message if the sender is killed. With `ForkedReaders`, each pipe has one writer and closes when this reader ends.
+    If a sender is killed, `ProcessPoolExecutor` waits forever for the rest of its message, because the parent keeps the
+    writing end of the pipe open. With `ForkedReaders`, each pipe has one writer, and closes when the writer ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 

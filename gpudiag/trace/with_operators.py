@@ -60,7 +60,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
         return None
     all_names = dict.fromkeys((*kernel_only.events.names, *full.events.names))
     numbers = {name: index for index, name in enumerate(all_names)}
-    steps, full_steps = _steps(kernel_only), _steps(full)  # `step[::2]` is the whole step: its begin and the next's
+    steps, full_steps = _steps(kernel_only), _steps(full)  # `step[::2]`: begins of the step and the next
     calls = calls_of_steps(kernel_only.events, [step[::2] for step in steps], numbers)
     full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
     if renamed := same_threads(calls, full_calls):
@@ -116,7 +116,7 @@ def _steps(trace: Trace) -> list[Span]:
 def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[np.float64]:
     """Return float64[2k + 3]: begin of a step, begins and ends of its k calls, end of its mark, end of the step.
 
-    The times are ascending, as `np.interp` requires: a time before an earlier one is replaced by the earlier one.
+    A time below the preceding time is raised to it, because `np.interp` requires ascending times.
     """
     edges = np.empty(2 * len(calls) + 3)
     edges[0], edges[-2], edges[-1] = step

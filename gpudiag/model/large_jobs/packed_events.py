@@ -114,6 +114,7 @@ def pack(events: EventTable) -> PackedTable:
     start, end = events.start_ns[order], events.end_ns[order]
     correlation = events.correlation[order]
     known = correlation != NO_CORRELATION
+    # `gap` is the time from the end of the preceding stored event, negative if events overlap or the track changes.
     parts = {
         "gap": start - np.concatenate([np.zeros(1, np.int64), end[:-1]])[: len(start)],
         "duration": end - start,
@@ -162,7 +163,7 @@ def unpack(table: PackedTable) -> EventTable:
     }
     columns = {}
     for name, dtype in _DTYPES.items():
-        # Equal values need no sorting. `thread` and `correlation` are stored as differences, which may be equal.
+        # Equal values need no sorting. But equal differences (`thread`, `correlation`) do not mean equal values.
         constant = name in table.columns and table.columns[name].width == 0 and name not in {"thread", "correlation"}
         columns[name] = np.array(whole[name], dtype) if constant else whole[name][order].astype(dtype, copy=False)
     return EventTable(**columns, names=table.names)

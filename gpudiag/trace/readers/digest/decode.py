@@ -62,7 +62,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
     """
     schema, _, body = content.partition(b"\n")
     if schema != DIGEST_SCHEMA.encode():
-        if schema.startswith(b"gpudiag/digest/") and len(schema) < 2 * len(DIGEST_SCHEMA):
+        if schema.startswith(b"gpudiag/digest/") and len(schema) < 2 * len(DIGEST_SCHEMA):  # a longer line is no schema
             version = with_escapes(schema.decode(errors="replace"))
             raise UnreadableInputError(f"{shown} has the schema {version}, not {DIGEST_SCHEMA}", _AGAIN)
         raise NotATraceError(f"{shown} is not a digest of gpudiag", "Write digests with: gpudiag digest TRACES.")

@@ -58,7 +58,7 @@ _PROFILER = 254
 _MISSING = -1
 #: Bytes of memory per row: 50 in the columns, 150 more while the columns are sorted, and a margin.
 _MEMORY_PER_ROW = 256
-#: If shapes were recorded, at least one of this many first operators of PyTorch has shapes.
+#: Number of first operators of PyTorch that are searched for shapes. If shapes were recorded, one of them has shapes.
 _SHAPES_WITHIN = 500
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 

@@ -185,7 +185,7 @@ def _call(
         row: row of the kernel or host event.
         by_name: the operation that the event's name states; None or `UNKNOWN` if it states none.
         details: facts in the event's arguments; None if it has none.
-        groups: the header's process groups. If there is only one, it is the group of calls that state none.
+        groups: the header's process groups. If there is only one group, calls that state no group belong to it.
         blocks_per_sm: the kernel's blocks per multiprocessor; 1 or more occupy the whole device.
     """
     details = details or CollectiveFacts()

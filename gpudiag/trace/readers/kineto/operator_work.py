@@ -177,7 +177,7 @@ def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple
     _require(batch == key_batch, columns == value_rows, depth == key_depth)
     scores = batch * heads * rows * columns
     if layout.masks[str(call.values[layout.causal])]:
-        _require(rows == columns)  # only of a square is half masked
+        _require(rows == columns)  # a causal mask covers half of the scores only if they form a square
         scores //= 2
     flops = scores * 2 * (3 * depth + 2 * value_depth if backward else depth + value_depth)
     return flops, (batch, heads, rows, value_depth), layout.query
@@ -202,7 +202,10 @@ def _convolution(call: _Call, padding: int) -> tuple[int, _Shape, int]:
 
 
 def _convolution_backward(call: _Call) -> tuple[int, _Shape, int]:
-    """Return (FLOPs, (), 0) of a convolution's gradients for its input, weights or both (argument `output_mask`)."""
+    """Return (FLOPs, (), 0) of a convolution's gradients for its input, weights or both (argument `output_mask`).
+
+    Input 0 is the gradient of the convolution's output, and input 2 has the weights.
+    """
     gradient, (_, depth, *window) = call.shape(0), call.shape(2)
     _require(call.values[7] == "False", len(gradient) == len(window) + 2)  # not transposed
     wanted = [_FLAGS[word.strip()] for word in str(call.values[10]).strip("[]").split(",")]
@@ -249,6 +252,7 @@ def _like(call: _Call, reads: tuple[int, ...], output: int) -> int:
 def _elementwise(call: _Call, reads: tuple[int, ...]) -> int:
     """Return the bytes of an operator whose output has the broadcast shape of its inputs."""
     output = []
+    # Broadcasting aligns the last dimensions.
     for extents in zip_longest(*(call.shape(index)[::-1] for index in reads), fillvalue=1):
         output.append(max(extents))
         _require(set(extents) <= {1, max(extents)})

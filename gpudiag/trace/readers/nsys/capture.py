@@ -86,7 +86,7 @@ def _first(database: Database, table: str, column: str) -> int:
 
 
 def _rows(database: Database, table: str, *columns: str) -> list[tuple[int, ...]]:
-    """Return the rows of a table; [] if a column is missing. Of a large table, only about `_MOST_ROWS` are returned."""
+    """Return the rows of a table, at most about the first `_MOST_ROWS`; [] if a column is missing."""
     if not set(columns) <= database.tables.get(table, frozenset()):
         return []
     rows: list[tuple[int, ...]] = []

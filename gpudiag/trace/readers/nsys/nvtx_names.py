@@ -25,7 +25,7 @@ _NAMESPACED = re.compile(r"[A-Za-z_]\w*::\S")
 #: Domain of NCCL's ranges, which are named like its functions (`ncclAllReduce`).
 _NCCL = "NCCL"
 _NCCL_FUNCTION = re.compile(r"nccl(?=[A-Z])")
-#: Domain of gpudiag's ranges. In recordings of other profilers, their names begin with `gpudiag.`.
+#: Domain of gpudiag's ranges. Other profilers record these ranges with names that begin with `gpudiag.`.
 _GPUDIAG = "gpudiag"
 #: Domains, in lower case, of libraries whose ranges span calls of the library.
 _LIBRARIES = re.compile(
@@ -80,7 +80,7 @@ def interpret(text: str, domain: str) -> NvtxRange:
 
 @lru_cache(_MOST_CACHED)
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
-    """Do the same as `interpret` for a text whose properties (`has_properties`: it had some) were removed.
+    """Do the same as `interpret` for a text without its properties; `has_properties` is whether it had properties.
 
     A name without properties and without a namespace belongs to a user's range, not to an operator.
     """

@@ -182,7 +182,7 @@ class TableReader:
         columns to indices of names. `size` is the column with the number of bytes; "" for kernels, which have none.
         """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
-        first = len(columns) - len(more)
+        first = len(columns) - len(more)  # index of the first column in `more`
         total = 0
         for rows, _ in self._rows(table, columns):
             total += len(rows)

@@ -111,7 +111,8 @@ def _last_records(
     when = events.start_ns[np.concatenate([recording, call])]
     is_wait = np.arange(len(event)) >= len(recording)
     order = np.lexsort((is_wait, when, event))
-    # `latest` has the sorted position of the last record at or before each entry, which counts if it is of its event.
+    # `latest` has the position in `order` of the last record up to each entry; -1 if there is none. Only a record of
+    # the entry's event counts.
     latest = np.maximum.accumulate(np.where(is_wait[order], -1, np.arange(len(order))))
     source = order[np.maximum(latest, 0)]
     matches = (latest >= 0) & (event[source] == event[order]) & (when[source] < when[order]) & is_wait[order]

@@ -27,7 +27,7 @@ _CALLS = {
 
 
 class LaunchedWork(msgspec.Struct, frozen=True):
-    """Columns of device work, sorted by correlation. `feeds_devices` marks the copies of batches by a loader."""
+    """Columns of device work, sorted by correlation. `feeds_devices` marks copies of a loader's batches."""
 
     correlation: NDArray[np.int64]
     kind: NDArray[np.uint8]

@@ -49,7 +49,7 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
 def _device_trace(process: Process, device: int, thread: int) -> Trace:
     """Return the trace of one logical `device`, in which the training thread `thread` runs the device's ops and waits.
 
-    A thread does one thing at a time: of a communication op, only the time beside no other op is kept.
+    A thread does one thing at a time, so only the time of a communication op in which no other op runs is kept.
     """
     trace, events = process.trace, process.trace.events
     rows = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))

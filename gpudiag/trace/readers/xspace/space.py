@@ -38,6 +38,7 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
     unread = tuple(sorted({kind for plane in space.planes if (kind := unread_device_of(plane)) is not None}))
     if not any(len(plane.name) for plane in planes):
         raise _no_events(shown, unread)
+    # Calls with a correlation on a host, or events on a GPU.
     has_device_events = any(CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
     runs_modules = any(plane.device is None and HLO_MODULE in plane.stats for plane in planes)  # CPU devices of JAX
     if not has_device_events and not unread and not runs_modules:

@@ -10,16 +10,17 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
-JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
-such waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has copied the arguments of
-`jax.device_put` to memory from which the device reads:
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which JAX's main thread recorded nothing
+count as these unrecorded waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has
+copied the arguments of `jax.device_put` to memory from which the device reads:
 
     python       device_put │ PjitFunction(train_step): waits            launches │
     other thread            │ H2D Dispatch: Transpose::Execute │
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
-first. So is the time from a device's last launch in a function to the function's end, if communication ends then.
+first. The time from a device's last launch in a function to the function's end is such a wait too, if communication
+ends in this time.
 """
 
 from __future__ import annotations
