@@ -257,7 +257,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Host time per step of the framework operators of one name on threads that launch work, averaged over ranks.
+    """Host time per step in framework operators of one name, on threads that launch work, averaged over ranks.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """

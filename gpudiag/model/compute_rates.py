@@ -87,8 +87,8 @@ _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNOREC
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     """Return (a GPU's dense peak in TFLOP/s, its source); None if no peak is published for this precision.
 
-    It is also None for a partition of a GPU, or for a variant that is not in the table. If the GPU has no tf32 units,
-    the fp32 rate is returned for tf32.
+    The peak of a partition of a GPU, and of a variant that is not in the table, is None too. If the GPU has no tf32
+    units, the fp32 rate is returned for tf32.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
     (989, 'NVIDIA H100 datasheet (2022), SXM')

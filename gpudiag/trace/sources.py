@@ -235,7 +235,10 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 
 def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
-    """Keep each worker's newest file and add a note, because tensorboard_trace_handler writes one file per cycle."""
+    """Keep each worker's newest file and add a note, because tensorboard_trace_handler writes one file per cycle.
+
+    Files whose names state no worker are all kept.
+    """
     by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
     for file in files:
         if file.name_facts.worker:

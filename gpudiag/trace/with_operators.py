@@ -60,7 +60,8 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
         return None
     all_names = dict.fromkeys((*kernel_only.events.names, *full.events.names))
     numbers = {name: index for index, name in enumerate(all_names)}
-    steps, full_steps = _steps(kernel_only), _steps(full)  # `step[::2]`: begins of the step and the next
+    steps, full_steps = _steps(kernel_only), _steps(full)
+    # `step[::2]` is (begin of the step, begin of the next step).
     calls = calls_of_steps(kernel_only.events, [step[::2] for step in steps], numbers)
     full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
     if renamed := same_threads(calls, full_calls):
@@ -78,7 +79,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
         step_common, step_total = count_common(step_calls, full_calls[index], pairs)
         common, total = common + step_common, total + step_total
         for thread, (here, there) in pairs.items():
-            # Equal moments of both traces, in ns: in the full trace, in the kernel-only trace.
+            # Times of the same moments, in ns: (in the full trace, in the kernel-only trace).
             known = (
                 _edges(full.events, full_calls[index][threads[thread]].row[there], full_steps[index]),
                 _edges(kernel_only.events, step_calls.get(thread, NONE).row[here], step),

@@ -44,7 +44,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str] = {}
 
     def step_ms(self, transport: str) -> float | None:
-        """Return the ms in which all buckets are all-reduced in sequence; None if the transport was not measured."""
+        """Return the time in ms to all-reduce all buckets in sequence; None if the transport was not measured."""
         known = sorted(
             (collective.bytes, collective.time_us)
             for collective in self.collectives
@@ -58,7 +58,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
 def _interpolated(known: list[tuple[int, float]], size: int) -> float:
     """Return the time at `size`, interpolated linearly between known (size, time) points.
 
-    Beyond the largest size, the time is in proportion to the size. Below the smallest size, it is the first time.
+    Beyond the largest size, the time is in proportion to the size. Below the smallest size, it is the smallest size's.
     """
     below = max((point for point in known if point[0] <= size), default=known[0])
     above = min((point for point in known if point[0] >= size), default=None)

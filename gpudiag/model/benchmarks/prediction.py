@@ -23,7 +23,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         update_ms: device time of the optimizer.
         step_ms: the whole step with input and launch gaps; at least the sum of the other times. In the remaining time
             the device waits for the host, so that communication in this time costs nothing.
-        source: `measured`, `given`, or the way of estimating in words.
+        source: `measured`, `given`, or the method of the estimate in words.
     """
 
     forward_ms: Milliseconds

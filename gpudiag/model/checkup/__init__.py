@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: one of `CHECK_CODES`.
-        title: what was seen, in one sentence.
+        title: the result in one sentence.
         fix: commands or steps that remove the problem, the most likely first; empty if there is no problem.
         not_seen: facts that the check could not read, and the reason; None if it could read all.
     """

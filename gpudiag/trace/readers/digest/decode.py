@@ -190,6 +190,7 @@ def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple
 
 
 def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
+    """Return the module of each event, from the part's columns (name → values)."""
     _among(columns["module"], len(part.modules), "module")
     return ModuleWork(
         modules=part.modules,
@@ -200,6 +201,7 @@ def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> Module
 
 
 def _work(columns: dict[str, NDArray[np.int64]]) -> OperatorWork:
+    """Return the work of operators from columns (name → values). Refuse values out of range."""
     _among(columns["precision"], len(PRECISIONS), "precision", least=NO_NUMBER)
     return OperatorWork(
         row=columns["row"],

@@ -165,7 +165,7 @@ class Columns:
         """
         code_of = self._codes
         codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
-        if len(codes) and codes.max() >= _PROFILER:
+        if len(codes) and codes.max() >= _PROFILER:  # some events are the profiler's spans, or are not read
             for row in np.flatnonzero(codes == _PROFILER).tolist():
                 self._recordings.append((events[row].ts, events[row].dur))
             known = codes < _PROFILER
@@ -296,7 +296,7 @@ class Columns:
     def _modules(self, table: EventTable, operator_rows: NDArray[np.int64]) -> ModuleWork | None:
         """Return the module for which each operator worked; None without marks of modules.
 
-        `operator_rows` is -1 for operators that were left out.
+        `operator_rows` has the row of each operator in file order; -1 if the operator was left out.
         """
         if not (table.kind == int(EventKind.MODULE)).any():
             return None

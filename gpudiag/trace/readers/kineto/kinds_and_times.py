@@ -37,7 +37,7 @@ _RUNTIME_ENDINGS = ("runtime", "driver")
 _ACCELERATOR = re.compile(
     r"(?:[a-z0-9]+_)?(mtia|hpu|npu|xpu|tpu|mlu|musa|gcu|ipu|neuron|ascend|privateuse1|glow)(?:_|$)"
 )
-#: Accelerators whose kernels are read, because they have the same category as a GPU's kernels.
+#: Accelerators whose kernels are read, because such kernels have the same category as a GPU's kernels.
 _READ = ("xpu",)
 #: Endings of categories that contain an accelerator's name but belong to the host.
 _HOST_ENDINGS = ("runtime", "driver", "insight", "counters")

@@ -47,7 +47,7 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module of each operator and mark, from the marks and the autograd nodes of operators."""
+    """Return the module of each operator and mark inside a module, from marks and the autograd nodes of operators."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()  # sorted
     modules = tuple(_parse_mark(table.names[name]) for name in names)
@@ -113,7 +113,10 @@ class _Nesting:
         return result
 
     def _work(self, row: int, parent: _Work) -> _Work:
-        """Return a row's work, given its enclosing row's (`parent`); store the module of the node that the row made."""
+        """Return a row's work from the enclosing row's work (`parent`); store the module of a node that the row made.
+
+        A row that executes a node works for the module of the row that made it, or for the enclosing row's if unknown.
+        """
         module, backward = parent
         if row in self._marked:
             return self._marked[row], backward

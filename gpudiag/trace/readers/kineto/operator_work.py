@@ -356,7 +356,7 @@ class WorkReader:
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
         """Add the operators of a batch, which begins at event `first` of the file. `name` has indices into `names`."""
-        # Extend the flags by the names that appeared first in this batch.
+        # Append a flag for each name that appeared first in this batch.
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             if work := self._index_of_work(events[row]):
@@ -373,7 +373,7 @@ class WorkReader:
         key = (event.name, text[begin.start() : text.rfind(b"]")])
         index = self._index_by_call.get(key)
         if index is None:
-            if len(self._index_by_call) >= _MOST_CALLS:
+            if len(self._index_by_call) >= _MOST_CALLS:  # limits memory
                 return 0
             work = _work(event.name, text)
             index = self._index_by_call[key] = len(self._works) if work != self._works[0] else 0

@@ -65,7 +65,7 @@ class NvtxRange(msgspec.Struct, frozen=True):
 
 
 def interpret(text: str, domain: str) -> NvtxRange:
-    """Return a range's name without properties, and its kind.
+    """Return a range's name without properties, and its kind. `domain` is the name of its NVTX domain; "" for none.
 
     >>> interpret("aten::mm, seq = 12, sizes = [[2, 3], [3, 4]]", "")
     NvtxRange(name='aten::mm', kind=<EventKind.OPERATOR: 0>)

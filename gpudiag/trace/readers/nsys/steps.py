@@ -54,8 +54,8 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
 def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
     """Return (rows, numbers) of the ranges that state the number of a step; of several series, the longest in total.
 
-    A series has the outermost ranges of one thread with one name. Numbers of a series increase, unlike numbers of a
-    step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
+    A series has the outermost ranges of one thread with the same name before the number. Numbers of a series increase,
+    unlike numbers of a step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}

@@ -295,7 +295,9 @@ class TooManyEventsError(Exception):
 
 
 def copy_name(direction: int, source: int, target: int, memory: Mapping[int, str]) -> str:
-    """Return the name of a copy as other profilers write it. `memory` maps codes to kinds of memory.
+    """Return the name of a copy as other profilers write it, from codes of its direction and of two kinds of memory.
+
+    `memory` maps codes to kinds of memory. An unknown kind (code or word) leaves out both kinds.
 
     >>> copy_name(1, 0, 2, _MEMORY), copy_name(8, -1, -1, {})
     ('Memcpy HtoD (Pageable -> Device)', 'Memcpy DtoD')
@@ -322,7 +324,10 @@ def _events(
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
 ) -> EventColumns:
-    """Return events, with codes for a missing column (None) or value. Copies let memory of fetched rows be freed."""
+    """Return events; missing columns (None) and values get the codes of `EventTable`.
+
+    Columns are copied, so that the memory of the fetched rows can be freed.
+    """
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
     return EventColumns(

@@ -51,7 +51,10 @@ def read_synchronizations(database: Database, window: Window | None, most: int) 
 
 
 def _rows(database: Database, table: str, columns: dict[str, int], window: Window | None, most: int) -> Column:
-    """Return int64[k, columns]: the rows in the window, without thread bits; none if there are more than `most`."""
+    """Return int64[k, columns]: the rows in the window; none if there are more than `most`.
+
+    Column 0 has the process, without the thread bits of the table's `globalPid`.
+    """
     parts = [np.empty((0, len(columns)), np.int64)]
     total = 0
     for rows, _ in database.integers(table, columns, window=window):

@@ -40,7 +40,7 @@ _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Kinds of planes other than unread accelerators: GPUs (which are read), logical devices of the host, derived planes.
+#: Kinds of devices that are not reported as unread: GPUs, logical devices of the host, and planes derived from others.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.

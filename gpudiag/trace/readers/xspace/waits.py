@@ -11,8 +11,8 @@ A pause in the launches for a device is a wait if the last launched work ended i
 resumed. A pause in which the training thread waited for data does not count.
 
 JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which JAX's main thread recorded nothing
-count as these unrecorded waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has
-copied the arguments of `jax.device_put` to memory from which the device reads:
+count as waits in `block_until_ready`. A call of a compiled function also waits until another thread (`H2D Dispatch`)
+has copied the arguments of `jax.device_put` to memory from which the device reads:
 
     python       device_put │ PjitFunction(train_step): waits            launches │
     other thread            │ H2D Dispatch: Transpose::Execute │
@@ -206,7 +206,7 @@ def _argument_copies(process: Process) -> Intervals:
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
     """Return, for each time, the time of the next launch, or the end of the function if the function ends earlier.
 
-    A time after the last launch and function is returned unchanged. If no function was recorded, all times are.
+    A time after the last launch and function is unchanged. If no function was recorded, all times are unchanged.
     """
     begin, end = functions(process)
     if not len(begin):
@@ -228,7 +228,7 @@ def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the times from a device's last launch in a function to the function's end, if communication ends there.
+    """Return the times from a device's last launch in a function to the function's end in which a communication ends.
 
     The communication may be of another device, because a function ends when all devices have ended.
     """
