@@ -33,10 +33,7 @@ class Digested(msgspec.Struct, frozen=True):
 
 
 def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
-    """Return the digests of the traces in a file.
-
-    An error is stored in the result, because a bad file must not prevent the digests of other files.
-    """
+    """Return the digests of the traces in a file, or its error, which must not prevent the digests of other files."""
     try:
         traces = reader_of(file.path).read(file.path, file.shown, limits)
         ranked = assign_ranks([(file, traces)], None)

@@ -110,7 +110,7 @@ def plain(events: EventTable) -> EventTable:
 
 def pack(events: EventTable) -> PackedTable:
     """Pack an event table."""
-    order = np.lexsort((events.thread, events.device))
+    order = np.lexsort((events.thread, events.device))  # by device, then by thread or stream, then by start
     start, end = events.start_ns[order], events.end_ns[order]
     correlation = events.correlation[order]
     known = correlation != NO_CORRELATION

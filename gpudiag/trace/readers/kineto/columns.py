@@ -153,6 +153,7 @@ class Columns:
         self._work: WorkReader | None = None
         self._without_shapes = 0
         self._rows = 0
+        #: (Start, duration) in µs of the spans in which the profiler recorded.
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
         self._max_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
@@ -186,6 +187,7 @@ class Columns:
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
         describing = np.frombuffer(bytes(self._names.describes_collective), np.bool_)[name]
+        # Facts are stored by the event's index among all events; `self._rows` events precede this batch.
         for row in np.flatnonzero(describing).tolist():
             self._collectives[self._rows + row] = collective_facts(events[row].args)
         for row in np.flatnonzero(kind == int(EventKind.DEVICE_SYNC)).tolist():
@@ -263,6 +265,7 @@ class Columns:
             return None
         operator = kind == int(EventKind.OPERATOR)
         thread, device, correlation, size_bytes = _valid_columns(batch)
+        # By its name, an operator may be a range or a mark of a module instead.
         kind = np.where(operator, np.frombuffer(bytes(self._names.operator_kind), np.uint8)[name], kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)

@@ -133,10 +133,7 @@ def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterato
 
 
 def _last_comma(text: bytearray) -> int | None:
-    """Return the position of the last comma between two events.
-
-    Return None if such a comma follows none of the last `_TRIES` closing braces.
-    """
+    """Return the position of the last comma between events; None if none follows one of the last `_TRIES` braces."""
     end = len(text)
     for _ in range(_TRIES):
         brace = text.rfind(b"},", 0, end)

@@ -95,7 +95,7 @@ def describe(header: TraceHeader) -> JobFacts:
     groups: list[_ProcessGroup] = loosely(distributed.pg_config, list[_ProcessGroup], [])
     devices: list[_DeviceProperties] = loosely(header.devices, list[_DeviceProperties], [])
     base_ns = loosely(header.base_time, int, 0)
-    lines: list[str] = []
+    lines: list[str] = []  # of the profiler's log, which states lost events
     for raw in (header.log_information, header.log_warnings, header.log_errors):
         lines += loosely(raw, list[str], [])
     logs = "\n".join(lines)

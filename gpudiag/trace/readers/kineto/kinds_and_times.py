@@ -105,9 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator to which host calls of this category belong; None if its kernels are read (GPU, XPU).
-
-    Return None for categories of other events too.
+    """Return the accelerator of host calls of this category; None for GPUs and XPUs, and if it has no host calls.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)

@@ -324,6 +324,7 @@ def _work(name: str, arguments: bytes) -> _Work:
     except (ValueError, IndexError, KeyError, msgspec.DecodeError, RecursionError):
         return _Work()
     moved = NO_NUMBER
+    # The output is assumed to have the type of the inputs, so the inputs must have one known type.
     if reads and precision != NO_NUMBER:
         try:
             moved = sum(map(call.read, reads)) + prod(output) * call.element(first)

@@ -71,7 +71,7 @@ class Database:
         self._ticks = (_INSTRUCTIONS + self.size * _INSTRUCTIONS_PER_BYTE) // _TICK
         self._rows_left = 1000 + self.size // _ROW_BYTES
         self._characters_left = (1 << 20) + 2 * self.size
-        with self._errors():
+        with self._errors():  # `immutable` prevents lock and journal files beside the file
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
             self.tables = self._open()

@@ -77,7 +77,7 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
     order = on_host[np.argsort(events.thread[on_host], kind="stable")]
     cuts = np.flatnonzero(np.diff(events.thread[order])) + 1
     threads = []
-    for rows in np.split(order, cuts):
+    for rows in np.split(order, cuts):  # the rows of one thread
         kind = events.kind[rows]
         calls = rows[kind == EventKind.RUNTIME]
         if (process.launches_on[calls] != HOST).any():

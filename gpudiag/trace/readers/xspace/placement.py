@@ -124,7 +124,7 @@ class _OpGroups:
             for member, devices in self._candidates.items():
                 self._devices_of_group[self._root(member)] |= devices
         devices = self._devices_of_group.get(self._root(name), set())
-        if len(devices) != 1:
+        if len(devices) != 1:  # unknown or ambiguous
             of_run = self._devices_of_run.get(run, set())
             devices = (devices & of_run) or {device for device in of_run if not _SERVER.match(device)}
         return next(iter(devices)) if len(devices) == 1 else fallback

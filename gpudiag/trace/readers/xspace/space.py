@@ -73,7 +73,7 @@ def _parse(data: bytes, shown: str) -> Any:
 def _check(space: Any, shown: str) -> None:
     """Raise an error if the XSpace is not the trace of one process, or does not fit into memory."""
     hosts = sorted(set(space.hostnames))
-    owners: dict[int, int] = {}
+    owners: dict[int, int] = {}  # GPU's ordinal → number of planes with events; one host has one plane per GPU
     for plane in space.planes:
         device = device_of(plane)
         if device is not None and any(len(line.events) for line in plane.lines):

@@ -103,6 +103,7 @@ def _decode(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collec
         aggregated[event[plain & (field == _OCCURRENCES)]] = True
         stats = ~plain & (field == _STAT)
         if len(bare_ids):
+            # The first stat of a bare event ends its decoding.
             closed = stats & np.isin(columns[_METADATA_ID][event], bare_ids)
             done[event[closed]] = True
             stats &= ~closed
