@@ -26,10 +26,10 @@ BUDGET = {
     "app": 7_070,
     "commands": 3_380,
     "machine": 3_130,
-    "model": 6_120,
+    "model": 6_140,
     "prediction": 820,
     "report": 9_260,
-    "trace": 9_930,
+    "trace": 10_040,
     "training": 21_220,
     "": 660,
 }
