@@ -1,7 +1,8 @@
 """Look up published peak rates of GPUs, and define how rates of kernel classes are reported.
 
-Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, matrix units with tf32 inputs, and with bf16 or
-fp16 inputs (0 without such units). Rates published "with sparsity" are halved. Memory rates are in GB/s.
+Rates are NVIDIA's published dense rates in TFLOP/s: of CUDA cores in fp32, of matrix units with tf32 inputs, and of
+matrix units with bf16 or fp16 inputs. The rate is 0 if a GPU has no such units. Rates published "with sparsity" are
+halved. Memory rates are in GB/s.
 """
 
 from __future__ import annotations

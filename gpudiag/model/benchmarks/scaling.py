@@ -130,8 +130,8 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
             (strong), and all other settings equal.
         speedup, efficiency: throughput divided by the baseline's, and this ratio divided by the number of devices. None
             if the baseline is not conclusive, as a remark then says.
-        voxels_per_sample, mvox_per_s: for workloads that predict a volume: mean number of voxels written per sample (a
-            block of the volume), and million voxels written per second, each voxel of the volume counted once.
+        voxels_per_sample: mean number of voxels written per sample, which is a block of the volume to predict.
+        mvox_per_s: million voxels written per second. Each voxel of the volume counts once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
         alone: whether the point measures one GPU alone, to find a GPU that differs from the others.
         profiled: run directory with the trace and analysis, relative to `scaling.json`; None if not profiled.

@@ -36,8 +36,9 @@ from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
 _AGAIN = "Write it again from its trace: gpudiag digest TRACE."
 #: Bytes of an event in memory.
 _PER_EVENT = 50
-#: Bytes in memory of the details of a communication event, and of each byte of the header.
+#: Bytes in memory of the details of a communication event.
 _PER_CALL = 200
+#: Bytes in memory of each byte of the header.
 _PER_HEADER_BYTE = 10
 #: Largest time (Unix, ns) and length of a trace: the year 2116.
 _LAST_NS = 2**62

@@ -24,14 +24,13 @@ from gpudiag.model.event import NO_NUMBER, OperatorWork
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
 
-#: Limits on untrusted values, in this order: bytes of the arguments, inputs of an operator, dimensions of a tensor,
-#: elements in a dimension, results, and distinct calls.
-_LONGEST_ARGUMENTS = 1 << 16
-_MOST_INPUTS = 64
-_MOST_DIMENSIONS = 12
-_MOST_ELEMENTS = 2**40
-_MOST = 2**62
-_MOST_CALLS = 50_000
+#: Limits on untrusted values.
+_LONGEST_ARGUMENTS = 1 << 16  # bytes of one event's arguments
+_MOST_INPUTS = 64  # of an operator
+_MOST_DIMENSIONS = 12  # of a tensor
+_MOST_ELEMENTS = 2**40  # in one dimension
+_MOST = 2**62  # FLOPs or bytes of one call
+_MOST_CALLS = 50_000  # with different arguments
 
 _PRECISION_OF = {"half": "fp16", "c10::half": "fp16", "bfloat16": "bf16", "c10::bfloat16": "bf16", "float": "fp32"}
 _FLOATING = frozenset({*_PRECISION_OF, "double"})
