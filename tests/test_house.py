@@ -26,10 +26,10 @@ BUDGET = {
     "app": 7_120,
     "commands": 3_380,
     "machine": 3_130,
-    "model": 6_120,
+    "model": 6_140,
     "prediction": 830,
     "report": 9_290,
-    "trace": 9_930,
+    "trace": 10_050,
     "training": 21_278,
     "": 660,
 }

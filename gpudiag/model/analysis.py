@@ -81,7 +81,7 @@ VALIDITY_CODES = (
     "thin-recording",
 )
 
-#: Warnings that limit all findings to low confidence.
+#: Warnings that limit all findings to low confidence: the last five codes.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
 #: Warnings that rule out conclusions about all steps, and the finding `compute-bound`.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
@@ -145,6 +145,8 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """Explanation of a bucket (except compute) that has at least 5 % of the step on the limiting rank.
 
+    The limiting rank is the rank that waits least for other ranks.
+
     Attributes:
         bucket: one of `BUCKETS`.
         ms: milliseconds per step on the limiting rank.
@@ -171,6 +173,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Step times in milliseconds. `reasons` maps the name of a missing value to the reason.
 
     Attributes:
+        corrected_mean_ms: simulated step time without the profiler's overhead.
         corrected_interval_ms: 95 % interval of `corrected_mean_ms`, (low, high); None for a single step.
         unprofiled_times_ms: times of the steps whose mean is `unprofiled_mean_ms`, in order; empty if they were not
             kept.
@@ -254,7 +257,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Host time per step of the framework operators of one name on threads that launch work, averaged over ranks.
+    """Host time per step in framework operators of one name, on threads that launch work, averaged over ranks.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
@@ -343,10 +346,10 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
-        inference: speed at which the run wrote a volume; None if the run trained.
+        inference: speed at which the run predicted a volume of voxels; None if the run trained.
         parallelism: grid of the ranks; None if the job divides only its batches.
-        simulated_ranks: the ranks on which savings were simulated, and from which kernels, operators and modules come,
-            if the job is too large to simulate all ranks; empty if all were simulated.
+        simulated_ranks: if the job is too large to simulate all ranks, the ranks that were simulated, from which
+            savings, kernels, operators and modules come; else empty.
     """
 
     schema: str = ANALYSIS_SCHEMA

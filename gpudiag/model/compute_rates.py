@@ -1,7 +1,8 @@
 """Look up published peak rates of GPUs, and define how rates of kernel classes are reported.
 
-Rates are NVIDIA's published dense rates in TFLOP/s: CUDA cores in fp32, matrix units with tf32 inputs, and with bf16 or
-fp16 inputs (0 without such units). Rates published "with sparsity" are halved. Memory rates are in GB/s.
+Rates are NVIDIA's published dense rates in TFLOP/s: of CUDA cores in fp32, of matrix units with tf32 inputs, and of
+matrix units with bf16 or fp16 inputs. The rate is 0 if a GPU has no such units. Rates published "with sparsity" are
+halved. Memory rates are in GB/s.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
 #: (Pattern of the driver's name, GB/s of the memory) from the sources above, specific patterns first. A board that is
-#: sold with different memories is in the table only if its name tells its memory. T4's datasheet and brief differ.
+#: sold with different memories is in the table only if its name states the memory. T4 is missing, because its datasheet
+#: and its brief differ.
 _MEMORY_GB_PER_S: tuple[tuple[str, float], ...] = (
     ("GB200", 8000),
     ("B200", 8000),
@@ -86,7 +88,8 @@ _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNOREC
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     """Return (a GPU's dense peak in TFLOP/s, its source); None if no peak is published for this precision.
 
-    It is also None for a partition of a GPU. If the GPU has no tf32 units, the fp32 rate is used instead.
+    The peak of a partition of a GPU, and of a variant that is not in the table, is None too. If the GPU has no tf32
+    units, the fp32 rate is returned for tf32.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
     (989, 'NVIDIA H100 datasheet (2022), SXM')
@@ -96,6 +99,7 @@ def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     model, (fp32, tf32, half), source = published_rates(name)
     peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
     peak = peaks.get(precision, 0)
+    # Words beside the model, such as `MIG`, belong to a partition or another model.
     return None if not peak or _ANOTHER.search(name.lower().replace(model.lower(), "")) else (peak, f"NVIDIA {source}")
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpudiag.model.analysis import WorkloadKind
 
+#: Values of columns for "none" or "unknown". `HOST` is the device of an event on the host.
 NO_CORRELATION = -1
 NO_SIZE = -1
 HOST = -1

@@ -240,7 +240,11 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """time_us = latency_us + bytes * bus factor / busbw, fitted to the measured sizes of one transport."""
+    """time_us = latency_us + bytes * factor / busbw, fitted to the measured sizes of one transport.
+
+    `factor` is the ratio of bus bandwidth to algorithm bandwidth in nccl-tests, for instance 2 (n - 1) / n of an
+    all-reduce of n ranks.
+    """
 
     operation: str
     strategy: str

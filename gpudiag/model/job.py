@@ -60,7 +60,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Rendezvous of several nodes, with torchrun's meaning (`--rdzv-backend`, `--rdzv-endpoint`, ...)."""
+    """Rendezvous of several nodes. Fields mean the same as torchrun's options (`--rdzv-backend`, `--rdzv-endpoint`)."""
 
     endpoint: str
     backend: str = "c10d"
@@ -147,7 +147,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """Return the job with these options; `choices` replace some. Fields that are None keep the job's default."""
+        """Return the job with these options, of which `choices` replace some. None stands for the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
@@ -163,7 +163,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
 
 def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
-    """Return the precision of computation: by default tf32 on GPUs and fp32 on CPUs, where tf32 means fp32."""
+    """Return the precision of computation: by default tf32 on GPUs, fp32 on CPUs. On CPUs, fp32 replaces tf32."""
     if not on_gpu and precision == "tf32":
         return "fp32"
     return precision or ("tf32" if on_gpu else "fp32")

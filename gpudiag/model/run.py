@@ -268,7 +268,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
     """Steps inferred in a program that does not mark them (`gpudiag profile -- COMMAND`).
 
     Attributes:
-        by: `optimizer` if each step ends with an optimizer's step; `time` if no optimizer stepped. Then some seconds
+        by: `optimizer` if each step ends with an optimizer's step. `time` if no optimizer stepped, so that some seconds
             were recorded, and the steps are inferred from the trace.
         optimizer: class of the optimizer that ends a step.
         optimizers: number of optimizers that step separately, including `optimizer`.

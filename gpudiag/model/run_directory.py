@@ -1,4 +1,4 @@
-"""Write files of run directories atomically, read them with limits and types, and check private directories."""
+"""Write files of run directories atomically, read them with checks of size and types, and check private directories."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a file that appears at `path` when it is complete, with this mode regardless of the user's umask.
+    """Yield a file that appears at `path` when it is complete.
 
-    With `sync`, the file survives a power failure.
+    Its permissions are `mode`, regardless of the user's umask. With `sync`, the file survives a power failure.
 
     Raises:
         OSError: the file cannot be written; the attempt leaves no file, and an existing file is unchanged.
@@ -288,8 +288,8 @@ def cache_home(environment: Mapping[str, str]) -> Path:
 def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
-    The directory must not be a link and must belong to this user. Directories above may belong to root, and other users
-    may write to directories above that are sticky like /tmp, because no user can replace another user's entries there.
+    The directory must not be a link and must belong to this user. Directories above it may belong to root. Other users
+    may write to such a directory if it is sticky like /tmp, because no user can replace another user's entries there.
 
     Raises:
         OSError: the directory cannot be inspected.

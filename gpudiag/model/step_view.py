@@ -73,8 +73,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
         step: the step's number in the loop's marks.
         length: nanoseconds from the earliest begin to the latest end.
         names: names of spans of this view and of the views in `others`, whose `names` are empty.
-        ranks: the ranks in order; if there are many, those that findings name, and the first ones.
-        ranks_left_out: number of other ranks.
+        ranks: the ranks in order; if there are many ranks, only the first ranks and the ranks that findings name.
+        ranks_left_out: number of ranks that are not in `ranks`.
         waits: the longest waits.
         others: other steps of the same job that users can choose, in order.
     """

@@ -22,8 +22,9 @@ PAUSE_NS = 500 * NS_PER_US
 long. Measured: in traces of five workloads 99.5 % of pauses were below 0.3 ms (95 % below 0.02 ms); longer pauses were
 data loading and waits."""
 SAME_CLOCK_NS = 100 * NS_PER_US
-"""Offsets up to this are due to participants that leave at different times, not to different clocks. A larger median
-distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
+"""Distances up to this between the matched ends of collectives are attributed to participants that leave at different
+times, not to different clocks. A larger median distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the
+median and at most 70 µs on one host."""
 WAITED_NS = 30 * NS_PER_US
 """A pause of a CPU process's training thread in which a collective ends counts as waiting for the collective if it is
 at least this long. Judgement: without a wait, calls follow each other within 5 to 10 µs; missed waits are shorter."""
@@ -189,17 +190,19 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     def before_first_op(self) -> Intervals:
         """Return the times from each step mark to the next framework op on the training thread, sorted and disjoint.
 
-        If a fetch of input is marked in between, the time begins with it, because time before it is not the loader's.
+        If a fetch of input (`HostThread.input`) begins in between, the time begins with the fetch, because time before
+        it is not the loader's.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
             return EMPTY
+        # Index of the first busy interval that ends after each mark.
         index = np.searchsorted(thread.busy.end, self.steps.start, side="right")
         inside = index < len(thread.busy)
         start = self.steps.start[inside]
         first = np.maximum(thread.busy.start[index[inside]], start)
         if len(thread.input):
-            fetch = np.searchsorted(thread.input.end, start, side="right")
+            fetch = np.searchsorted(thread.input.end, start, side="right")  # the first fetch that ends after each mark
             begin = np.append(thread.input.start, np.iinfo(np.int64).max)[fetch]
             start = np.where(begin <= first, np.maximum(begin, start), start)
         return union(Intervals(start, first))
@@ -258,6 +261,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> StepUnit:
         """Return the kind of the windows: training steps, repeated units, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
+        # A single range spans the whole recording.
         single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
         if "none" in sources or single_range:
             return "recording"

@@ -1,4 +1,4 @@
-"""Make digests of traces, one file at a time, in any process."""
+"""Make digests of traces from one file at a time, in this process or in workers of a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Digested(msgspec.Struct, frozen=True):
 
 
 def digest_file(file: TraceFile, limits: ReadLimits) -> Digested:
-    """Return the digests of the traces in a file. Errors are returned, because a bad file must cost only its ranks."""
+    """Return the digests of the traces in a file, or its error, which must not prevent the digests of other files."""
     try:
         traces = reader_of(file.path).read(file.path, file.shown, limits)
         ranked = assign_ranks([(file, traces)], None)

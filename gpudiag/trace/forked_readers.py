@@ -96,9 +96,12 @@ class ForkedReaders(Generic[Result]):
         self._results[number] = result
 
     def _read(self, connection: Connection[Any, Any], inherited: list[Connection[Any, Any]]) -> None:
-        """Run the tasks that arrive until the parent process ends."""
+        """Run the tasks whose numbers arrive on `connection`, until the parent process ends.
+
+        `inherited` has the parent's ends of all pipes that this process inherited open.
+        """
         gc.freeze()  # collecting garbage would copy the pages of all objects that the parent shares
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the inherited handler would ignore it (`_interrupts_delayed`)
         for end in inherited:  # a reader notices the parent's exit only if no other process keeps the parent's end open
             end.close()
         with contextlib.suppress(EOFError, OSError):

@@ -35,11 +35,11 @@ def least_disturbed(
     joined = [
         with_operators(kernel_only[trace.rank], trace)
         if trace.rank in kernel_only
-        else trace  # a digest has both recordings
+        else trace  # read from a digest, which already joins both recordings
         if trace.operators_merged
         else None
         for trace in full
-    ]
+    ]  # None if a rank has no kernel-only trace, or if its steps do not match
     usable = tuple(trace for trace in joined if trace is not None)
     if len(usable) < len(full):
         return full, (_unused("its steps do not match those of the full trace"),)

@@ -1,7 +1,7 @@
 """Read tables of operations (Parquet) in the format of ByteDance-Seed/StragglerAnalysis: one row per operation.
 
-The columns are dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id, mc, mb_id, gmc. Reading
-Parquet requires pyarrow, an optional dependency: `pip install 'gpudiag[tables]'`.
+The columns are dp_rank, stage, rank, step, optype, start_ts and duration (seconds), seq_id, mc, mb_id (microbatch), and
+gmc (part of the model). Reading Parquet requires pyarrow, an optional dependency: `pip install 'gpudiag[tables]'`.
 """
 
 from __future__ import annotations
@@ -92,11 +92,14 @@ def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list
 
 
 def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
-    """Return each row's index into `OPERATION_KINDS` (-1 for an unknown kind), and the names of unknown kinds."""
+    """Return (index of each row's kind in `OPERATION_KINDS`, names of up to 8 unknown kinds, printable).
+
+    The index is -1 for an unknown kind and for an empty cell.
+    """
     text = column.cast(pa.string()).combine_chunks().dictionary_encode()
     text = text.combine_chunks() if hasattr(text, "combine_chunks") else text  # chunked in some versions of pyarrow
     words = ["" if word is None else str(word) for word in text.dictionary.to_pylist()]
-    codes = np.array([*(KIND_CODES.get(word, -1) for word in words), -1], np.int64)
+    codes = np.array([*(KIND_CODES.get(word, -1) for word in words), -1], np.int64)  # the last code is for empty cells
     indices = text.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
     unknown = sorted({sanitize_text(word)[:60] for word in words if word not in KIND_CODES})
     return codes[indices], tuple(unknown[:8])
@@ -113,7 +116,7 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
     values: NDArray[Any] = column.to_numpy()
     if not np.issubdtype(values.dtype, np.integer):
         raise UnreadableInputError(f"{shown}: column {name} has no whole numbers")
-    most = 2**50 if name == "step" else MOST_RANKS
+    most = 2**50 if name == "step" else MOST_RANKS  # also the limit of microbatches and model parts
     if values.min() < -1 or values.max() > most:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")
     return values.astype(np.int64)

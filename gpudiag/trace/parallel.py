@@ -1,4 +1,4 @@
-"""Run work in several processes: in forks for the ranks of large jobs, or in spawned processes."""
+"""Run a task for each rank of a large job in forked processes, and protect the imports of spawned processes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def each_rank(task: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Ou
 
 
 class WhileReading(Generic[Outcome]):
-    """A task for each trace of a large job, done where the trace is read, because its events are unpacked there.
+    """A task that is run for each trace of a large job by the process that reads it, which has its events unpacked.
 
-    Called like `map`, it returns the outcomes for traces with the events that were read. For other traces it calls the
-    task. Each outcome is returned once.
+    An object of this class is called like `map`. It returns the kept outcome of each trace whose events are those that
+    were read, and forgets the outcome. For all other traces, it runs the task.
     """
 
     def __init__(self, task: Callable[[Trace], Outcome]) -> None:
@@ -52,11 +52,12 @@ class WhileReading(Generic[Outcome]):
         self._outcomes: dict[Any, Outcome] = {}
 
     def keep(self, read: Iterable[tuple[Trace, Outcome | None]]) -> None:
-        """Keep the outcomes of traces."""
+        """Keep the outcomes of the traces that were read; None means that the task was not run."""
         self._outcomes |= {trace.events: outcome for trace, outcome in read if outcome is not None}
 
     def __call__(self, task: Callable[[Trace], Outcome], traces: Iterable[Trace], /) -> list[Outcome]:
         """Return the outcome for each trace; `task` is the task of this object."""
+        # An `EventTable` cannot be a key, and has no outcome, because outcomes are kept only if events are packed.
         ranks = [
             (trace, self._outcomes.pop(trace.events, None) if isinstance(trace.events, PackedEvents) else None)
             for trace in traces

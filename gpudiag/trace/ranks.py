@@ -59,7 +59,7 @@ def parse_name(path: Path) -> NameFacts:
     if handler := _HANDLER.match(path.name):
         worker, stamp = handler["worker"], int(handler["stamp"])
         named = _HOST_AND_PROCESS.match(worker)
-        host = named["host"] if named and not _RANK.search(worker) else ""
+        host = named["host"] if named and not _RANK.search(worker) else ""  # `rank_3` names no host
     return NameFacts(
         rank=int(rank[1]) if rank else None,
         world_size=int(world_size[1]) if world_size and int(world_size[1]) > 0 else None,
@@ -91,7 +91,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
     """Return the traces with ranks, for processes that drive several devices. Each device becomes a rank.
 
     Ranks are numbered consecutively over the files in the given order. A process with one device gets the rank in its
-    file name. Copies of a file get no rank. `world_size` is used if no file name states one.
+    file name. Copies of a file are left out. `world_size` is used if no file name states one.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
@@ -106,7 +106,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
             msgspec.structs.replace(
                 trace,
                 rank=rank,
-                world_size=world_size or max(total, next_rank),
+                world_size=world_size or max(total, next_rank),  # a file name may state a rank above `total`
                 notes=(*(file.notes if rank == first else ()), *trace.notes),
             )
             for rank, trace in enumerate(traces, first)

@@ -23,7 +23,7 @@ from gpudiag.trace.unpack import ReadLimits, free_memory_bytes
 _MIN_PARALLEL_BYTES = 16_000_000
 
 Outcomes = tuple[tuple[Trace, Any], ...]
-"""The traces of a file, each with the outcome of the task that is done while it is read, or None."""
+"""The traces of a file, each with its outcome of `then` (see `read_traces`); None if `then` was not run."""
 
 
 def read_traces(
@@ -43,13 +43,14 @@ def read_traces(
         world_size: number of ranks in the job, used if neither the traces nor their names state it.
         repeated: whether to accept two files that claim one rank, so that the caller resolves the conflict.
         meanwhile: function to call while other processes read; not called if this process reads the files.
-        then: task for each trace of a job of many files, in the process that reads it.
+        then: task to run for each trace in the process that reads it; run only if there are more than `MOST_IN_MEMORY`
+            files.
 
     Returns:
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
 
     Raises:
-        UsageError: no path was given, or `world_size` is larger than in any job.
+        UsageError: no path was given, or `world_size` is not between 1 and `MOST_RANKS`.
         UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
             a world size is larger than in any job.
         NotATraceError: a named file is not a trace, or a directory contains none.
@@ -97,7 +98,7 @@ def _check_frameworks(traces: Sequence[Trace]) -> None:
 def _read_all(
     files: Sequence[TraceFile], limits: ReadLimits, meanwhile: Callable[[], None], then: WhileReading[Any] | None
 ) -> list[Outcomes | NotATraceError]:
-    """Return the traces of each file, or the error if the file is not a trace."""
+    """Return the traces of each file, or the error if the file is not a trace. Arguments are as in `read_traces`."""
     many = len(files) > MOST_IN_MEMORY
 
     def read(file: TraceFile) -> Outcomes | NotATraceError:
@@ -105,7 +106,7 @@ def _read_all(
 
     memory = [memory_bytes(file.path, file.size) for file in files]
     workers = min(limits.workers or usable_cpus(), len(files))
-    if (free := free_memory_bytes()) is not None:
+    if (free := free_memory_bytes()) is not None:  # each process may read the largest file
         workers = min(workers, max(1, free // (max(memory) or 1)))
     if workers > 1 and sum(memory) > _MIN_PARALLEL_BYTES and can_fork():
         return _read_in_processes(files, read, workers, meanwhile)
@@ -120,8 +121,8 @@ def _read_in_processes(
 ) -> list[Outcomes | NotATraceError]:
     """Read the files in forked processes.
 
-    `ProcessPoolExecutor` keeps the writing end of its pipe open in this process, so it waits forever for the rest of a
-    message if the sender is killed. With `ForkedReaders`, each pipe has one writer and closes when this reader ends.
+    If a sender is killed, `ProcessPoolExecutor` waits forever for the rest of its message, because the parent keeps the
+    writing end of the pipe open. With `ForkedReaders`, each pipe has one writer, and closes when the writer ends.
     """
     from gpudiag.trace.forked_readers import ForkedReaders, ReaderKilledError
 
@@ -162,8 +163,9 @@ def _sharing_groups(traces: Sequence[Trace]) -> list[Trace]:
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}
     sharing = []
     for trace in traces:
+        # Many calls have the same tuple object, so each object is hashed only once.
         groups = {id(call.group_ranks): call.group_ranks for call in trace.collectives}
-        known = {number: shared.setdefault(ranks, ranks) for number, ranks in groups.items()}
+        known = {identity: shared.setdefault(ranks, ranks) for identity, ranks in groups.items()}
         sharing.append(
             msgspec.structs.replace(
                 trace,

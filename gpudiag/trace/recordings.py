@@ -64,8 +64,8 @@ def check_one_recording(paths: Sequence[Path | str], traces: Sequence[Trace]) ->
 def separate_recordings(paths: Sequence[Path | str], traces: Sequence[Trace]) -> tuple[Recording, ...]:
     """Return the recordings among the paths whose traces were read.
 
-    Directories are taken in the given order. A directory begins a new recording if the previous recording has another
-    trace of one of its ranks, so that the directories of a job's nodes stay together.
+    Directories are visited in the given order. A directory begins a new recording if the previous recording has a
+    different trace of one of the directory's ranks. Thus the directories of a job's nodes form one recording.
     """
     by_source = _claims(traces)
     recordings: list[tuple[list[str], set[_Claim]]] = []

@@ -58,7 +58,7 @@ def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]
-    work = name * (len(numbers) + 1) + _launched_names(events, rows, number)
+    work = name * (len(numbers) + 1) + _launched_names(events, rows, number)  # one number for each pair
     significant = any_of(events.role[rows], *_SIGNIFICANT)
     start, thread = events.start_ns[rows], events.thread[rows]
     calls_by_step = []
@@ -66,6 +66,7 @@ def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers
         step = {}
         for number_of_thread in distinct(thread[begin:end]).tolist():
             calls = begin + np.flatnonzero(thread[begin:end] == number_of_thread)
+            # An outermost call begins after all earlier calls of the thread have ended.
             latest_end = np.maximum.accumulate(events.end_ns[rows[calls]])
             calls = calls[np.concatenate([[True], start[calls[1:]] >= latest_end[:-1]])]
             step[number_of_thread] = Calls(rows[calls], name[calls], work[calls], significant[calls])
@@ -105,7 +106,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Pair some threads by their number of common calls, best pairs first. Return thread of `theirs` → of `ours`.
+    """Pair threads by their number of common calls, best pairs first. Return thread of `theirs` → thread of `ours`.
 
     Only `our_threads` and `their_threads` may be paired, each once.
     """
@@ -129,7 +130,10 @@ def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
 
 
 def most_similar_steps(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> list[int]:
-    """Return, for each step of this trace, the index of the other trace's step with the fewest different calls."""
+    """Return, for each step of `here`, the index of the step of `there` with the fewest different calls.
+
+    Of several such steps, the step whose index is nearest is returned.
+    """
     ours, theirs = [_counted(step) for step in here], [_counted(step) for step in there]
 
     def difference(index: int, other: int) -> tuple[int, int]:
@@ -152,7 +156,8 @@ def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
         return np.arange(len(here.row)), np.arange(len(there.row))
     a, b = np.flatnonzero(here.significant), np.flatnonzero(there.significant)
     pairs = _longest_common(here.work[a].tolist(), there.work[b].tolist())
-    # Equally many calls with equal names between two matches. The first and last pair stand for the edges of the step.
+    # Calls between two matches match too if both steps have equally many there, with equal names. The pair (-1, -1) and
+    # the last pair stand for the edges of the step.
     between = [
         (i + k, j + k)
         for (i, j), (next_i, next_j) in pairwise([(-1, -1), *pairs, (len(a), len(b))])

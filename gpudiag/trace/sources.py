@@ -188,7 +188,10 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
 
 
 def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
-    """Return the traces of the most likely of the `directories` (by name), or of all that are named like ranks."""
+    """Return the traces of the most likely of the `directories` (name → path), or of all that are named like ranks.
+
+    Tried in this order: `_TRACE_DIRECTORIES`, torchtitan's iterations, profiles of TensorBoard, directories of ranks.
+    """
     for name in _TRACE_DIRECTORIES:
         if name in directories and (files := _search(directories[name], depth - 1)):
             return (*files, *_digests_of_others(directories, files, depth)) if name == TRACES_DIR else files
@@ -202,7 +205,7 @@ def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, 
 
 
 def _digests_of_others(directories: dict[str, Path], traces: tuple[TraceFile, ...], depth: int) -> list[TraceFile]:
-    """Return a run's digests of ranks without traces here: ranks of other nodes, copied by `gpudiag gather`.
+    """Return a run's digests of ranks that none of `traces` has: ranks of other nodes, copied by `gpudiag gather`.
 
     Return [] if a trace's name states no rank, because the digest of its rank would repeat the trace.
     """
@@ -239,7 +242,10 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 
 def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
-    """Keep each worker's newest file and add a note, because tensorboard_trace_handler writes one file per cycle."""
+    """Keep each worker's newest file and add a note, because tensorboard_trace_handler writes one file per cycle.
+
+    Files whose names state no worker are all kept.
+    """
     by_worker: dict[tuple[Path, str], list[TraceFile]] = {}
     for file in files:
         if file.name_facts.worker:

@@ -61,6 +61,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     all_names = dict.fromkeys((*kernel_only.events.names, *full.events.names))
     numbers = {name: index for index, name in enumerate(all_names)}
     steps, full_steps = _steps(kernel_only), _steps(full)
+    # `step[::2]` is (begin of the step, begin of the next step).
     calls = calls_of_steps(kernel_only.events, [step[::2] for step in steps], numbers)
     full_calls = calls_of_steps(full.events, [step[::2] for step in full_steps], numbers)
     if renamed := same_threads(calls, full_calls):
@@ -78,7 +79,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
         step_common, step_total = count_common(step_calls, full_calls[index], pairs)
         common, total = common + step_common, total + step_total
         for thread, (here, there) in pairs.items():
-            # Equal moments of both traces, in ns: in the full trace, in the kernel-only trace.
+            # Times of the same moments, in ns: (in the full trace, in the kernel-only trace).
             known = (
                 _edges(full.events, full_calls[index][threads[thread]].row[there], full_steps[index]),
                 _edges(kernel_only.events, step_calls.get(thread, NONE).row[here], step),
@@ -114,7 +115,10 @@ def _steps(trace: Trace) -> list[Span]:
 
 
 def _edges(events: EventTable, calls: NDArray[np.intp], step: Span) -> NDArray[np.float64]:
-    """Return float64[2k + 3]: begin of a step, begins and ends of its k calls, end of its mark, end of the step."""
+    """Return float64[2k + 3]: begin of a step, begins and ends of its k calls, end of its mark, end of the step.
+
+    A time below the preceding time is raised to it, because `np.interp` requires ascending times.
+    """
     edges = np.empty(2 * len(calls) + 3)
     edges[0], edges[-2], edges[-1] = step
     edges[1:-2:2], edges[2:-2:2] = events.start_ns[calls], events.end_ns[calls]
@@ -166,7 +170,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
 def _moved(work: _Rows, rows: NDArray[np.int64], position: NDArray[np.intp]) -> _Rows:
     """Return the columns of `work` for the events `rows`, renumbered to the rows `position` of another table.
 
-    A row may occur several times in `rows`, because several steps may match one step.
+    A row may occur several times in `rows`, because several kernel-only steps may match one step of the full trace.
     """
     slot = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     known = np.flatnonzero(work.row[slot] == rows) if len(work.row) else np.empty(0, np.intp)

@@ -1,4 +1,4 @@
-"""Define plan and results of measuring all-reduces of one model's buckets (`gpudiag bandwidth --like`)."""
+"""Define plan and results of measuring all-reduces of one model's gradient buckets (`gpudiag bandwidth --like`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GradientBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's buckets in the order of communication, and measured all-reduces of these sizes.
+    """A model's gradient buckets in the order of communication, and measured all-reduces of these sizes.
 
     `skipped` maps each transport that could not be measured to the reason.
     """
@@ -44,7 +44,7 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, str] = {}
 
     def step_ms(self, transport: str) -> float | None:
-        """Return the time of all-reducing all buckets in sequence, interpolated linearly; None if it is unknown."""
+        """Return the time in ms to all-reduce all buckets in sequence; None if the transport was not measured."""
         known = sorted(
             (collective.bytes, collective.time_us)
             for collective in self.collectives
@@ -56,7 +56,10 @@ class ModelBuckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _interpolated(known: list[tuple[int, float]], size: int) -> float:
-    """Return the time at `size` between known (size, time) points; beyond the largest, in proportion to the size."""
+    """Return the time at `size`, interpolated linearly between known (size, time) points.
+
+    Beyond the largest size, the time is in proportion to the size. Below the smallest size, it is the smallest size's.
+    """
     below = max((point for point in known if point[0] <= size), default=known[0])
     above = min((point for point in known if point[0] >= size), default=None)
     if above is None:

@@ -22,8 +22,8 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         backward_ms: device time of backward.
         update_ms: device time of the optimizer.
         step_ms: the whole step with input and launch gaps; at least the sum of the other times. In the remaining time
-            the device waits for the host, and communication costs nothing.
-        source: `measured`, `given`, or the way of estimating in words.
+            the device waits for the host, so that communication in this time costs nothing.
+        source: `measured`, `given`, or the method of the estimate in words.
     """
 
     forward_ms: Milliseconds
@@ -42,13 +42,13 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
     """A model's gradients for communication (`gpudiag/gradients/1`).
 
     Attributes:
-        name: name of the workload, for people.
+        name: name of the workload, shown to users.
         sizes: bytes of each parameter's gradient, in the order in which backward computes them.
         ready: time at which each gradient is ready, as a share of backward (0 to 1, ascending); empty if unknown.
         compute: a step without communication; None if unknown.
         batch_size: samples per device and step of `compute`.
         input_bytes: size of one batch per device.
-        blocks: number of modules that FSDP would gather separately, with the rest as one more; None if unknown.
+        blocks: number of modules that FSDP would gather separately, plus one for all other parameters; None if unknown.
     """
 
     schema: str = GRADIENTS_SCHEMA

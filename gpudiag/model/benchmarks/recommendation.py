@@ -51,7 +51,10 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     cannot: str | None = None
 
     def step_words(self) -> str:
-        """Return the measured step in ms, for example `154.00 ± 4.10`, or `about 154` if the interval is too wide."""
+        """Return the measured step in ms, for example `154.00 ± 4.10`; `—` if it was not measured.
+
+        Return `about 154` if there are too few rounds for an interval, or if the interval is as wide as the step.
+        """
         if self.measured_step_ms is None or self.ci95 is None:
             return "—"
         half = (self.ci95[1] - self.ci95[0]) / 2

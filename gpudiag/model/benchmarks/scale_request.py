@@ -26,7 +26,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Results to compute in addition.
+    """Results to compute in addition to the measured points.
 
     Attributes:
         network: network between machines, for forecasts.

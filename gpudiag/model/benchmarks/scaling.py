@@ -43,7 +43,8 @@ Amount = Literal["samples", "iterations", "voxels"]
 
 #: Losses from N times one device's throughput down to the measured throughput, in drawing order.
 LOSSES = ("input", "slower_compute", "launch", "exposed_transfer", "waiting", "rest")
-#: Losses if no steps were recorded: by running together without communication, by communicating (`exchange`).
+#: Losses if no steps were recorded: `together` by running several devices at once without communication, and `exchange`
+#: by communication.
 MEASURED_LOSSES = ("together", "exchange")
 
 #: Parts of a step's time, in the order in which the simulation removes them.
@@ -68,7 +69,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gpus: model names of the GPUs that training could use, sorted by index; empty for CPU processes.
-        which: digest of these GPUs' UUIDs, which distinguishes equal machines even if their hosts have equal names.
+        which: hash of these GPUs' UUIDs, which distinguishes equal machines even if their hosts have equal names.
     """
 
     host: str = ""
@@ -121,7 +122,7 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
         paced_by_host: whether the host enqueued work no faster than the device completed it; None if unknown.
         freedom: degrees of freedom of Student's t distribution for `ci95`.
         mean_ms, median_ms, standard_error_ms, jitter_ms: step times on the slowest device. `jitter_ms` is 1.4826 times
-            the median absolute deviation. `step_ms` is the mean.
+            the median absolute deviation. `step_ms` equals `mean_ms`.
         steps: number of unprofiled steps.
         per_device_samples_per_s: throughput of each device in the order of `device_indices`.
         warmup_steps, warmup_seconds, settled: the warm-up, and whether step times were stable at its end.
@@ -129,8 +130,8 @@ class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
             (strong), and all other settings equal.
         speedup, efficiency: throughput divided by the baseline's, and this ratio divided by the number of devices. None
             if the baseline is not conclusive, as a remark then says.
-        voxels_per_sample, mvox_per_s: for workloads that predict a volume: mean number of voxels that a block writes,
-            and million voxels written per second over the whole volume, each voxel counted once.
+        voxels_per_sample: mean number of voxels written per sample, which is a block of the volume to predict.
+        mvox_per_s: million voxels written per second. Each voxel of the volume counts once.
         tflops_per_s, mfu_percent: compute rate of a device, and its share of the peak (`ComputeRate`).
         alone: whether the point measures one GPU alone, to find a GPU that differs from the others.
         profiled: run directory with the trace and analysis, relative to `scaling.json`; None if not profiled.

@@ -18,7 +18,8 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         directory: run directory, relative to the parent of the sweep's directory.
         ranks: the sweep's processes that take part, on GPUs also the device indices; the other processes wait.
-        accuracy, seconds: as in `gpudiag.training.session.step_counts.TimingTarget`.
+        accuracy: required half of the 95 % interval of the mean step time, as a share of the mean.
+        seconds: maximum total time of unprofiled steps.
         warmup_s: longest automatic warm-up.
         recorded: profile a few steps after the unprofiled ones.
         not_after_s: latest begin after the first entry, in seconds; None for no limit.

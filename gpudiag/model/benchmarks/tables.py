@@ -1,4 +1,7 @@
-"""Define tables of results of many runs, ranked if comparable (`gpudiag/table/1`), and forms of earlier benchmarks."""
+"""Define tables of results of many runs, ranked if comparable (`gpudiag/table/1`), and tables in fixed forms.
+
+A form is the layout in which an earlier benchmark printed its results.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class ResultsTable(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
 
 
-#: Forms in which earlier benchmarks printed their results, and their titles.
+#: Form → title.
 FORMS = {
     "training": "Training: seconds for 1001 iterations, iterations per minute, days to 100,000",
     "prediction": "Prediction: voxels that were written per second, and hours for 8.1 teravoxels",

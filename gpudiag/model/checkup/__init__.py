@@ -12,7 +12,7 @@ CHECKUP_SCHEMA = "gpudiag/doctor/1"
 
 CheckStatus = Literal["ok", "warning", "blocked", "unknown", "not-needed"]
 """`ok`: nothing stands in the way. `warning`: a job runs, but slower, or its trace lacks something. `blocked`: a job
-fails. `unknown`: the check could not see enough. `not-needed`: the check does not apply to this machine."""
+fails. `unknown`: the check could not read enough. `not-needed`: the check does not apply to this machine."""
 
 CHECK_CODES = (
     "interpreter",
@@ -39,9 +39,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: one of `CHECK_CODES`.
-        title: what was seen, in one sentence.
+        title: the result in one sentence.
         fix: commands or steps that remove the problem, the most likely first; empty if there is no problem.
-        not_seen: what the check could not see, and why; None if it saw everything.
+        not_seen: facts that the check could not read, and the reason; None if it could read all.
     """
 
     code: str

@@ -1,8 +1,8 @@
 """Pack the events of a rank, so that the ranks of a large job fit into memory.
 
 A packed event takes 3 to 5 bytes instead of 50, and unpacking a rank's events takes about 5 ms. Unpacked columns are
-equal to the original columns to the byte. Events are packed in order of their lanes (a thread of the host, a stream of
-a device), because a lane's events follow each other closely.
+equal to the original columns to the byte. Events are stored thread by thread (of the host) and stream by stream (of a
+device), because the times between successive events of one thread or stream are small numbers.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def plain(events: EventTable) -> EventTable:
 
 def pack(events: EventTable) -> PackedTable:
     """Pack an event table."""
-    order = np.lexsort((events.thread, events.device))
+    order = np.lexsort((events.thread, events.device))  # by device, then by thread or stream, then by start
     start, end = events.start_ns[order], events.end_ns[order]
     correlation = events.correlation[order]
     known = correlation != NO_CORRELATION
+    # `gap` is the time since the end of the preceding stored event. It may be negative.
     parts = {
         "gap": start - np.concatenate([np.zeros(1, np.int64), end[:-1]])[: len(start)],
         "duration": end - start,
@@ -127,7 +128,7 @@ def pack(events: EventTable) -> PackedTable:
         "role": events.role[order],
         "direction": events.direction[order],
         "host_memory": events.host_memory[order],
-        "moved": order[_by_time(start)] - np.arange(len(order)),
+        "moved": order[_by_time(start)] - np.arange(len(order)),  # 0 unless events have equal starts
     }
     writer = ColumnWriter()
     columns = {name: writer.add(values) for name, values in parts.items()}
@@ -153,7 +154,7 @@ def unpack(table: PackedTable) -> EventTable:
     correlation[parts["correlated"].astype(np.bool_)] = np.cumsum(parts["correlation"], dtype=np.int64)
     order = np.full(count, -1, np.intp)
     order[_within(parts["moved"] + np.arange(count), count)] = _by_time(start)
-    _within(order, count)  # each row once
+    _within(order, count)  # raises an error if a row occurs twice, because another row is then still -1
     whole = parts | {
         "start_ns": start,
         "end_ns": start + duration,
@@ -162,17 +163,18 @@ def unpack(table: PackedTable) -> EventTable:
     }
     columns = {}
     for name, dtype in _DTYPES.items():
+        # Equal values need no sorting. But equal differences (`thread`, `correlation`) do not mean equal values.
         constant = name in table.columns and table.columns[name].width == 0 and name not in {"thread", "correlation"}
         columns[name] = np.array(whole[name], dtype) if constant else whole[name][order].astype(dtype, copy=False)
     return EventTable(**columns, names=table.names)
 
 
-#: `unpack`, without unpacking again what was used last. `PackedTable` is hashed by identity.
+#: `unpack` with a cache of the tables that were used last. `PackedTable` is hashed by identity.
 unpacked = lru_cache(maxsize=_MOST_UNPACKED)(unpack)
 
 
 def _by_time(start: NDArray[np.int64]) -> NDArray[np.intp]:
-    # Sorting is fast, because lanes are sorted already. `moved` has the table's order of events with equal starts.
+    # Sorting is fast, because each thread's and stream's events are sorted. `moved` restores the order of equal starts.
     return np.argsort(start, kind="stable")
 
 
@@ -183,7 +185,7 @@ def _within(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def decompressed(data: bytes, size: int) -> bytes:
-    """Decompress `data` to `size` bytes, without taking more memory if it has more.
+    """Decompress `data` to `size` bytes, without using more memory if `data` contains more.
 
     Raises:
         ValueError: the bytes are damaged, or decompress to another size.
@@ -247,10 +249,11 @@ class ColumnReader:
             raise ValueError("a column outside of the packed bytes")
         planes = np.frombuffer(self._data, np.uint8, column.length * column.width, column.begin)
         lowest, *higher = planes.reshape(column.width, column.length)
-        # Of the type with as many bytes, because conversions of every step to int64 take most of the time.
+        # All arrays keep the width of the column, because converting them to int64 would take most of the time.
         unsigned = lowest.astype(f"<u{column.width}")
         for significance, plane in enumerate(higher, 1):
             unsigned |= plane.astype(unsigned.dtype) << unsigned.dtype.type(8 * significance)
+        # Undo the zigzag encoding of `ColumnWriter`.
         signs = -(unsigned & unsigned.dtype.type(1))
         unsigned >>= unsigned.dtype.type(1)
         unsigned ^= signs

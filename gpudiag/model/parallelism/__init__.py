@@ -73,7 +73,7 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
 def theoretical_bubble_percent(stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the share of a step in percent in which each of p equal stages idles: (p - 1) / (v m + p - 1).
 
-    m is the number of microbatches, v that of chunks (parts of the model) per rank; it is 1 unless interleaved.
+    m is the number of microbatches. v is the number of chunks (parts of the model) per rank: 1 unless interleaved.
     """
     return 100 * (stages - 1) / (chunks * microbatches + stages - 1)
 

@@ -61,8 +61,8 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         device_idle_ms: part of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
         samples: number of measured steps (in a worker: batches).
         ci95: half the width of the 95 % interval of `ms_per_step`; None if fewer than two steps were measured.
-        estimated: True if the line runs too often to be timed each time. Then the line's share of its function's time
-            is the share in the first steps.
+        estimated: True if the line runs too often to be timed each time. Then its share of its function's time is
+            measured in the first steps, and assumed in all later steps.
     """
 
     rank: Ordinal = 0

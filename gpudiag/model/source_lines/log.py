@@ -82,7 +82,10 @@ class Events(msgspec.Struct, frozen=True):
 
 
 class LogSection(msgspec.Struct, frozen=True):
-    """Line events of consecutive steps, of the training thread and other `threads`; `alone` means unprofiled."""
+    """Line events of consecutive steps, of the training thread and other `threads`.
+
+    `kind` is `alone` for unprofiled steps, `light` for the kernel-only trace, `full` for the full trace.
+    """
 
     kind: Literal["alone", "light", "full"]
     events: Events
@@ -190,7 +193,8 @@ class LineLogs(msgspec.Struct, frozen=True):
 def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
     """Return the line logs of the run directory that `paths` names; no logs if `paths` is not one run directory.
 
-    Unreadable logs and logs beyond `MAX_TOTAL_BYTES` are listed by name. Workers' logs are read last.
+    Unreadable logs and logs beyond `MAX_TOTAL_BYTES` are listed by name. Workers' logs are read last. Other files are
+    ignored.
     """
     directory = find_run_directory(paths)
     ranks: dict[int, ProcessLines] = {}
@@ -248,7 +252,7 @@ def logs_of_rank(origins: Mapping[str, LogOrigin], rank: int) -> dict[str, str]:
 
 
 def _log_files(directory: Path | None) -> list[Path]:
-    """Return the logs of ranks, sorted by rank, then the other logs."""
+    """Return the logs of ranks, sorted by rank, then the other logs; at most `_MAX_LOGS`."""
     folder = None if directory is None else directory / LINES_DIR
     if folder is None or folder.is_symlink() or not folder.is_dir():
         return []

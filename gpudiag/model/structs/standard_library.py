@@ -1,6 +1,6 @@
 """Implement the part of msgspec's interface that a training process uses, with the standard library alone.
 
-Structs are dataclasses, and JSON uses the `json` module. Readers see no difference in files and messages: NaN and
+Structs are dataclasses, and JSON uses the `json` module. Files and messages are the same as with msgspec: NaN and
 infinity become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads
 only records of its own job.
 """

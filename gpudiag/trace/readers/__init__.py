@@ -1,6 +1,6 @@
 """Convert profilers' files to events with roles; each format has a reader in its own folder.
 
-Only readers know the names that a framework or a version gives to events. A reader is a module with the functions and
+Only readers interpret the names that a framework or a version gives to events. A reader is a module with functions and
 attributes of the protocol `Reader`. Other packages provide readers by entry points in the group `gpudiag.readers`.
 """
 
@@ -90,7 +90,8 @@ def memory_bytes(path: Path, size: int) -> int:
 def assign_ranks(files: Iterable[ReadFile], world_size: int | None) -> list[Trace]:
     """Return all traces of these files with their ranks, as the reader of each file assigns them.
 
-    `world_size` is the number of ranks, for files that do not state it.
+    `world_size` is the number of ranks, for files that do not state it. A reader without `assign_ranks` reads one rank
+    per file.
     """
 
     def assigning(file: ReadFile) -> Callable[[Sequence[ReadFile], int | None], list[Trace]]:
@@ -98,7 +99,7 @@ def assign_ranks(files: Iterable[ReadFile], world_size: int | None) -> list[Trac
         assign = getattr(reader_of(file[0].path), "assign_ranks", rank_per_file)
         return assign
 
-    # `groupby` needs the files with one rank each side by side.
+    # `groupby` joins only neighbours. Files of readers without `assign_ranks` come first, so that they are one group.
     ordered = sorted(files, key=lambda file: assigning(file) is not rank_per_file)
     return [trace for assign, group in groupby(ordered, assigning) for trace in assign(list(group), world_size)]
 

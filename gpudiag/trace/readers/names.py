@@ -88,6 +88,7 @@ _OPERATIONS = {
     "scatter": "scatter",
     "generic": UNKNOWN,
 }
+#: Suffixes of words for operations that do not change the operation.
 _DECORATION = re.compile(r"_(?:base|coalesced|tensor|into|single|oop|sparse)(?=_|$)|_$")
 
 #: Kernels of optimizers and of weight gradients, which no forward pass runs.
@@ -290,7 +291,7 @@ def _has_work(table: EventTable, calls: Rows) -> NDArray[np.bool_]:
 def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Return thread → (begins, ends) of its graph captures in ns, int64[k] each.
 
-    A capture that began before the recording has the begin 0.
+    A capture that began before the recording has the begin 0. A capture that did not end has the end of the recording.
     """
     runtime = table.kind == EventKind.RUNTIME
     python = table.kind == EventKind.PYTHON
@@ -301,8 +302,8 @@ def _captures(table: EventTable) -> dict[int, tuple[NDArray[np.int64], NDArray[n
     captures = {}
     for thread in distinct(table.thread[marks]).tolist():
         spans: list[list[int]] = []
-        is_open = False
-        first = True
+        is_open = False  # whether the last span in `spans` has no end yet
+        first = True  # whether no mark precedes, so that an end is of a capture that began before the recording
         for row in marks[table.thread[marks] == thread].tolist():
             if begins[row] and not is_open:
                 spans.append([int(table.start_ns[row]), last])

@@ -36,12 +36,13 @@ from gpudiag.trace.unpack import ReadLimits, SizeBound, read_whole
 _AGAIN = "Write it again from its trace: gpudiag digest TRACE."
 #: Bytes of an event in memory.
 _PER_EVENT = 50
-#: Bytes in memory of the details of a communication event, and of each byte of the header.
+#: Bytes in memory of the details of a communication event.
 _PER_CALL = 200
+#: Bytes in memory of each byte of the header.
 _PER_HEADER_BYTE = 10
 #: Largest time (Unix, ns) and length of a trace: the year 2116.
 _LAST_NS = 2**62
-#: A number above any step number and any amount of work.
+#: Step numbers and amounts of work (FLOPs, bytes) must be below this number.
 _MOST = 2**62 + 1
 _FILE = msgspec.msgpack.Decoder(File)
 _HEADER = msgspec.msgpack.Decoder(Header)
@@ -62,7 +63,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
     """
     schema, _, body = content.partition(b"\n")
     if schema != DIGEST_SCHEMA.encode():
-        if schema.startswith(b"gpudiag/digest/") and len(schema) < 2 * len(DIGEST_SCHEMA):
+        if schema.startswith(b"gpudiag/digest/") and len(schema) < 2 * len(DIGEST_SCHEMA):  # a longer line is no schema
             version = with_escapes(schema.decode(errors="replace"))
             raise UnreadableInputError(f"{shown} has the schema {version}, not {DIGEST_SCHEMA}", _AGAIN)
         raise NotATraceError(f"{shown} is not a digest of gpudiag", "Write digests with: gpudiag digest TRACES.")
@@ -79,7 +80,7 @@ def decode(content: bytes, shown: str, limits: ReadLimits) -> Trace:
 
 
 def _memory(header: Header) -> int:
-    """Return the bytes of memory that the columns will take. Columns of equal values take none on disk."""
+    """Return the bytes of memory of all columns. Columns of equal values take memory, but no bytes on disk."""
     parts = (header.collectives, *header.step_marks, header.event_waits, header.modules, header.operator_work)
     lengths = [column.length for part in parts if part is not None for column in part.columns.values()]
     rows = max((column.length for column in header.events.values()), default=0)
@@ -122,7 +123,10 @@ def _among(values: NDArray[Any], count: int, what: str, *, least: int = 0) -> ND
 
 
 def _trace(header: Header, table: PackedTable, events: EventTable, reader: ColumnReader, shown: str) -> Trace:
-    """Return the trace of a header. `reader` has the columns outside of the event table."""
+    """Return the trace of a header.
+
+    `events` is the unpacked `table`, used only to check rows. `reader` has the columns outside of the event table.
+    """
 
     def columns(part: PartColumns, by: str = "row") -> dict[str, NDArray[np.int64]]:
         """Return name → values of a part's columns. Refuse a part whose rows (column `by`) are not ascending."""
@@ -184,6 +188,7 @@ def _collectives(header: Header, columns: dict[str, NDArray[np.int64]]) -> tuple
 
 
 def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> ModuleWork:
+    """Return the module of each event, from the part's columns (name → values)."""
     _among(columns["module"], len(part.modules), "module")
     return ModuleWork(
         modules=part.modules,
@@ -194,6 +199,7 @@ def _modules(part: PartColumns, columns: dict[str, NDArray[np.int64]]) -> Module
 
 
 def _work(columns: dict[str, NDArray[np.int64]]) -> OperatorWork:
+    """Return the work of operators from columns (name → values). Refuse values out of range."""
     _among(columns["precision"], len(PRECISIONS), "precision", least=NO_NUMBER)
     return OperatorWork(
         row=columns["row"],

@@ -15,6 +15,7 @@ from gpudiag.model.sanitize import without_surrogates
 from gpudiag.trace.readers.digest.layout import DIGEST_SCHEMA, SAME, Call, Group, Header, PartColumns, call_of
 
 Value = TypeVar("Value", bound=Hashable)
+#: zlib's level of strongest compression.
 _LEVEL = 9
 
 
@@ -22,8 +23,8 @@ def encode(trace: Trace) -> bytes:
     """Return a trace as a digest. Decoding the digest gives an equal trace, except for its source."""
     table = trace.events.table if isinstance(trace.events, PackedEvents) else pack(trace.events)
     writer = ColumnWriter()
-    ranks: dict[tuple[int, ...], int] = {}
-    calls: dict[Call, int] = {}
+    ranks: dict[tuple[int, ...], int] = {}  # value → index in `Header.ranks`
+    calls: dict[Call, int] = {}  # value → index in `Header.calls`
     numbers = [_index(calls, call_of(call, _index(ranks, call.group_ranks))) for call in trace.collectives]
     collectives = {
         "row": [call.row for call in trace.collectives],

@@ -42,7 +42,10 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartColumns(msgspec.Struct, frozen=True):
-    """Columns of a part of a trace, with the source of step marks or the modules to which the columns refer."""
+    """Columns of a part of a trace.
+
+    `source` is set only for step marks. `modules` is set only for `Header.modules`, whose column `module` indexes it.
+    """
 
     columns: dict[str, PackedColumn]
     source: str = ""
@@ -54,7 +57,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trace: name of the file that was read.
-        size, events_size: number of bytes of the other columns and of the event table's columns, unpacked.
+        size: unpacked bytes of all columns outside of the event table.
+        events_size: unpacked bytes of the event table's columns.
         events, names: the event table's columns and names.
         ranks: distinct tuples of ranks in groups.
         calls: distinct details of communication events.

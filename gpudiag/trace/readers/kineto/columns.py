@@ -58,7 +58,7 @@ _PROFILER = 254
 _MISSING = -1
 #: Bytes of memory per row: 50 in the columns, 150 more while the columns are sorted, and a margin.
 _MEMORY_PER_ROW = 256
-#: If shapes were recorded, at least one of this many first operators of PyTorch has shapes.
+#: Number of first operators of PyTorch that are searched for shapes. If shapes were recorded, one of them has shapes.
 _SHAPES_WITHIN = 500
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
@@ -103,7 +103,11 @@ class _NameIndex(dict[str, int]):
 
 
 class _Batch(NamedTuple):
-    """Raw columns: up to `thread` of all events, `correlation` of `_NUMBERED` events, the rest of device events."""
+    """Raw columns of a batch.
+
+    The columns up to `thread` have all events, `correlation` has only events of kinds in `_NUMBERED`, and the columns
+    after it have only events of kinds in `_ON_DEVICE`.
+    """
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]
@@ -149,15 +153,20 @@ class Columns:
         self._work: WorkReader | None = None
         self._without_shapes = 0
         self._rows = 0
+        #: (Start, duration) in µs of the spans in which the profiler recorded.
         self._recordings: list[tuple[float, float]] = []
         free = free_memory_bytes()
         self._max_rows = 2**40 if free is None else free // _MEMORY_PER_ROW
 
     def add(self, events: list[Event]) -> None:
-        """Add the events of a batch that have known categories."""
+        """Add the events of a batch that have known categories, and store the spans in which the profiler recorded.
+
+        Raises:
+            TooLargeError: the events do not fit into the free memory.
+        """
         code_of = self._codes
         codes = np.frombuffer(bytes([code_of[event.cat] for event in events]), np.uint8)
-        if len(codes) and codes.max() >= _PROFILER:
+        if len(codes) and codes.max() >= _PROFILER:  # some events are the profiler's spans, or are not read
             for row in np.flatnonzero(codes == _PROFILER).tolist():
                 self._recordings.append((events[row].ts, events[row].dur))
             known = codes < _PROFILER
@@ -178,6 +187,7 @@ class Columns:
         index_of = self._names
         name = np.fromiter([index_of[event.name] for event in events], np.int32, count)
         describing = np.frombuffer(bytes(self._names.describes_collective), np.bool_)[name]
+        # Facts are stored by the event's index among all events; `self._rows` events precede this batch.
         for row in np.flatnonzero(describing).tolist():
             self._collectives[self._rows + row] = collective_facts(events[row].args)
         for row in np.flatnonzero(kind == int(EventKind.DEVICE_SYNC)).tolist():
@@ -203,7 +213,10 @@ class Columns:
         )
 
     def _add_work(self, events: list[Event], name: NDArray[np.int32]) -> None:
-        """Add the work of operators if one of the first shows shapes; `name` has the index of each event's name."""
+        """Add the work of the operators among `events`, once one of PyTorch's first operators had shapes.
+
+        `name` has the index of each event's name.
+        """
         if self._work is None and self._without_shapes < _SHAPES_WITHIN:
             for event in events:
                 if event.name.startswith("aten::"):
@@ -252,6 +265,7 @@ class Columns:
             return None
         operator = kind == int(EventKind.OPERATOR)
         thread, device, correlation, size_bytes = _valid_columns(batch)
+        # By its name, an operator may be a range or a mark of a module instead.
         kind = np.where(operator, np.frombuffer(bytes(self._names.operator_kind), np.uint8)[name], kind)
         kind, name, names = kind[order], name[order], tuple(self._names)
         roles = roles_of(kind, name, names)
@@ -285,7 +299,7 @@ class Columns:
     def _modules(self, table: EventTable, operator_rows: NDArray[np.int64]) -> ModuleWork | None:
         """Return the module for which each operator worked; None without marks of modules.
 
-        `operator_rows` is -1 for operators that were left out.
+        `operator_rows` has the row of each operator in file order; -1 if the operator was left out.
         """
         if not (table.kind == int(EventKind.MODULE)).any():
             return None
@@ -309,7 +323,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
     thread = batch.thread
     thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)
     device = np.full(len(thread), HOST, np.int16)
-    number = np.where(batch.device == _MISSING, batch.process, batch.device)
+    number = np.where(batch.device == _MISSING, batch.process, batch.device)  # Kineto writes the device as process too
     device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # if invalid, use the first device
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
     # CUPTI numbers correlations from 1; 0 means that there is none.
@@ -339,7 +353,8 @@ def _integers(values: list[int | str] | list[int | float | str]) -> NDArray[np.i
 def _integer(value: float | str) -> int:
     """Return the number in a value.
 
-    Text without a number is replaced by a number below -2**32, which no profiler writes.
+    Text without a number becomes a number below -2**32, which no profiler writes, so that threads that are identified
+    by different texts stay different.
     """
     if isinstance(value, float):
         value = int(value) if math.isfinite(value) else _MISSING

@@ -44,8 +44,9 @@ _EVENTS_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb"\},\s*\{")
 #: Maximum bytes of the header or of a single event.
 _LONGEST = 8 << 20
-#: Maximum number of braces that are examined to find a comma between events, and bytes that are repaired at once.
+#: Maximum number of closing braces that are examined to find a comma between events.
 _TRIES = 64
+#: Bytes of text that are repaired at once.
 _REPAIRED_AT_ONCE = 1 << 20
 #: Number of first bytes that suffice to recognise a format.
 _HEAD_BYTES = 512 << 10
@@ -86,6 +87,7 @@ def repaired_pieces(text: bytearray) -> Iterator[bytes]:
     """
     begin = 0
     while begin < len(text):
+        # The last brace of the next megabyte, or if there is none, the first brace after it.
         end = text.rfind(b"}", begin, begin + _REPAIRED_AT_ONCE) + 1 or text.find(b"}", begin, begin + _LONGEST) + 1
         if not end and len(text) - begin > _LONGEST:
             raise NotInPiecesError("no place to cut")
@@ -124,13 +126,14 @@ def _decode_between_commas(pieces: Iterable[bytes], repairs: Repairs) -> Iterato
     try:
         yield decode_document(header + text[1:], repairs)
     except msgspec.DecodeError as error:
+        # Text that was never cut may be no trace: its error is raised again, so that it is decoded as a whole.
         if cut and ends_unfinished(error, text):
             raise CutShortError(length) from None
         raise
 
 
 def _last_comma(text: bytearray) -> int | None:
-    """Return the position of the last comma between two events; None if the last `_TRIES` braces precede none."""
+    """Return the position of the last comma between events; None if none follows one of the last `_TRIES` braces."""
     end = len(text)
     for _ in range(_TRIES):
         brace = text.rfind(b"},", 0, end)
@@ -166,7 +169,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
         notes.append(f"events of unknown categories were left out: {', '.join(unknown[:5])}")
     notes += time_notes
     table = finished.table
-    ordinals = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST
+    ordinals = np.flatnonzero(np.bincount(table.device - np.int64(HOST))) + HOST  # the device numbers that occur
     return Trace(
         source=shown,
         framework="pytorch" if job.is_kineto or _has_pytorch_events(table) else "unknown",

@@ -96,7 +96,10 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_sm: float | None = None
 
     def size_as(self, operation: str) -> int | None:
-        """Return the size as nccl-tests counts it: the output of all_gather and gather, else the input."""
+        """Return the size as nccl-tests counts it: the output of all_gather and gather, else the input.
+
+        If only shapes of inputs are known, the output is the input times the number of ranks. None if unknown.
+        """
         if operation not in _SIZED_BY_OUTPUT:
             return self.shaped_bytes if self.in_bytes is None else self.in_bytes
         if self.out_bytes is None and self.shaped_bytes is not None and self.members:
@@ -114,6 +117,7 @@ def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
     arguments = loosely(raw, _CollectiveArguments, _CollectiveArguments())
     ranks = _parse_ranks(loosely(arguments.group_ranks, Any, None))
     sequence = loosely(arguments.sequence, int, -1)
+    # A send states only its destination, a receive only its source.
     peer = max(loosely(arguments.source, int, -1), loosely(arguments.destination, int, -1))
     members = loosely(arguments.group_size, int, 0)
     bytes_each = element_bytes(loosely(arguments.dtype, str, ""))
@@ -181,7 +185,7 @@ def _call(
         row: row of the kernel or host event.
         by_name: the operation that the event's name states; None or `UNKNOWN` if it states none.
         details: facts in the event's arguments; None if it has none.
-        groups: the header's process groups. If there is only one, it is the group of calls that state none.
+        groups: the header's process groups. If there is only one group, calls that state no group belong to it.
         blocks_per_sm: the kernel's blocks per multiprocessor; 1 or more occupy the whole device.
     """
     details = details or CollectiveFacts()
@@ -222,7 +226,10 @@ def _enqueue_ranges(table: EventTable) -> dict[int, NDArray[np.intp]]:
 def _enclosing_range(
     table: EventTable, facts: Mapping[int, CollectiveFacts], ranges: dict[int, NDArray[np.intp]], launch: int
 ) -> int | None:
-    """Return the row of the innermost range around a launch, preferably one with an operation; None without ranges."""
+    """Return the row of the innermost range around a launch that states an operation, else of the innermost range.
+
+    Return None if no range of the thread encloses the launch.
+    """
     rows = ranges.get(int(table.thread[launch]))
     if rows is None:
         return None
@@ -283,7 +290,10 @@ def _total_bytes(elements: msgspec.Raw, bytes_each: int | None) -> int | None:
 
 
 def _input_bytes(arguments: _CollectiveArguments) -> int | None:
-    """Return the bytes of the input tensors; None if shapes were not recorded."""
+    """Return the bytes of the input tensors; None if shapes were not recorded or are implausible.
+
+    Inputs without a shape or a known type are no tensors, and do not count.
+    """
     if not is_present(arguments.input_dims):
         return None
     shapes: list[Any] = loosely(arguments.input_dims, list[Any], [])
@@ -349,7 +359,8 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     of_stream = events_named(table, lambda name: name.startswith("Stream Sync"))[rows]
     by_stream = events_named(table, lambda name: name.startswith("Stream Wait Event"))[rows]
     by_host = events_named(table, lambda name: name.startswith("Event Sync"))[rows] | of_stream
-    # The host waits for all earlier work of the stream, as if the waiting call itself had recorded an event in it.
+    # The host waits for all earlier work of the stream, as if the waiting call itself had recorded an event in it. The
+    # `thread` of a synchronization event is the stream.
     recorded_by[of_stream], stream[of_stream] = call[of_stream], table.thread[rows[of_stream]]
     too_late = ~of_stream & (recorded_by != NO_NUMBER) & (table.start_ns[recorded_by] >= table.start_ns[call])
     recorded_by[too_late] = stream[too_late] = NO_NUMBER

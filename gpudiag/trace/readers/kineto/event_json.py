@@ -52,11 +52,11 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Types for events of other phases (arrows, instants, counters, process names), a third of a trace, without fields.
+#: Types without fields for events of other phases (arrows, instants, counters, process names), a third of all events.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
-_ANY_PHASE: Any = Union[_Complete, *_OTHERS]  # made of a list
+_ANY_PHASE: Any = Union[_Complete, *_OTHERS]  # the operator `|` cannot join the types in a list
 
 
 class _LooseEvent(Event, gc=False):

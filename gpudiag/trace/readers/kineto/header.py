@@ -64,7 +64,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     def device_name(self, device: int) -> str:
         """Return the model of a device, or "".
 
-        On ROCm, events number a device among all agents of the host, but the header numbers only GPUs. Therefore a
+        On ROCm, events number a device among all CPUs and GPUs of the host, but the header numbers only GPUs. Thus, a
         device that the header does not describe gets the model of the described devices, if all of them have one model.
         """
         models = set(self.device_names.values())
@@ -95,7 +95,7 @@ def describe(header: TraceHeader) -> JobFacts:
     groups: list[_ProcessGroup] = loosely(distributed.pg_config, list[_ProcessGroup], [])
     devices: list[_DeviceProperties] = loosely(header.devices, list[_DeviceProperties], [])
     base_ns = loosely(header.base_time, int, 0)
-    lines: list[str] = []
+    lines: list[str] = []  # of the profiler's log, which states lost events
     for raw in (header.log_information, header.log_warnings, header.log_errors):
         lines += loosely(raw, list[str], [])
     logs = "\n".join(lines)

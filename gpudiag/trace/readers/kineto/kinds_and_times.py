@@ -37,7 +37,7 @@ _RUNTIME_ENDINGS = ("runtime", "driver")
 _ACCELERATOR = re.compile(
     r"(?:[a-z0-9]+_)?(mtia|hpu|npu|xpu|tpu|mlu|musa|gcu|ipu|neuron|ascend|privateuse1|glow)(?:_|$)"
 )
-#: Accelerators whose kernels are read, because they have the same category as a GPU's kernels.
+#: Accelerators whose kernels are read, because such kernels have the same category as a GPU's kernels.
 _READ = ("xpu",)
 #: Endings of categories that contain an accelerator's name but belong to the host.
 _HOST_ENDINGS = ("runtime", "driver", "insight", "counters")
@@ -60,7 +60,7 @@ _LEFT_OUT = {
     "forward_backward",
 }
 
-#: Named ranges, which profilers before 2022 recorded as operators.
+#: Beginnings of the names of ranges that profilers before 2022 recorded as operators.
 _ANNOTATION_STARTS = (
     "ProfilerStep#",
     "Optimizer.",
@@ -105,7 +105,7 @@ def unread_accelerator(category: str) -> str | None:
 
 
 def called_accelerator(category: str) -> str | None:
-    """Return the accelerator to which host calls of this category belong; None for GPUs and other categories.
+    """Return the accelerator of host calls of this category; None for GPUs and XPUs, and if it has no host calls.
 
     >>> called_accelerator("mtia_runtime"), called_accelerator("cuda_runtime")
     ('MTIA', None)
@@ -165,7 +165,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: (start, duration) in µs of the spans in which the profiler recorded; longer events are cut.
+            recordings: (start, duration) in µs of the spans in which the profiler recorded. Events that are longer, and
+                end after the last span, are cut.
             notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)

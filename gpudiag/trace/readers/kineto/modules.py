@@ -8,8 +8,8 @@
 
 A forward operator has the number of the next autograd node that its thread makes. Of several operators with the same
 number, the last one makes the node. A backward operator has the number of the node that it executes, and autograd's
-number of the thread that made the node. Autograd numbers threads differently than the trace does. Autograd's number of
-a thread is matched to the trace's thread that made most of the nodes for which the number occurs.
+number of the thread that made the node. Autograd and the trace number threads differently. Therefore each of autograd's
+thread numbers is matched to the thread of the trace that made most of the nodes executed under this number.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module of each operator and mark, from the marks and the autograd nodes of operators."""
+    """Return the module of each operator and mark inside a module, from marks and the autograd nodes of operators."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
-    names = distinct(table.name[marks]).tolist()
+    names = distinct(table.name[marks]).tolist()  # sorted
     modules = tuple(_parse_mark(table.names[name]) for name in names)
     marked = dict(zip(marks.tolist(), np.searchsorted(names, table.name[marks]).tolist(), strict=True))
     rows = table.rows_of(EventKind.OPERATOR, EventKind.MODULE)
@@ -81,6 +81,7 @@ def _executed_nodes(table: EventTable, nodes: AutogradNodes) -> dict[int, _Node]
     for forward_thread in distinct(nodes.forward_thread[~made]).tolist():
         chosen = nodes.forward_thread == forward_thread
         wanted = nodes.sequence[chosen]
+        # The thread of the trace that made most of the wanted nodes.
         thread = max(numbers, key=lambda thread: int(np.isin(wanted, numbers[thread]).sum()), default=None)
         if thread is not None:
             for row, number in zip(nodes.row[chosen].tolist(), wanted.tolist(), strict=True):
@@ -112,7 +113,10 @@ class _Nesting:
         return result
 
     def _work(self, row: int, parent: _Work) -> _Work:
-        """Return a row's work, given its enclosing row's (`parent`); store the module of the node that the row made."""
+        """Return a row's work from the enclosing row's work (`parent`); store the module of a node that the row made.
+
+        A row that executes a node works for the module of the row that made it, or for the enclosing row's if unknown.
+        """
         module, backward = parent
         if row in self._marked:
             return self._marked[row], backward

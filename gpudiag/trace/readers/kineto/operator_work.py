@@ -24,14 +24,13 @@ from gpudiag.model.event import NO_NUMBER, OperatorWork
 from gpudiag.trace.readers.kineto.event_args import element_bytes
 from gpudiag.trace.readers.kineto.event_json import Event
 
-#: Limits on untrusted values, in this order: bytes of the arguments, inputs of an operator, dimensions of a tensor,
-#: elements in a dimension, results, and distinct calls.
-_LONGEST_ARGUMENTS = 1 << 16
-_MOST_INPUTS = 64
-_MOST_DIMENSIONS = 12
-_MOST_ELEMENTS = 2**40
-_MOST = 2**62
-_MOST_CALLS = 50_000
+#: Limits on untrusted values.
+_LONGEST_ARGUMENTS = 1 << 16  # bytes of one event's arguments
+_MOST_INPUTS = 64  # of an operator
+_MOST_DIMENSIONS = 12  # of a tensor
+_MOST_ELEMENTS = 2**40  # in one dimension
+_MOST = 2**62  # FLOPs or bytes of one call
+_MOST_CALLS = 50_000  # with different arguments
 
 _PRECISION_OF = {"half": "fp16", "c10::half": "fp16", "bfloat16": "bf16", "c10::bfloat16": "bf16", "float": "fp32"}
 _FLOATING = frozenset({*_PRECISION_OF, "double"})
@@ -177,7 +176,7 @@ def _attention(call: _Call, layout: _Layout, *, backward: bool = False) -> tuple
     _require(batch == key_batch, columns == value_rows, depth == key_depth)
     scores = batch * heads * rows * columns
     if layout.masks[str(call.values[layout.causal])]:
-        _require(rows == columns)
+        _require(rows == columns)  # a causal mask covers half of the scores only if they form a square
         scores //= 2
     flops = scores * 2 * (3 * depth + 2 * value_depth if backward else depth + value_depth)
     return flops, (batch, heads, rows, value_depth), layout.query
@@ -202,7 +201,10 @@ def _convolution(call: _Call, padding: int) -> tuple[int, _Shape, int]:
 
 
 def _convolution_backward(call: _Call) -> tuple[int, _Shape, int]:
-    """Return (FLOPs, (), 0) of a convolution's gradients for its input, weights or both (argument `output_mask`)."""
+    """Return (FLOPs, (), 0) of a convolution's gradients for its input, weights or both (argument `output_mask`).
+
+    Input 0 is the gradient of the convolution's output, and input 2 has the weights.
+    """
     gradient, (_, depth, *window) = call.shape(0), call.shape(2)
     _require(call.values[7] == "False", len(gradient) == len(window) + 2)  # not transposed
     wanted = [_FLAGS[word.strip()] for word in str(call.values[10]).strip("[]").split(",")]
@@ -249,6 +251,7 @@ def _like(call: _Call, reads: tuple[int, ...], output: int) -> int:
 def _elementwise(call: _Call, reads: tuple[int, ...]) -> int:
     """Return the bytes of an operator whose output has the broadcast shape of its inputs."""
     output = []
+    # Broadcasting aligns the last dimensions.
     for extents in zip_longest(*(call.shape(index)[::-1] for index in reads), fillvalue=1):
         output.append(max(extents))
         _require(set(extents) <= {1, max(extents)})
@@ -320,6 +323,7 @@ def _work(name: str, arguments: bytes) -> _Work:
     except (ValueError, IndexError, KeyError, msgspec.DecodeError, RecursionError):
         return _Work()
     moved = NO_NUMBER
+    # The output is assumed to have the type of the inputs, so the inputs must have one known type.
     if reads and precision != NO_NUMBER:
         try:
             moved = sum(map(call.read, reads)) + prod(output) * call.element(first)
@@ -352,6 +356,7 @@ class WorkReader:
 
     def add(self, first: int, events: list[Event], name: NDArray[np.int32], names: Iterable[str]) -> None:
         """Add the operators of a batch, which begins at event `first` of the file. `name` has indices into `names`."""
+        # Append a flag for each name that appeared first in this batch.
         self._has_formula += bytes(name in OPERATORS for name in islice(names, len(self._has_formula), None))
         for row in np.flatnonzero(np.frombuffer(bytes(self._has_formula), np.bool_)[name]).tolist():
             if work := self._index_of_work(events[row]):
@@ -368,7 +373,7 @@ class WorkReader:
         key = (event.name, text[begin.start() : text.rfind(b"]")])
         index = self._index_by_call.get(key)
         if index is None:
-            if len(self._index_by_call) >= _MOST_CALLS:
+            if len(self._index_by_call) >= _MOST_CALLS:  # limits memory
                 return 0
             work = _work(event.name, text)
             index = self._index_by_call[key] = len(self._works) if work != self._works[0] else 0

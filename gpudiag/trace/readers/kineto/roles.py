@@ -86,6 +86,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
     """Return the roles of events, uint8[n], from each event's kind and name (index into `names`)."""
+    # Each distinct pair of kind and name is interpreted once.
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
     role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))
@@ -104,10 +105,12 @@ def step_marks_of(events: EventTable) -> tuple[StepMarks, ...]:
     names = [events.name_of(row) for row in rows.tolist()]
     marks = []
     for source, pattern in _STEP_MARKS:
-        carried = {index: match[1] for index, name in enumerate(names) if (match := pattern.match(name))}
-        if carried:
-            numbers = [int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in carried.values()]
-            marks.append(StepMarks(source=source, row=rows[list(carried)], number=np.array(numbers, np.int64)))
+        number_texts = {index: match[1] for index, name in enumerate(names) if (match := pattern.match(name))}
+        if number_texts:
+            numbers = [
+                int(text) if text is not None and len(text) < 18 else NO_NUMBER for text in number_texts.values()
+            ]
+            marks.append(StepMarks(source=source, row=rows[list(number_texts)], number=np.array(numbers, np.int64)))
     return tuple(marks)
 
 
@@ -238,6 +241,7 @@ def roles_with_hooks(table: EventTable) -> NDArray[np.uint8]:
         if len(hooks) == 0:
             continue
         rows = operators[table.thread[operators] == thread]
+        # Hook operators lie completely within one of the spans `hooks`.
         slot = np.searchsorted(hooks.start, table.start_ns[rows], side="right") - 1
         rows = rows[(slot >= 0) & (table.end_ns[rows] <= hooks.end[np.maximum(slot, 0)])]
         role[rows[~among(rows, evaluated) & ~among(rows, accumulated)]] = Role.COMMUNICATION
@@ -277,7 +281,7 @@ def workload_of(table: EventTable) -> WorkloadKind:
     """Return the workload of a process.
 
     Kernels alone can show training, but only recorded operators can show that the workload is inference. Beside
-    operators, backward kernels prove nothing, because the forward pass of a transposed convolution runs some too.
+    operators, backward kernels prove nothing, because the forward pass of a transposed convolution also runs them.
     """
     names: dict[int, list[str]] = {}
     for kind in EventKind:

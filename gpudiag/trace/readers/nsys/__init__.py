@@ -71,6 +71,7 @@ def _is_export(path: Path) -> bool:
     from gpudiag.trace.readers.nsys.processes import is_export
 
     try:
+        # A file of any size is recognised. Its size is checked when it is read.
         with Database(path, str(path), ReadLimits(max_bytes=1 << 62)) as database:
             return is_export(database)
     except GpudiagError:

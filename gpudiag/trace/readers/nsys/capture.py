@@ -13,6 +13,7 @@ _WARNING = 2
 _MOST_MESSAGES = 3
 _LONGEST_MESSAGE = 200
 _MOST_ROWS = 100_000
+#: Bits below the process in a global thread id, and mask of the process id in a global id without these bits.
 _THREAD_BITS = 24
 _PROCESS = (1 << 24) - 1
 
@@ -37,11 +38,14 @@ class CaptureFacts(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def gpu(self, process: int, device: int) -> int:
-        """Return the machine's number of a process's GPU; the process's device ordinal if unknown."""
+        """Return the machine's number of a process's GPU; the process's device ordinal if unknown.
+
+        `process` is the global process id without thread bits, here and in `gpu_name`.
+        """
         return self.gpu_of.get((process & _PROCESS, device), device)
 
     def gpu_name(self, process: int, device: int) -> str:
-        """Return the model of a process's device, or ""."""
+        """Return the model of a process's device; if unknown, the model that all GPUs have, or "" if models differ."""
         models = set(self.gpu_names.values())
         return self.gpu_names.get(self.gpu(process, device)) or (models.pop() if len(models) == 1 else "")
 
@@ -82,7 +86,7 @@ def _first(database: Database, table: str, column: str) -> int:
 
 
 def _rows(database: Database, table: str, *columns: str) -> list[tuple[int, ...]]:
-    """Return the rows of a small table (of a large one, the first ones); nothing if a column is missing."""
+    """Return the rows of a table, at most about the first `_MOST_ROWS`; [] if a column is missing."""
     if not set(columns) <= database.tables.get(table, frozenset()):
         return []
     rows: list[tuple[int, ...]] = []

@@ -71,7 +71,7 @@ class Database:
         self._ticks = (_INSTRUCTIONS + self.size * _INSTRUCTIONS_PER_BYTE) // _TICK
         self._rows_left = 1000 + self.size // _ROW_BYTES
         self._characters_left = (1 << 20) + 2 * self.size
-        with self._errors():
+        with self._errors():  # `immutable` prevents lock and journal files beside the file
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
             self.tables = self._open()
@@ -126,7 +126,7 @@ class Database:
             table: the table; if the file lacks it, nothing is yielded.
             columns: names of integer columns → value where a column is missing or NULL.
             window: [begin, end) of the rows' `start`; None for all rows. Without `start`, no row is in a window.
-            where: a condition on columns that the table has.
+            where: an SQL condition on columns that the table has; "" for none.
             text: a text column, of which at most 4,096 characters are read; "" for none. NULL is "".
             as_hex: whether the text column is binary data, of which the first 256 bytes are yielded in hexadecimal.
         """
@@ -162,7 +162,7 @@ class Database:
         value = f"substr(CAST(value AS TEXT), 1, {_LONGEST_NAME})"
         strings: dict[int, str] = {}
         with self._errors():
-            if not self._has_key("StringIds", "id"):
+            if not self._has_key("StringIds", "id"):  # without an index, reading the whole table once is faster
                 wanted = set(ids)
                 for number, text in self._connection.execute(f"SELECT id, {value} FROM StringIds"):  # noqa: S608
                     self._count(1)
@@ -193,7 +193,10 @@ class Database:
         return {int(number): name.upper() for number, name in pairs if number.isdecimal() and len(number) < 10}
 
     def sampled_starts(self, table: str, samples: int) -> tuple[NDArray[np.int64], int]:
-        """Return (starts of `samples` evenly spaced rows, estimated rows); (empty, 0) without `start` or row ids."""
+        """Return (starts of rows with `samples` evenly spaced ids, estimated number of rows of the table).
+
+        Return (empty, 0) if the table has no column `start` or no row ids. Ids without a row are left out.
+        """
         none = np.empty(0, np.int64)
         if "start" not in self.tables.get(table, frozenset()):
             return none, 0
@@ -214,6 +217,7 @@ class Database:
 
     def _has_key(self, table: str, column: str) -> bool:
         """Return whether an integer column is the table's primary key, so that looking rows up by it is fast."""
+        # Of a row of `table_info`, 1 is the column's name, 2 its type, and 5 its position in the primary key, or 0.
         keys = [row for row in self._fetch(f"PRAGMA table_info({_quoted(table)})") if row[5]]
         return len(keys) == 1 and keys[0][1] == column and keys[0][2].upper() == "INTEGER"
 

@@ -66,7 +66,7 @@ def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest:
     other_threads = [thread for thread, served in busiest.items() if served != device]
     other = (events.device == HOST) & (called == HOST)
     kept = (events.device == device) | (called == device) | (other & ~np.isin(events.thread, other_threads))
-    for marks in trace.step_marks[:1]:
+    for marks in trace.step_marks[:1]:  # the preferred kind
         marking = np.isin(events.thread, events.thread[marks.row]) & (events.kind != EventKind.RUNTIME)
         kept |= other & marking
     rows = np.flatnonzero(kept)
@@ -94,7 +94,10 @@ def _device_trace(trace: Trace, device: int, called: NDArray[np.int16], busiest:
 
 
 def _waits(waits: EventWaits, position: NDArray[np.int64]) -> EventWaits:
-    """Return the waits whose calls are kept, moved to `position[row]`. Records that are not kept become unknown."""
+    """Return the waits whose calls are kept, with rows replaced by `position[row]` (`NO_NUMBER` for omitted rows).
+
+    The row of an omitted record call becomes `NO_NUMBER`, which means unknown.
+    """
     if not len(waits):
         return waits
     held = position[waits.call] != NO_NUMBER

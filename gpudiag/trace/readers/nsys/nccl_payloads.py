@@ -25,6 +25,7 @@ _RANGES = "NVTX_EVENTS"
 _ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 _HEADER = 32
 _THREAD_BITS = 24
+#: Only these bits of domains and schemas are compared.
 _LOW = 0xFFFFFFFF
 #: Beginning of a field's label, in lower case → (name of the field, bytes).
 _FIELDS = {"communicator id": ("communicator", 8), "message size": ("size", 8), "no. of ranks": ("members", 4)}
@@ -42,7 +43,7 @@ class _Field(NamedTuple):
 
 
 def read_payloads(database: Database, window: Window | None, most: int) -> Payloads:
-    """Return the payloads with a message's size or a communicator; none if there are more than `most`."""
+    """Return the payloads that have a known field; none if there are more than `most`, which limits memory."""
     layouts = _layouts(database)
     if not layouts or "binaryData" not in database.tables.get(_RANGES, frozenset()):
         return {}
@@ -67,7 +68,7 @@ def _layouts(database: Database) -> dict[tuple[int, int], list[_Field]]:
     for rows, labels in database.integers(_ENTRIES, columns, text="name"):
         for (domain, schema, offset), label in zip(rows.tolist(), labels or [""] * len(rows), strict=True):
             known_field = next((field for start, field in _FIELDS.items() if label.lower().startswith(start)), None)
-            if known_field is not None and 0 <= offset < 256:
+            if known_field is not None and 0 <= offset < 256:  # `as_hex` yields only the first 256 bytes
                 layouts[domain & _LOW, schema & _LOW].append(_Field(known_field[0], offset, known_field[1]))
     return layouts
 
@@ -118,5 +119,5 @@ def _facts(name: str, operation: str, fields: dict[str, int], members: dict[int,
         group="" if communicator is None else f"{communicator:#x}",
         members=count,
         in_bytes=in_bytes,
-        shaped_bytes=size if operation == "all_gather" else None,
+        shaped_bytes=size if operation == "all_gather" else None,  # `size_as` multiplies it by the number of ranks
     )

@@ -20,12 +20,12 @@ from gpudiag.trace.readers.kineto.kinds_and_times import kind_of_operator
 _PROPERTIES = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 #: Number of texts without properties whose meaning is cached.
 _MOST_CACHED = 1 << 16
-#: Operators with a namespace (`aten::mm`), and functors of TorchScript's and C++'s libraries.
+#: Names with a namespace (`aten::mm`): operators, and functions of C++ libraries.
 _NAMESPACED = re.compile(r"[A-Za-z_]\w*::\S")
 #: Domain of NCCL's ranges, which are named like its functions (`ncclAllReduce`).
 _NCCL = "NCCL"
 _NCCL_FUNCTION = re.compile(r"nccl(?=[A-Z])")
-#: Domain of gpudiag's ranges. In recordings of other profilers, their names begin with `gpudiag.`.
+#: Domain of gpudiag's ranges. Other profilers record these ranges with names that begin with `gpudiag.`.
 _GPUDIAG = "gpudiag"
 #: Domains, in lower case, of libraries whose ranges span calls of the library.
 _LIBRARIES = re.compile(
@@ -65,7 +65,7 @@ class NvtxRange(msgspec.Struct, frozen=True):
 
 
 def interpret(text: str, domain: str) -> NvtxRange:
-    """Return a range's name without properties, and its kind.
+    """Return a range's name without properties, and its kind. `domain` is the name of its NVTX domain; "" for none.
 
     >>> interpret("aten::mm, seq = 12, sizes = [[2, 3], [3, 4]]", "")
     NvtxRange(name='aten::mm', kind=<EventKind.OPERATOR: 0>)
@@ -80,9 +80,9 @@ def interpret(text: str, domain: str) -> NvtxRange:
 
 @lru_cache(_MOST_CACHED)
 def _interpret(text: str, domain: str, *, has_properties: bool) -> NvtxRange:
-    """Do the same as `interpret` for a text whose properties (`has_properties`: it had some) were removed.
+    """Do the same as `interpret` for a text without its properties; `has_properties` is whether it had properties.
 
-    A name without properties or namespace is not of an operator, but of a user's range.
+    A name without properties and without a namespace belongs to a user's range, not to an operator.
     """
     if domain == _NCCL:
         return NvtxRange(_NCCL_FUNCTION.sub("nccl:", text, count=1), EventKind.OPERATOR)

@@ -145,7 +145,7 @@ def _with_process(events: EventColumns, shown: str) -> EventColumns:
             "Export the report again with Nsight Systems 2021 or later.",
         )
     known = events.process[~unknown]
-    process = next(iter(calling), int(known[0]))
+    process = next(iter(calling), int(known[0]))  # the calling process, or without calls, that of another host event
     return events._replace(process=np.where(unknown, process, events.process))
 
 

@@ -25,7 +25,7 @@ def exported(path: Path, shown: str) -> Iterator[Path]:
     Raises:
         UnreadableInputError: the file is missing, `nsys` is not installed, or the export failed.
     """
-    with opened_file(path, shown):
+    with opened_file(path, shown):  # refuse an unreadable file before searching for nsys
         pass
     program = shutil.which("nsys")
     if program is None:
@@ -37,7 +37,7 @@ def exported(path: Path, shown: str) -> Iterator[Path]:
         target = Path(directory) / "report.sqlite"
         command = [program, "export", "--type", "sqlite", "--output", str(target), "--force-overwrite", "true"]
         try:
-            done = subprocess.run(  # the user's nsys
+            done = subprocess.run(
                 [*command, str(path.absolute())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -54,8 +54,8 @@ def with_step_marks(events: EventTable) -> tuple[EventTable, tuple[StepMarks, ..
 def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
     """Return (rows, numbers) of the ranges that state the number of a step; of several series, the longest in total.
 
-    A series has the outermost ranges of one thread with one name. Numbers of a series increase, unlike numbers of a
-    step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
+    A series has the outermost ranges of one thread with the same name before the number. Numbers of a series increase,
+    unlike numbers of a step's parts, which begin anew in each step. `launched` has the times of all launches in ns.
     """
     steps = {name: numbered_step(events.names[name]) for name in set(events.name[ranges].tolist())}
     numbers = {name: step[1] for name, step in steps.items() if step is not None}
@@ -78,8 +78,9 @@ def _numbered(events: EventTable, ranges: Rows, launched: NDArray[np.int64]) -> 
 def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], busiest: int | None) -> Rows:
     """Return the rows of the longest repeating range that the analysis would not find; empty if there is none.
 
-    The analysis considers the outermost ranges of the thread with most launches (`busiest`). It misses ranges within a
-    range that occurs once (`train`, `epoch 0`), and all ranges of the main thread if backward's thread launches more.
+    The analysis considers the outermost ranges of the thread with most launches (`busiest`; None without launches). It
+    misses ranges within a range that occurs once (`train`, `epoch 0`), and all ranges of the main thread if backward's
+    thread launches more.
     """
     best: tuple[int, Rows] = (0, np.empty(0, np.intp))
     for thread in distinct(events.thread[ranges]).tolist():
@@ -96,7 +97,7 @@ def _repeating(events: EventTable, ranges: Rows, launched: NDArray[np.int64], bu
 
 
 def _contain(events: EventTable, rows: Rows, launched: NDArray[np.int64], share: float) -> bool:
-    """Return whether most launches lie between the first and last range, and `share` of these lie within ranges.
+    """Return whether most launches lie between first and last range, and more than `share` of these within ranges.
 
     Without any launch (a process that only marks ranges), return True.
     """

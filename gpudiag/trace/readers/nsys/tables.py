@@ -39,6 +39,7 @@ _PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
 #: Direction of a copy by CUPTI's code; the last three codes belong to unified memory.
 _WORDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD")
 _DIRECTIONS = dict(enumerate(_WORDS))
+#: CUPTI's codes of copies between two devices (PtoP) and within one device (DtoD).
 _BETWEEN_DEVICES = 10
 _WITHIN_DEVICE = 8
 #: Kind of memory by its code, if the export has no table of the codes.
@@ -142,9 +143,12 @@ class TableReader:
         }
 
         def name(rows: NDArray[np.int64]) -> NDArray[np.int32]:
-            direction, between = rows[:, 0].copy(), (rows[:, 3] != rows[:, 4]) & (rows[:, 3:5] >= 0).all(axis=1)
+            """Return the index of each copy's name; the columns of `rows` are those of `columns`."""
+            direction, memory_kinds, devices = rows[:, 0].copy(), rows[:, 1:3], rows[:, 3:5]
+            # Copies between devices may be recorded as copies within a device.
+            between = (devices[:, 0] != devices[:, 1]) & (devices >= 0).all(axis=1)
             direction[between & (direction == _WITHIN_DEVICE)] = _BETWEEN_DEVICES
-            keys = np.column_stack([direction, rows[:, 1:3]])
+            keys = np.column_stack([direction, memory_kinds])
             return self._by_row(keys, lambda row: copy_name(row[0], row[1], row[2], memory))
 
         self._device_work(COPIES, EventKind.COPY, columns, name, size="bytes")
@@ -178,7 +182,7 @@ class TableReader:
         columns to indices of names. `size` is the column with the number of bytes; "" for kernels, which have none.
         """
         columns = {**_DEVICE_COLUMNS, "correlationId": MISSING, size or "bytes": NO_SIZE, **more}
-        first = len(columns) - len(more)
+        first = len(columns) - len(more)  # index of the first column in `more`
         total = 0
         for rows, _ in self._rows(table, columns):
             total += len(rows)
@@ -271,7 +275,7 @@ class TableReader:
 
     def _by_row(self, rows: NDArray[np.int64], name: Callable[[Sequence[int]], str]) -> NDArray[np.int32]:
         """Return int32[n]: the index of each row's name. `name` is called once per distinct row."""
-        values, position = np.unique(rows, axis=0, return_inverse=True)
+        values, position = np.unique(rows, axis=0, return_inverse=True)  # NumPy 2.0 returns `position` as a column
         index = [self.names[name(row)] for row in values.tolist()]
         return np.array(index, np.int32)[position.reshape(-1)]
 
@@ -291,7 +295,9 @@ class TooManyEventsError(Exception):
 
 
 def copy_name(direction: int, source: int, target: int, memory: Mapping[int, str]) -> str:
-    """Return the name of a copy as other profilers write it. `memory` maps codes to kinds of memory.
+    """Return the name of a copy as other profilers write it, from codes of its direction and of two kinds of memory.
+
+    `memory` maps codes to kinds of memory. An unknown kind (code or word) leaves out both kinds.
 
     >>> copy_name(1, 0, 2, _MEMORY), copy_name(8, -1, -1, {})
     ('Memcpy HtoD (Pageable -> Device)', 'Memcpy DtoD')
@@ -318,7 +324,10 @@ def _events(
     correlation: NDArray[np.int64] | None = None,
     size: NDArray[np.int64] | None = None,
 ) -> EventColumns:
-    """Return events, with codes for a missing column (None) or value. Copies let memory of fetched rows be freed."""
+    """Return events; missing columns (None) and values get the codes of `EventTable`.
+
+    Columns are copied, so that the memory of the fetched rows can be freed.
+    """
     count = len(start)
     none = np.full(count, NO_CORRELATION, np.int64)
     return EventColumns(

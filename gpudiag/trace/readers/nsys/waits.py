@@ -39,19 +39,22 @@ class Synchronizations(NamedTuple):
 
 
 def read_synchronizations(database: Database, window: Window | None, most: int) -> Synchronizations:
-    """Return the synchronizations in the window; none if there are more than `most`."""
+    """Return the synchronizations in the window, and all records; none of either table with more than `most` rows."""
     types = {}
     for code, name in database.enum("ENUM_CUPTI_SYNC_TYPE").items():
         types[code] = next((word for word in (_EVENT, _STREAM_WAIT, _STREAM) if name.endswith(word)), "")
     columns = {"globalPid": MISSING, "correlationId": MISSING, "deviceId": 0, "streamId": MISSING, "eventId": MISSING}
     syncs = _rows(database, _SYNCHRONIZATIONS, {**columns, "syncType": 0}, window, most)
     del columns["deviceId"]
-    records = _rows(database, _RECORDS, columns, None, most)
+    records = _rows(database, _RECORDS, columns, None, most)  # a wait may be for an event recorded before the window
     return Synchronizations(syncs, records, types or _TYPES)
 
 
 def _rows(database: Database, table: str, columns: dict[str, int], window: Window | None, most: int) -> Column:
-    """Return int64[k, columns]: the rows in the window, without thread bits; none if there are more than `most`."""
+    """Return int64[k, columns]: the rows in the window; none if there are more than `most`.
+
+    Column 0 has the process, without the thread bits of the table's `globalPid`.
+    """
     parts = [np.empty((0, len(columns)), np.int64)]
     total = 0
     for rows, _ in database.integers(table, columns, window=window):
@@ -79,12 +82,14 @@ def event_waits(events: EventTable, process: int, all_syncs: Synchronizations) -
         np.isin(code, [number for number, name in all_syncs.types.items() if name == wanted])
         for wanted in (_STREAM_WAIT, _EVENT, _STREAM)
     )
+    # The host waits only if the call synchronizes, unlike `cudaEventQuery`.
     by_host = (of_event | of_stream) & (call != NO_NUMBER)
     by_host[by_host] = events.role[call[by_host]] == Role.SYNCHRONIZATION
     kept = np.flatnonzero((call != NO_NUMBER) & (by_stream | by_host))
     kept = kept[np.argsort(call[kept], kind="stable")]
     call, by_stream, of_stream = call[kept], by_stream[kept], of_stream[kept]
     recording, recorded_stream = _last_records(events, calls, records, event[kept], call)
+    # A stream's synchronization is represented as a wait for an event that the same call records in the stream.
     return EventWaits(
         call=call,
         device=np.where((device >= 0) & (device < 2**15), device, 0)[kept],
@@ -109,7 +114,8 @@ def _last_records(
     when = events.start_ns[np.concatenate([recording, call])]
     is_wait = np.arange(len(event)) >= len(recording)
     order = np.lexsort((is_wait, when, event))
-    # Position of the last record up to each entry, in order. The record counts if it is of the entry's event.
+    # `latest` has the position in `order` of the last record up to each entry; -1 if there is none. Only a record of
+    # the entry's event counts.
     latest = np.maximum.accumulate(np.where(is_wait[order], -1, np.arange(len(order))))
     source = order[np.maximum(latest, 0)]
     matches = (latest >= 0) & (event[source] == event[order]) & (when[source] < when[order]) & is_wait[order]

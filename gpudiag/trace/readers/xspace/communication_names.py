@@ -91,7 +91,7 @@ def find_communication(planes: Sequence[Plane]) -> CommunicationNames:
     for route in routes:
         # Between peers, the consumer adds the received value to the value of its own device.
         sent_to[route.consumer] |= {route.source, route.target} if route.between_peers else {route.source}
-    forwarded = {route.tensor for route in routes}
+    forwarded = {route.tensor for route in routes}  # the result of a sum is sent to a device again
     sums = {consumer for consumer, devices in sent_to.items() if len(devices) > 1} & forwarded
     communicated = [route for route in routes if _communicates(route, sums)]
     return CommunicationNames(
@@ -118,7 +118,7 @@ def routes_of(plane: Plane) -> Iterable[Route]:
     missing = -1
     columns = np.stack([plane.whole(stat, missing) for stat in (KEY, FROM, TO)])
     for key, tensor, consumer in np.unique(columns[:, columns[0] != missing], axis=1).T.tolist():
-        text = plane.texts.get(key, "")
+        text = plane.texts.get(key, "")  # `source;…;target;…`, see above
         source, _, rest = text.partition(";")
         _, _, rest = rest.partition(";")
         target, _, _ = rest.partition(";")

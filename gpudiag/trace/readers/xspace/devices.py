@@ -58,7 +58,7 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
     overhead = events.rows_of(EventKind.OVERHEAD)
     delayed = _delayed_devices(process, overhead)
     threads = _launching_threads(process)
-    return tuple(
+    return tuple(  # overhead that delayed an unknown GPU counts for every GPU
         _device_trace(process, device, threads, overhead[(delayed == device) | (delayed == HOST)]) for device in devices
     )
 
@@ -77,7 +77,7 @@ def _launching_threads(process: Process) -> tuple[_LaunchingThread, ...]:
     order = on_host[np.argsort(events.thread[on_host], kind="stable")]
     cuts = np.flatnonzero(np.diff(events.thread[order])) + 1
     threads = []
-    for rows in np.split(order, cuts):
+    for rows in np.split(order, cuts):  # the rows of one thread
         kind = events.kind[rows]
         calls = rows[kind == EventKind.RUNTIME]
         if (process.launches_on[calls] != HOST).any():
@@ -132,7 +132,7 @@ def _device_trace(
 
 
 def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
-    """Return the thread that the executor's waits block: the training thread, or if unknown, that of the first call."""
+    """Return the thread that the waits block: the training thread, or if unknown, that of the first call, or else 0."""
     if process.training_thread is not None:
         return process.training_thread
     return int(process.trace.events.thread[calls[0]]) if len(calls) else 0
@@ -170,6 +170,7 @@ def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> ND
     if not for_device.any():
         return np.empty(0, np.intp)
     start = events.start_ns[thread.calls]
+    # Calls `first` to `after` - 1 begin within an event. `count[i]` of the first i calls are for the device.
     count = np.concatenate([[0], np.cumsum(for_device)])
     first = np.searchsorted(start, events.start_ns[thread.others], side="left")
     after = np.searchsorted(start, events.end_ns[thread.others], side="left")

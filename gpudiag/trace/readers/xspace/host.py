@@ -60,7 +60,7 @@ def host_operation(name: str) -> str | None:
 
 
 def is_function(name: str) -> bool:
-    """Return whether an event is the run of a function, which ends when all work of its executors has ended."""
+    """Return whether an event is a run of a function. The run ends when all work of its executors has ended."""
     return name == _FUNCTION
 
 

@@ -60,7 +60,7 @@ def trace_per_cpu_device(process: Process) -> tuple[Trace, ...]:
     main = _main_thread(process, process.training_thread)
     rows = [np.flatnonzero(on_device & (process.runs_on == device)) for device in devices]
     traces = [_device_trace(process, device_rows, main, only_device=len(devices) == 1) for device_rows in rows]
-    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
+    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))  # the process's notes are reported once
 
 
 def _main_thread(process: Process, thread: int) -> EventTable:
@@ -107,8 +107,8 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, only_device
         process: the process; its training thread is known.
         rows: rows of the device's operations.
         main: the main thread's events, from `_main_thread`.
-        only_device: whether the process has no other device. The main thread then waits for this device, so that its
-            runs last to the end of the wait. Among several devices, it is unknown for which the main thread waits.
+        only_device: whether the process has no other device. Then the main thread's waits are for this device, and the
+            device's runs last to the end of a wait. For which of several devices the thread waits is unknown.
     """
     trace, events = process.trace, process.trace.events
     thread = process.training_thread or 0
@@ -130,7 +130,7 @@ def _device_trace(process: Process, rows: Rows, main: EventTable, *, only_device
         ops_of_thread(events, operation_row, operations, thread),
         ops_of_thread(events, collective_row, collectives, thread),
     )
-    # The collectives were joined last. Those of other devices, and those without length, are not in the table.
+    # The collectives were joined last. The table has no collectives of other devices, and none without length.
     first_collective = len(position) - len(collective_row)
     row_in_table = dict(zip(collective_row.tolist(), position[first_collective:].tolist(), strict=True))
     calls = [replace(call, row=row_in_table[call.row]) for call in trace.collectives if call.row in row_in_table]
@@ -169,8 +169,8 @@ def _dispatched(process: Process, row: Rows, main: EventTable) -> tuple[Times, T
     """Return (begin, end) of the call that dispatched each run: the n-th run of a module belongs to the n-th call.
 
     `row` has each run's first operation. If there are more runs than calls, the recording began with queued runs, and
-    the first runs have no call. If there are fewer, it ended before the last runs. A run without a call, or that began
-    before its call, gets the begin of its first operation as begin and end.
+    the first runs have no call. If there are fewer runs, the recording ended before the last runs. For a run that has
+    no call, or began before its call, both times are the begin of the run's first operation.
     """
     begin = process.trace.events.start_ns[row]
     end = begin.copy()
@@ -193,7 +193,7 @@ def _until_read(runs: _ModuleRuns, main: EventTable) -> _ModuleRuns:
     waits = np.flatnonzero(main.role == Role.SYNCHRONIZATION)
     wait_start, wait_end = main.start_ns[waits], main.end_ns[waits]
     end = runs.end.copy()
-    last = np.searchsorted(runs.start, wait_end) - 1
+    last = np.searchsorted(runs.start, wait_end) - 1  # the last run that began before each wait ended
     ended_inside = np.flatnonzero((last >= 0) & (end[np.maximum(last, 0)] > wait_start))
     end[last[ended_inside]] = np.maximum(end[last[ended_inside]], wait_end[ended_inside])
     return _ModuleRuns(runs.row, runs.start, end, runs.dispatched)
@@ -206,6 +206,7 @@ def _with_marks_when_free(main: EventTable, runs: _ModuleRuns) -> EventTable:
     """
     marks = np.flatnonzero(main.role == Role.STEP_MARK)
     order = np.argsort(runs.dispatched, kind="stable")
+    # `ended[k]` is the time at which the k runs that were dispatched first have ended.
     ended = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, runs.end[order]))
     start, end = main.start_ns.copy(), main.end_ns.copy()
     step_end = np.append(start[marks][1:], np.iinfo(np.int64).max)

@@ -147,6 +147,7 @@ def calls_of_steps(plane: Plane, line: int) -> NDArray[np.intp]:
         if len(positions) < _FEWEST_CALLS:
             continue
         distance = np.diff(positions)
+        # A deviation by one call is always allowed.
         if (np.abs(distance - median(distance)) > max(_APART * median(distance), 1)).any():
             continue
         rows = calls[positions]
@@ -187,7 +188,7 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
         around = (plane.line == line) & ~python & ~plane.named(dispatches)
         first = np.searchsorted(plane.start_ns[calls], plane.start_ns)
         after = np.searchsorted(plane.start_ns[calls], plane.end_ns)
-        kind[around & (after > first)] = EventKind.ANNOTATION
+        kind[around & (after > first)] = EventKind.ANNOTATION  # at least one call begins within the event
         if not len(marks):
             kind[calls_of_steps(plane, line)] = EventKind.ANNOTATION
     kind[marks] = EventKind.ANNOTATION
@@ -198,7 +199,7 @@ def jax_kinds(plane: Plane, step: NDArray[np.int64]) -> tuple[NDArray[np.uint8],
 def set_jax_roles(plane: Plane, kind: NDArray[np.uint8], step: NDArray[np.int64], role: NDArray[np.uint8]) -> None:
     """Set the roles of waits, of the user's functions, and of calls that begin steps; `role` is changed in place.
 
-    `kind` is from `jax_kinds`, and `step` is as there.
+    `kind` is the result of `jax_kinds`, and `step` its argument.
     """
     role[jax_waits(plane)] = Role.SYNCHRONIZATION
     role[(kind == EventKind.PYTHON) & plane.named(user_function)] = Role.USER_FUNCTION

@@ -27,7 +27,7 @@ _CALLS = {
 
 
 class LaunchedWork(msgspec.Struct, frozen=True):
-    """Columns of device work, sorted by correlation."""
+    """Columns of device work, sorted by correlation. `feeds_devices` marks copies of a loader's batches."""
 
     correlation: NDArray[np.int64]
     kind: NDArray[np.uint8]
@@ -37,7 +37,10 @@ class LaunchedWork(msgspec.Struct, frozen=True):
 
 
 class LaunchColumns(msgspec.Struct, frozen=True):
-    """Columns of a host's plane for `name_calls`, which changes `name`, `role` and `target` in place."""
+    """Columns of a host's plane for `name_calls`, which changes `name`, `role` and `target` in place.
+
+    `target` is the GPU for which a call launches work; -1 for other events.
+    """
 
     kind: NDArray[np.uint8]
     name: NDArray[np.int32]

@@ -6,8 +6,8 @@ trace, the training thread runs the device's ops, and waits before an op that ca
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-A function (with a parameter server, a step) ends by waiting for all devices. If a communication ends during this wait,
-the wait is for communication. The rest of the function's time belongs to the executor.
+A call of a function ends with a wait for all devices; with a parameter server, a step does. If a communication ends
+during this wait, the wait is for communication. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def trace_per_logical_device(process: Process) -> tuple[Trace, ...]:
     if len(devices) < 2 or process.training_thread is None:
         return (process.trace,)
     traces = [_device_trace(process, device, process.training_thread) for device in devices]
-    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))
+    return (traces[0], *(replace(trace, notes=()) for trace in traces[1:]))  # the process's notes are reported once
 
 
 def _device_trace(process: Process, device: int, thread: int) -> Trace:
     """Return the trace of one logical `device`, in which the training thread `thread` runs the device's ops and waits.
 
-    A thread does one thing at a time: of a communication op, only the time beside no other op is kept.
+    A thread does one thing at a time, so only the time of a communication op in which no other op runs is kept.
     """
     trace, events = process.trace, process.trace.events
     rows = np.flatnonzero((process.runs_on == device) & (events.end_ns > events.start_ns))
@@ -57,7 +57,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     work, work_row = serialized(events, rows[~communicates])
     transfers, transfer_row = serialized(events, rows[communicates])
     exposed = subtract(transfers, work)
-    # The row of the communication op from which each exposed part is.
+    # Row of the communication op to which each exposed part belongs.
     transfer_row = transfer_row[np.searchsorted(transfers.start, exposed.start, side="right") - 1]
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
     executor = subtract(union(Intervals(*functions(process))), union(work, exposed, waits))
@@ -108,8 +108,8 @@ def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
 def _at_the_end(process: Process, rows: NDArray[np.intp]) -> Intervals:
     """Return waits for communication from a device's last op in a function (or step) to the end of the function.
 
-    They count if a communication of any device ended in this time. If no function runs within a step, because the
-    profiler recorded none, steps take the place of functions.
+    Such a time is a wait only if a communication of any device ended in it. If no function runs within a step, because
+    the profiler recorded none, steps take the place of functions.
     """
     events = process.trace.events
     begin, end = functions(process)

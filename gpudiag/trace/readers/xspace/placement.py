@@ -47,7 +47,7 @@ def placed(plane: Plane) -> NDArray[np.int16]:
         return device_of_event
     groups, ops = _group_ops(plane, routes, servers)
     index = {device: number for number, device in enumerate(devices)}
-    for event, name, run in ops:
+    for event, name, run in ops:  # ops on parameter servers stay `NO_DEVICE`
         replica = _REPLICA.search(name)
         fallback = devices[min(int(replica[1]) if replica else 0, len(devices) - 1)]
         device_of_event[event] = index.get(groups.device_of(name, run, fallback), NO_DEVICE)
@@ -79,7 +79,7 @@ def _group_ops(
         run = int(run_of[process])
         if event in keys and keys[event] in routes:
             groups.add_device(process, routes[keys[event]].source, run)
-        elif _NUMBER.search(nodes.get(event, "")):
+        elif _NUMBER.search(nodes.get(event, "")):  # a `_Recv`, whose node has the name of the op that sends the tensor
             receivers = targets[_NUMBER.sub("", nodes[event])]
             if len(receivers) == 1:
                 groups.add_device(process, min(receivers), run)
@@ -124,7 +124,7 @@ class _OpGroups:
             for member, devices in self._candidates.items():
                 self._devices_of_group[self._root(member)] |= devices
         devices = self._devices_of_group.get(self._root(name), set())
-        if len(devices) != 1:
+        if len(devices) != 1:  # unknown or ambiguous
             of_run = self._devices_of_run.get(run, set())
             devices = (devices & of_run) or {device for device in of_run if not _SERVER.match(device)}
         return next(iter(devices)) if len(devices) == 1 else fallback

@@ -40,7 +40,7 @@ _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Kinds of planes other than unread accelerators: GPUs (which are read), logical devices of the host, derived planes.
+#: Kinds of devices that are not reported as unread: GPUs, logical devices of the host, and planes derived from others.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not needed.
@@ -61,7 +61,7 @@ class Plane(msgspec.Struct, frozen=True, kw_only=True):
         line: int64[n], index into `lines`.
         names: distinct names.
         lines: (id, name) of each line; the id is the stream's on a GPU and the thread's on a host.
-        stats: name → (events, values), int64[k] each; values are integers, or keys of `texts`.
+        stats: name → (indices of events, values), int64[k] each; values are integers, or keys of `texts`.
         texts: text values of stats.
         base_ns: the earliest start of a line (Unix, ns, or since the profiler began).
         about: stats of the plane itself.
@@ -219,7 +219,7 @@ def _stats(
 
     `metadata` has the names of stats and texts, by id; `wanted` has the stats to return (id → name).
     """
-    position = np.cumsum(~raw.aggregated) - 1
+    position = np.cumsum(~raw.aggregated) - 1  # index of each event among the events that have a time
     stats: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     texts: dict[int, str] = {}
     for number, name in wanted.items():
@@ -258,7 +258,7 @@ _DIRECTIONS = {
 
 
 def parse_copy(event: str, details: str) -> PlaneCopy:
-    """Parse a copy from the event's name and its `memcpy_details`. What neither states is unknown. Example:
+    """Parse a copy from the event's name and its `memcpy_details`. A fact that neither states is unknown. Example:
 
     MemcpyH2D   kind_src:pageable kind_dst:device size:38535168 dest:0 async:1
     → host to device, from pageable memory, 38535168 bytes, name "Memcpy HtoD (Pageable -> Device)"

@@ -180,7 +180,7 @@ def _columns_of(
 ) -> tuple[dict[str, NDArray[Any]], int | None]:
     """Return (joined columns of all planes; training thread of the first host plane that shows one, else None).
 
-    `names` collects all names. Times are in ns since `base`. Devices come first: host calls are named by their work.
+    `names` collects all names. Times are in ns since `base`. GPUs come first, because calls are named after GPU work.
     """
     devices = [plane for plane in planes if plane.device is not None]
     communication = find_communication(planes)
@@ -330,7 +330,7 @@ def _host_columns(
         role=role,
         direction=np.zeros(count, np.uint8),
         host_memory=np.zeros(count, np.uint8),
-        target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),
+        target=np.clip(target, NO_DEVICE, np.iinfo(np.int16).max).astype(np.int16),  # damaged files have other values
         buffer_bytes=np.zeros(count, np.int64),
         needs_communication=communication.needs(plane),
         feeds_devices=np.zeros(count, np.bool_),

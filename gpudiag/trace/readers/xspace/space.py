@@ -38,6 +38,7 @@ def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
     unread = tuple(sorted({kind for plane in space.planes if (kind := unread_device_of(plane)) is not None}))
     if not any(len(plane.name) for plane in planes):
         raise _no_events(shown, unread)
+    # Calls with a correlation on a host, or events on a GPU.
     has_device_events = any(CORRELATION in plane.stats if plane.device is None else len(plane.name) for plane in planes)
     runs_modules = any(plane.device is None and HLO_MODULE in plane.stats for plane in planes)  # CPU devices of JAX
     if not has_device_events and not unread and not runs_modules:
@@ -72,7 +73,7 @@ def _parse(data: bytes, shown: str) -> Any:
 def _check(space: Any, shown: str) -> None:
     """Raise an error if the XSpace is not the trace of one process, or does not fit into memory."""
     hosts = sorted(set(space.hostnames))
-    owners: dict[int, int] = {}
+    owners: dict[int, int] = {}  # GPU's ordinal → number of planes with events; one host has one plane per GPU
     for plane in space.planes:
         device = device_of(plane)
         if device is not None and any(len(line.events) for line in plane.lines):

@@ -10,16 +10,17 @@ are the next ops of the graph launched:
 A pause in the launches for a device is a wait if the last launched work ended in the pause, shortly before launching
 resumed. A pause in which the training thread waited for data does not count.
 
-JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which its main thread recorded nothing are
-such waits. A call of a compiled function also waits until another thread (`H2D Dispatch`) has copied the arguments of
-`jax.device_put` to memory from which the device reads:
+JAX records most waits (`jax_host`), but not `block_until_ready`. Pauses in which JAX's main thread recorded nothing
+count as waits in `block_until_ready`. A call of a compiled function also waits until another thread (`H2D Dispatch`)
+has copied the arguments of `jax.device_put` to memory from which the device reads:
 
     python       device_put │ PjitFunction(train_step): waits            launches │
     other thread            │ H2D Dispatch: Transpose::Execute │
 
 In TensorFlow, a wait is for communication if the last launched work was communication. Every pause before an op that
 needs tensors from other devices is a wait for communication too, because the copies of the op's inputs had to end
-first. So is the time from a device's last launch in a function to the function's end, if communication ends then.
+first. The time from a device's last launch in a function to the function's end is such a wait too, if communication
+ends in this time.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ def split_jax_waits(process: Process, calls: NDArray[np.intp]) -> tuple[NDArray[
         The rows of the waits that have copies, and the parts of these waits without the copies' calls.
     """
     events = process.trace.events
-    own = events.thread == process.training_thread
-    waits = np.flatnonzero(own & (events.role == Role.SYNCHRONIZATION))
-    copies = calls[(events.role[calls] == Role.COPY) & ~own[calls]]
+    on_main_thread = events.thread == process.training_thread
+    waits = np.flatnonzero(on_main_thread & (events.role == Role.SYNCHRONIZATION))
+    copies = calls[(events.role[calls] == Role.COPY) & ~on_main_thread[calls]]
     first = np.searchsorted(events.start_ns[copies], events.start_ns[waits])
     after = np.searchsorted(events.start_ns[copies], events.end_ns[waits])
     waits = waits[first < after]
@@ -159,9 +160,10 @@ def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _Device
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return (waits for device work from the last launch to the work's end, index of the launch of that work).
+    """Return (waits for device work, index of the launch of the awaited work in `launches`).
 
-    Index i of the local arrays is the pause before launch i + 1. Pauses with a wait for input are left out.
+    A wait lasts from the last launch before a pause to the end of all work launched until then. Index i of the local
+    arrays is the pause before launch i + 1. Pauses with a wait for input are left out.
     """
     events = process.trace.events
     start, end = events.start_ns[launches.calls], events.end_ns[launches.calls]
@@ -194,17 +196,17 @@ def _recorded(process: Process) -> Intervals:
 def _argument_copies(process: Process) -> Intervals:
     """Return the times in which a call of a compiled function waits for the copy of its arguments in host memory."""
     events = process.trace.events
-    own = events.thread == process.training_thread
-    copies = np.flatnonzero(events_named(events, copies_arguments) & ~own)
-    calls = np.flatnonzero(events_named(events, called_function) & own)
+    on_main_thread = events.thread == process.training_thread
+    copies = np.flatnonzero(events_named(events, copies_arguments) & ~on_main_thread)
+    calls = np.flatnonzero(events_named(events, called_function) & on_main_thread)
     copied, called = (union(Intervals(events.start_ns[rows], events.end_ns[rows])) for rows in (copies, calls))
     return intersect(copied, called)
 
 
 def _until_launched(process: Process, launches: _DeviceLaunches, time: Times) -> Times:
-    """Return, for each time, the time of the next launch, or the end of the function if that is earlier.
+    """Return, for each time, the time of the next launch, or the end of the function if the function ends earlier.
 
-    A time after the last launch and function, and any time if no function was recorded, is returned itself.
+    A time after the last launch and function is unchanged. If no function was recorded, all times are unchanged.
     """
     begin, end = functions(process)
     if not len(begin):
@@ -226,7 +228,7 @@ def _before_needs(process: Process, launches: _DeviceLaunches) -> Intervals:
 
 
 def _at_function_ends(process: Process, launches: _DeviceLaunches) -> Intervals:
-    """Return the times from a device's last launch in a function to the function's end, if communication ends there.
+    """Return the times from a device's last launch in a function to the function's end in which a communication ends.
 
     The communication may be of another device, because a function ends when all devices have ended.
     """

@@ -103,6 +103,7 @@ def _decode(events: Sequence[bytes], wanted_stats: Collection[int], bare: Collec
         aggregated[event[plain & (field == _OCCURRENCES)]] = True
         stats = ~plain & (field == _STAT)
         if len(bare_ids):
+            # The first stat of a bare event ends its decoding.
             closed = stats & np.isin(columns[_METADATA_ID][event], bare_ids)
             done[event[closed]] = True
             stats &= ~closed
@@ -235,14 +236,14 @@ def _long_varints(text: NDArray[np.uint8], position: NDArray[np.int64]) -> tuple
     words: NDArray[np.uint64] = np.ndarray(len(text) - 7, "<u8", text.data, strides=(1,))
     word = words[position]
     stops = ~word & _STOPS
-    last = stops & (~stops + _ONE)
-    joined = word & ((last << _ONE) - _ONE) & _SEVENS
+    last = stops & (~stops + _ONE)  # the lowest clear eighth bit
+    joined = word & ((last << _ONE) - _ONE) & _SEVENS  # the groups up to this bit
     for low, high, apart in _JOINS:
         joined = (joined & low) | ((joined & high) >> apart)
-    _, bits = np.frexp(last.astype(np.float64))
+    _, bits = np.frexp(last.astype(np.float64))  # 8 times the number of bytes
     size = (bits >> 3).astype(np.int64)
     value = joined.view(np.int64)
-    long = np.flatnonzero(stops == 0)
+    long = np.flatnonzero(stops == 0)  # nine or ten bytes
     if len(long):
         rest = words[position[long] + 8]
         nine = (rest & np.uint64(0x80)) == 0
