@@ -102,7 +102,8 @@ class Session:
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
-        #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
+        #: The turns of this loop if several loops of this process train alternately, else None. With turns, steps are
+        #: only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device, self._framework = device, framework
@@ -204,7 +205,7 @@ class Session:
             yield from iterator
 
     def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
-        """Yield batches until the phases are over or the loader ends, after `length` batches (None: unknown)."""
+        """Yield batches until the phases are over or the loader, which has `length` batches (None: unknown), ends."""
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:

@@ -40,7 +40,7 @@ _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: The overhead per step may be 2 % of the step. In short steps it may be up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum number of events of the training thread in one step, and of each other thread in one section. Functions that
-#: contain the training loop may cause twice as many, because without them other events would get wrong lines.
+#: contain the training loop may cause twice as many, because otherwise calls would be attributed to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Number of repetitions of `calibrate`'s measurement, and number of calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -50,7 +50,10 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the entry values of special functions: PyTorch functions of `WORK`, and the ends of ranges `input`."""
+    """Return the value of the entry that records a call of each special function, by the function's code.
+
+    These functions do the work of `WORK` in PyTorch, or start or end a range named `input`.
+    """
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -99,7 +102,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the events to disable, as (code, line), so that the others stay within the bound on the overhead.
+    """Return the events to disable, as (code, line), so that the remaining events keep the bound on the overhead.
 
     Events with the least time per event are disabled first. Events of functions in `loop` are disabled last. Line 0
     stands for the calls and returns of a function: disabling line 0 disables all lines of the function. The calls and
@@ -114,6 +117,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
         return set()
     step_ns = entries[-1][0] - entries[0][0]
     allowed_ns = max(_MAX_SHARE * step_ns, min(_MAX_NS, _MAX_SHARE_OF_SHORT * step_ns))
+    # Convert the allowed time to an allowed number of events. The first events of a step cost more than later ones.
     allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
@@ -377,7 +381,7 @@ class TracedEvents:
             self._foreign[id(code)] = code
             self._calls += 1
             return None
-        if len(self._entries) > self._limit:
+        if len(self._entries) > self._limit:  # the step has too many events: only count its further calls
             self._calls += 1
             return None
         self._note_calls()
@@ -392,7 +396,7 @@ class TracedEvents:
         if event == "line":
             beyond = len(self._entries) - self._limit
             if beyond > 0 and (id(frame.f_code) not in self._loop_code or beyond > _MAX_STEP_EVENTS):
-                frame.f_trace_lines = False
+                frame.f_trace_lines = False  # the step has too many events: record only returns of this frame
                 return self._trace
             self._entries.append((time.perf_counter_ns(), frame.f_code, frame.f_lineno))
         elif event == "return":

@@ -46,9 +46,9 @@ _NO_DEVICE_ACTIVITY = (
 class Phases:
     """Measure one rank. The attributes always contain the current results, even if the loop ends early.
 
-    `changed` is called for each new result. `window` creates the recording of a trace. On a GPU (`on_gpu`), the host
-    runs ahead before steps are timed. `loaders` times loader workers, and `lines` times the user's source lines.
-    `counter` counts the operations of one warm-up step, which is not timed.
+    `changed` is called for each new result. `window` creates the recording of a trace. On a GPU (`on_gpu`), two untimed
+    steps precede the unprofiled steps, so that the host runs ahead. `loaders` times loader workers, and `lines` times
+    the user's source lines. `counter` counts the operations of one warm-up step, which is not timed.
 
     Attributes:
         unprofiled, timed: step times of the unprofiled steps, and the host's times in the same steps.
@@ -169,7 +169,7 @@ class Phases:
             window.discard()
 
     def _suggestion(self) -> str:
-        """Say how many more steps the loop needs, and which arguments suit a loop of its length."""
+        """Return a sentence on how many more steps the loop needs, and which arguments suit a loop of its length."""
         settings = self._settings
         warming = self._phase == "warm-up"
         warmup_steps = self._warmup_ran
@@ -177,8 +177,9 @@ class Phases:
             warmup_steps = step_counts.MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
         unprofiled = self._agreed_steps or settings.steps or step_counts.MIN_UNPROFILED_STEPS
         recorded = step_counts.recording_steps(settings.active) if settings.recorded else 0
+        # Before the end of warm-up the step time is unknown. Then numbers of steps that depend on it are lower bounds.
         at_least = warming and (settings.warmup is None or settings.steps is None)
-        if self._lines is not None:
+        if self._lines is not None:  # `line_steps` is smallest for an infinite step time, and largest for 0
             recorded += self._line_steps or step_counts.line_steps(math.inf if at_least else 0.0, unprofiled)
         needed = warmup_steps + self._run_in + unprofiled + recorded
         return settings.suggest(
@@ -211,7 +212,10 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide whether warm-up is over: step times have converged on all ranks, or a limit is reached. For rank 0."""
+        """Decide whether warm-up is over: step times have converged on all ranks, or a limit is reached. For rank 0.
+
+        `posted` has each rank's step times in ms since the previous decision; excluded steps have no time.
+        """
         settings = self._settings
         if not self._warmup_ms:
             # The limit does not include the first steps, which load libraries and compile.
@@ -221,7 +225,7 @@ class Phases:
             for known, new in zip(self._warmup_ms, posted, strict=True):
                 known.extend(new)
         usable = [series for series in self._warmup_ms if series]
-        if not usable:
+        if not usable:  # a fixed warm-up has at most one step
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
@@ -251,7 +255,10 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
-        """Time `steps` steps, and more until the timing target is met. If steps get faster, warm-up was too short."""
+        """Time `steps` steps, and more until the timing target is met.
+
+        If these steps become faster, warm-up was too short, and is recorded as not converged.
+        """
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps
@@ -267,7 +274,7 @@ class Phases:
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
-                if time.perf_counter() - begun_s >= self._save_after_s:
+                if time.perf_counter() - begun_s >= self._save_after_s:  # see `PhaseSettings.save_after_s`
                     self._save_after_s *= 2
                     self.unprofiled = summarize([*self._series.step_ms, *self._clock.so_far()])
                     self._changed()
@@ -309,7 +316,10 @@ class Phases:
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only trace fails, run its steps anyway, so that ranks stay in one phase."""
+        """Record one trace. If the kernel-only trace fails, run its steps anyway, so that ranks stay in one phase.
+
+        If the full trace fails, raise the exception.
+        """
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
@@ -319,7 +329,7 @@ class Phases:
             window.start()
             self._window = window
         for step in range(PROFILER_WARMUP_STEPS + active):
-            recorded = step - PROFILER_WARMUP_STEPS
+            recorded = step - PROFILER_WARMUP_STEPS  # number of the recorded step; negative in discarded steps
             if recorded == 0:
                 if self._lines is not None:
                     self._lines.begin(kind)
