@@ -98,9 +98,10 @@ class _Horovod(_Tensorflow1):
         curve = now.nccl_curve or now.ring_curve()
         buckets = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
         end_ms = all_reduces_ms = 0.0
-        for size, ready in buckets:
+        for size, ready_ms in buckets:  # bytes, and the time from the start of backward at which the buffer is complete
             duration_ms = curve.time_ms(size, now.devices)
-            end_ms, all_reduces_ms = max(end_ms, ready + _CYCLE_MS / 2) + duration_ms, all_reduces_ms + duration_ms
+            end_ms = max(end_ms, ready_ms + _CYCLE_MS / 2) + duration_ms
+            all_reduces_ms += duration_ms
         bucket_copy_ms = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
         return Cost(
             exposed_ms=max(0.0, end_ms - now.compute.backward_ms) + bucket_copy_ms,
@@ -147,6 +148,7 @@ class _Central(_Tensorflow1):
             update_ms = 0.0 if cls.overlapped else host_ms
         else:
             update_ms = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
+        # Duration of sending alone, as if all gradients were ready at once.
         send_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0
         )

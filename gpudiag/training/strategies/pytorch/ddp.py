@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: Environment variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Bytes that gloo's all-reduce over sockets reads or writes in host memory per byte and rank: copy in, copy out, add.
+#: Bytes that gloo's all-reduce over sockets reads or writes in host memory, on each rank per byte of the message, to
+#: copy it into and out of the sockets and to add.
 _GLOO_PASSES = 6
 
 
@@ -176,7 +177,8 @@ class Gloo(BucketedStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of all-reduces over sockets, with copies from and to GPUs. See `Nccl.cost`.
 
-        Prefer a measured curve. Without one, compute the times of a small and a large all-reduce from rates in GB/s.
+        Prefer a measured curve: of gloo on GPU memory, or else of gloo on host memory with copies from and to the GPUs.
+        Without these curves, compute the times in ms of a small and a large all-reduce from rates in GB/s.
         """
         curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
         if curve is None:

@@ -37,11 +37,11 @@ _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared host memory during backward. There each process updates the variables that it owns.
+    """Copy gradients to shared host memory during backward. In this memory each process updates its own variables.
 
     Whole variables are distributed over the processes by size. The optimizer's state is in host memory only. After the
     update every process copies all parameters to its device. So per step and device each gradient is copied to the host
-    once, and each parameter back once. The update begins when all gradients have arrived, and uses host memory.
+    once, and each parameter back once. The update begins when all gradients have arrived. Host memory limits its speed.
     """
 
     name = "ps-cpu"
@@ -107,6 +107,7 @@ class PsCpu(PytorchStrategy):
         self._pinned = [Pinned(base + number * area, area, self.device) for number in (self._rank, self._world)]
 
         def views(number: int) -> list[torch.Tensor]:
+            """Return a tensor for each parameter within area `number`, with the parameter's shape and strides."""
             tensors = []
             for index, parameter in enumerate(self._parameters):
                 begin = number * area + offsets[index]
@@ -196,7 +197,8 @@ class PsCpu(PytorchStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back.
 
-        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms). `candidate.wire`
+        is the number of communicated bytes per byte of gradients.
         """
         sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
@@ -210,6 +212,7 @@ class PsCpu(PytorchStrategy):
         memory = now.paths.host_memory()
         threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices  # 10: an assumption
         update_ms = passes * max(total / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
+        # Duration of the copies to the host alone, as if all gradients were ready at once.
         push_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0
         )

@@ -54,7 +54,8 @@ class PeerWatch:
         poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
             poll.register(handle, select.POLLIN)
-        progress, since = (-1, False), time.monotonic()  # last known (READY, pending), and since when
+        # Last known (READY, whether submitted chunks are pending), and the time of its last change.
+        progress, since = (-1, False), time.monotonic()
         try:
             while True:
                 ended = [handle for handle, _ in poll.poll(_POLL_S * 1000)]

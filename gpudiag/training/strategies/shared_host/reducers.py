@@ -155,7 +155,7 @@ class TorchReducer:
                 self._wake.clear()
                 if ready == self._submitted and not self._stopped:  # still, after `clear`
                     self._wake.wait(0.1)
-            elif idle:
+            elif idle:  # poll; yield the processor in the first rounds, and sleep 20 us in later rounds
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:
