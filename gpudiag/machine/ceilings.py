@@ -45,7 +45,7 @@ class PathCeiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
-    """Return the one-way ceiling of a PCIe link.
+    """Return the one-way ceiling of a PCIe link of `width` lanes.
 
     >>> round(pcie_gb_per_s(5, 16, "host_to_device"), 1), round(pcie_gb_per_s(3, 1, "device_to_host"), 2)
     (58.4, 0.9)
@@ -85,7 +85,10 @@ def pcie(link: PcieLink, way: Way) -> PathCeiling:
 
 
 def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
-    """Add the ceilings of both directions, because a full-duplex link carries both at the same time."""
+    """Add the ceilings of both directions, because a full-duplex link carries both at the same time.
+
+    If one of the ceilings is None, the sum is None, with the same reason.
+    """
     if there.gb_per_s is None or back.gb_per_s is None:
         return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:
@@ -94,7 +97,10 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links that are used at once, as if their paths shared no hardware."""
+    """Add the ceilings of links that are used at once, as if their paths shared no hardware.
+
+    If one of the ceilings is None, the sum is None, with the same reason.
+    """
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:
@@ -105,7 +111,11 @@ def all_at_once(each: list[PathCeiling]) -> PathCeiling:
 
 
 def nvlink(a: Gpu, lanes: int) -> PathCeiling:
-    """Return the one-way ceiling of `lanes` NVLink lanes of a GPU."""
+    """Return the one-way ceiling of `lanes` NVLink lanes of a GPU.
+
+    The rate of a lane follows from the lowest version of the active lanes. If this version is unknown, the lowest rate
+    that NVML reports is used.
+    """
     active = [lane for lane in a.nvlinks if lane.active]
     versions = {lane.version for lane in active if lane.version is not None}
     version = min(versions) if versions else None

@@ -16,7 +16,7 @@ _READ = 0
 _WRITE = 1
 _NVLINK = 2
 _STATUS_OK = 0
-#: Reasons why peer access is denied, by NVML's status.
+#: Reasons why peer access is denied, by NVML's status (NVIDIA's abbreviations in parentheses).
 _DENIED = {
     1: "chipset not supported (CNS): the path between them crosses a chipset that does not carry peer traffic",
     2: "GPU not supported (GNS): this model, or this model in a virtual machine, has no peer access",
@@ -25,6 +25,7 @@ _DENIED = {
     5: "not supported (NS)",
     6: "unknown (U): the driver cannot tell, which is usual in virtual machines",
 }
+#: Kind of a path, as `nvidia-smi topo -m` names it, by NVML's level of the common ancestor of two GPUs.
 _LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 

@@ -52,7 +52,10 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
-    """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated."""
+    """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated.
+
+    `directory` is by default `cache_directory()`. If other users can write to it, nothing is saved.
+    """
     transports = [transport for transport in _TRANSPORTS if _has_all_reduce(facts, transport)]
     if not transports:
         return

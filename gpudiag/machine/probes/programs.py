@@ -59,7 +59,10 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every copy. `wrong_words` is the number of words that arrived wrong; None if they were not compared."""
+    """Fields of every copy. `gb_per_s` is a median of repeated runs, and `cv` their coefficient of variation.
+
+    `wrong_words` is the number of words that arrived wrong; None if words were not compared.
+    """
 
     gb_per_s: float
     size_bytes: int
@@ -69,7 +72,10 @@ class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies between the host and GPUs, or within a GPU. `gpus` has the CUDA ordinal of each concurrent flow."""
+    """Copies between the host and GPUs, or within a GPU. `gpus` has the CUDA ordinal of each concurrent flow.
+
+    `each_gb_per_s` has the rate of each flow, in the same order.
+    """
 
     path: str
     memory: str
@@ -79,7 +85,7 @@ class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
 
 
 class HostLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency between host and GPU: `src` and `dst` are `host` or `gpu`."""
+    """Latency between the host and GPU `gpu`: `src` and `dst` are `host` or `gpu`."""
 
     kind: str
     src: str

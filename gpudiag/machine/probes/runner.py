@@ -185,7 +185,10 @@ class RunningProbe:
         return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last_message()}")
 
     def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
-        """Return the outcome of the program or of each part. Parts that were written before a failure are valid."""
+        """Return the outcome of the program or of each part. Parts that were written before a failure are valid.
+
+        `status` and `reason` describe how the program ended; `ok` may become `garbage` or `unavailable`.
+        """
         if self._too_much:
             status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
         documents: list[ProbeDocument] = []
@@ -215,7 +218,10 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output. With `whole`, omit an incomplete last line."""
+        """Return the output of each part; for a program without parts, its whole output. Each part's output is a line.
+
+        With `whole`, omit an incomplete line. Otherwise return at least one element, so that decoding no output fails.
+        """
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
@@ -309,6 +315,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
             on_progress(_loading(plan))
         running = [stack.enter_context(RunningProbe(planned, on_progress)) for planned in plan]
         started = time.perf_counter()
+        # Before anything is measured, wait for all programs except those that may load while others measure.
         outcomes = {
             probe.planned.name: probe.give_up()
             for probe in running

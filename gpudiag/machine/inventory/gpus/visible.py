@@ -60,7 +60,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
 
     Returns:
         NVML indices in the order of the entries. An entry that is a number is taken as an NVML index. With several GPU
-        models CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; then the note warns of it.
+        models, CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the note then warns of this
+        difference.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))
