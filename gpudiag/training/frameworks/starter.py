@@ -81,7 +81,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables that show libraries that a launcher started the process. No server listens at MASTER_ADDR."""
+    """Return the variables from which libraries infer a start by torchrun. No server listens at MASTER_ADDR."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,

@@ -75,7 +75,10 @@ class TraceHandler:
 
 
 def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
-    """Start a process of low priority that waits for the traces and prints the verdict."""
+    """Start a process of low priority that waits for the traces of all ranks, up to `wait_s`, and prints the verdict.
+
+    The process gets the time at which this job started, because older traces belong to earlier jobs.
+    """
     from gpudiag.training.own_program import lower_priority, own_program
 
     command = own_program("gpudiag.app.trace_verdict", str(run_dir), str(ranks), str(wait_s), str(_started_s()))

@@ -114,7 +114,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator `func`, and count it; leave operators of tensor subclasses (`types`) to these classes."""
         plain = all(kind in _PLAIN for kind in types)
-        if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
+        # DTensor computes shapes with fake tensors. Such operators are run, but not counted.
+        if not plain and FakeTensor not in types:
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
@@ -142,7 +143,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
     def _phase(self) -> Counter[str]:
         """Return the sums, by precision, to which an operator that runs now belongs."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
-        if task < 0:
+        if task < 0:  # no backward pass runs in this thread
             return self._forward
         if not torch.is_grad_enabled():
             return self._backward.setdefault(task, Counter())

@@ -174,7 +174,7 @@ class _ModuleRanges:
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
             return _label(_class_name(root), "", root)  # not stored: a program may create a loss module in each step
         tree = list(_tree(root, "", set()))
-        kind = next(_class_name(child) for path, child in tree if path is not None)
+        kind = next(_class_name(child) for path, child in tree if path is not None)  # the root without its wrappers
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
         name = kind if number == 1 else f"{kind}#{number}"
         self._labels |= {id(child): ("" if path is None else _label(name, path, child), child) for path, child in tree}

@@ -40,7 +40,7 @@ class DrivenSession:
         """Open the session. The user's options take precedence over the values in `known`.
 
         Args:
-            mlflow: client and id of the trainer's MLflow run, if MLflow does not know it as this thread's open run.
+            mlflow: client and id of the trainer's run, if MLflow does not know the run as this thread's open run.
             known: arguments of `gpudiag.profile` with the trainer's values.
 
         Raises:

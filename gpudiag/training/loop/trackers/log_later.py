@@ -48,7 +48,7 @@ class LogLater:
         """Store the open runs, because the trainer may close them before the run is logged.
 
         Args:
-            mlflow: client and id of the trainer's run, if MLflow does not know it as this thread's open run.
+            mlflow: client and id of the trainer's run, if MLflow does not know the run as this thread's open run.
         """
         with contextlib.suppress(Exception):
             self._wandb_run = self._wandb_run or open_wandb_run()
@@ -88,7 +88,7 @@ class LogLater:
         self.poll()
 
     def _log(self) -> None:
-        """Log the analysed run to W&B and MLflow, as far as requested. Print where it is, or why logging failed."""
+        """Log the analysed run to W&B and MLflow, as far as requested. Print the tracker's run, or the error."""
         for name in self._trackers:
             if name == "tensorboard":
                 continue

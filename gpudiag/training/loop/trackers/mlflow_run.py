@@ -45,6 +45,7 @@ def log_to_mlflow(
     # A client can log to a run that has ended.
     for metric, value in tracked.metrics.items():
         client.log_metric(run_id, metric, value)
+    # MLflow expects the values of each column.
     columns = (
         dict(zip(tracked.columns, map(list, zip(*tracked.rows, strict=True)), strict=True)) if tracked.rows else {}
     )
