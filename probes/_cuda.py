@@ -58,7 +58,8 @@ class Gpu:
     Attributes:
         stream, back_stream: streams of copies to and from the GPU; all other work is queued on `stream`.
         kernels: kernel of kernels.cu by name.
-        kernels_missing: why the driver cannot load them; None if it can. Without them, data is not verified.
+        kernels_missing: reason why the driver cannot load the kernels; None if it can. Without kernels, data is not
+            verified.
         context_s, kernels_s: seconds of creating the context and of loading the kernels.
     """
 

@@ -96,7 +96,7 @@ class Gate:
         """Let all work that is later queued on `stream` wait until the gate opens."""
         if self.kernels:
             gpu.launch("wait_for_host", stream, c_uint64(self._address), c_uint64(_GATE_LIMIT_NS), grid=1, block=1)
-        else:
+        else:  # without kernels the driver waits, without a time limit
             flag = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
             call("cuStreamWaitValue32", stream, self._address, 1, flag)
 
@@ -213,8 +213,9 @@ def measure(
         most: maximum number of repeats.
     """
     trial = min(_TRIAL, most_bytes)
-    run(flows, trial, 1)
+    run(flows, trial, 1)  # the first run of a path, which is not timed
     copy_s = max(times[-1] for times in run(flows, trial, 1)) * most_bytes / trial
+    # Each of several flows makes at least two copies, so that a time within the flow is known (`rates_while_all_run`).
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
         # The link is so slow that smaller copies take milliseconds too, which is long enough to measure.

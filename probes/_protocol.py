@@ -72,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of the program's results. This probe has separate errors and times."""
+        """Return a probe for one of the program's results. The returned probe has separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -133,7 +133,10 @@ class Probe:
             data = data[os.write(self._output, data) :]
 
     def exit(self, *, linger: bool = True) -> NoReturn:
-        """Exit without destroying contexts. With `linger` and --wait-for-go, wait until standard input ends."""
+        """Exit without destroying contexts. With `linger` and --wait-for-go, wait until standard input ends.
+
+        The driver destroys contexts when the process ends, which would disturb programs that measure.
+        """
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)

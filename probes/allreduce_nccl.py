@@ -102,7 +102,7 @@ class Bench:
         """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))  # a size takes at least about four runs
-        repeats = (3, 5) if quick else (4, 8)
+        repeats = (3, 5) if quick else (4, 8)  # see `measure`
         collectives: list[dict[str, Any]] = []
         # Garbage collection would lengthen the launch times.
         gc.disable()
@@ -169,7 +169,8 @@ class Bench:
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
     """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats.
 
-    `repeats` has the number of last results that must agree, and the maximum number of repeats.
+    `repeats` has the number of last results that must agree, and the maximum number of repeats. If the last results
+    never agree, all results count.
     """
     least, most = repeats
     times: list[float] = []

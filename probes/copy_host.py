@@ -41,7 +41,11 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers (two on the device; on the host two pinned and two pageable buffers), and the data's seeds."""
+    """One GPU's buffers, and the data's seeds.
+
+    Copies read the device's buffer at address `source` and the first buffers of `pinned` and `pageable` memory on the
+    host. Copies write to the device's buffer at `target` and to the second buffers.
+    """
 
     gpu: Gpu
     source: int
@@ -167,7 +171,8 @@ class HostBench:
     def __init__(self, gpus: list[Gpu], *, quick: bool) -> None:
         self.gpus, self.quick = gpus, quick
         self.device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
-        # Two pinned and two pageable buffers per GPU and the pattern take at most a quarter of the available memory.
+        # Two pinned and two pageable buffers per GPU and the pattern take at most a quarter of the available memory. If
+        # the available memory is unknown, assume little.
         room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
         most = _QUICK_PINNED_BYTES if quick else _PINNED_BYTES
         wanted = min(most, self.device_bytes, room // (4 * len(gpus) + 1))
@@ -261,7 +266,10 @@ def main() -> None:
 
 
 def latencies(probe: Probe, gate: Gate, side: HostSide, pattern: HostPattern) -> Iterator[dict[str, Any]]:
-    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory."""
+    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory.
+
+    The loads walk a table, which overwrites the buffers that copies write to.
+    """
     gpu = side.gpu
     for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
         with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):

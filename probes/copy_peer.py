@@ -28,7 +28,7 @@ _SHARE = 0.05
 
 @dataclass(frozen=True)
 class Side:
-    """One GPU's buffers, and the seed of the data."""
+    """One GPU, the addresses of its buffers, and the seed of the data in `source`."""
 
     gpu: Gpu
     source: int
@@ -61,7 +61,10 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
+    """A path to measure. `initiator` names the GPU of each flow that issues the copies: "src" or "dst".
+
+    `direction` is "one_way" or "both_ways".
+    """
 
     src: Side
     dst: Side
