@@ -85,10 +85,7 @@ def pcie(link: PcieLink, way: Way) -> PathCeiling:
 
 
 def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
-    """Add the ceilings of both directions, because a full-duplex link carries both at the same time.
-
-    If one of the ceilings is None, the sum is None, with the same reason.
-    """
+    """Add the ceilings of both directions of a full-duplex link. If one is None, so is the sum, with its reason."""
     if there.gb_per_s is None or back.gb_per_s is None:
         return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:
@@ -97,10 +94,7 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links that are used at once, as if their paths shared no hardware.
-
-    If one of the ceilings is None, the sum is None, with the same reason.
-    """
+    """Add the ceilings of links that are used at once, as if they shared no hardware. If one is None, so is the sum."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:

@@ -52,17 +52,14 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
-    """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated.
-
-    `directory` is by default `cache_directory()`. If other users can write to it, nothing is saved.
-    """
+    """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated."""
     transports = [transport for transport in _TRANSPORTS if _has_all_reduce(facts, transport)]
     if not transports:
         return
     with suppress(OSError, RuntimeError):
         directory = cache_directory() if directory is None else directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(directory):
+        if not is_private(directory):  # other users could change the measurements
             return
         for transport in transports:
             write_whole(directory / _file_name(facts, transport), encode_json(facts), mode=0o600)

@@ -72,10 +72,7 @@ class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies between the host and GPUs, or within a GPU. `gpus` has the CUDA ordinal of each concurrent flow.
-
-    `each_gb_per_s` has the rate of each flow, in the same order.
-    """
+    """Copies with the host or within a GPU. `gpus` and `each_gb_per_s` have each flow's CUDA ordinal and rate."""
 
     path: str
     memory: str

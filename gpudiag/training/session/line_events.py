@@ -50,10 +50,7 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the value of the entry that records a call of each special function, by the function's code.
-
-    These functions do the work of `WORK` in PyTorch, or start or end a range named `input`.
-    """
+    """Return {function: value of a call's entry} for PyTorch's functions of `WORK` and the ends of ranges `input`."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -117,8 +114,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
         return set()
     step_ns = entries[-1][0] - entries[0][0]
     allowed_ns = max(_MAX_SHARE * step_ns, min(_MAX_NS, _MAX_SHARE_OF_SHORT * step_ns))
-    # Convert the allowed time to an allowed number of events. The first events of a step cost more than later ones.
-    allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
+    allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)  # a number of events, of which the first cost more
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
     # Return early if possible, because counting hashes code objects, and a hash takes microseconds.

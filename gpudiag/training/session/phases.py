@@ -212,10 +212,7 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide whether warm-up is over: step times have converged on all ranks, or a limit is reached. For rank 0.
-
-        `posted` has each rank's step times in ms since the previous decision; excluded steps have no time.
-        """
+        """Decide on rank 0 from each rank's new step times in ms: warm-up is over when all converge, or at a limit."""
         settings = self._settings
         if not self._warmup_ms:
             # The limit does not include the first steps, which load libraries and compile.
@@ -255,10 +252,7 @@ class Phases:
         return step_counts.default_unprofiled_steps(step_ms)
 
     def _run_unprofiled(self, steps: int) -> Iterator[None]:
-        """Time `steps` steps, and more until the timing target is met.
-
-        If these steps become faster, warm-up was too short, and is recorded as not converged.
-        """
+        """Time `steps` steps, and more until the timing target is met. If steps get faster, warm-up was too short."""
         target = self._settings.target if self._settings.steps is None else None
         while steps > 0:
             self._agreed_steps = len(self._series.step_ms) + steps
@@ -316,10 +310,7 @@ class Phases:
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only trace fails, run its steps anyway, so that ranks stay in one phase.
-
-        If the full trace fails, raise the exception.
-        """
+        """Record one trace. If the kernel-only trace fails, run its steps anyway, so that ranks stay in one phase."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
