@@ -39,7 +39,7 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function; return its value, a tuple of several values, or None.
 
     Raises:
-        CudaError: the call did not return CUDA_SUCCESS, or this version of cuda-bindings does not have it.
+        CudaError: the call did not return CUDA_SUCCESS, or this version of cuda-bindings lacks the function.
     """
     function = getattr(driver, name, None)
     if function is None:

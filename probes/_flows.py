@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens by itself after this time, because queueing a copy may block the host before it opens the gate.
+#: The gate opens by itself after this time, because a host that a queued copy blocks cannot open the gate.
 _GATE_LIMIT_NS = 500_000_000
 #: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
 
 
 class GateGaveUpError(ProbeError):
-    """The copies blocked the host while they were queued, so the gate opened by its time limit."""
+    """The copies blocked the host while they were queued, so the gate opened at its time limit."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None if they are not verified.
+    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None without verification.
 
     If not `gated`, the times include launching.
     """
@@ -81,7 +81,7 @@ class Transfer:
 
 
 class Gate:
-    """Hold streams until `open`. The host sets one shared flag to open; a kernel that gives up waiting sets another."""
+    """Hold streams until `open`. The host sets one shared flag to open. A kernel that gives up sets another flag."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")

@@ -159,7 +159,7 @@ class PeerBench:
         bandwidth: list[dict[str, Any]] = []
         target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies do not use it.
+        # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies use none.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:

@@ -5,8 +5,8 @@ The ceiling of PCI Express, one way, is (PCI Express Base Specification 6.0, sec
     lanes x transfer rate x encoding / 8 x payload / (payload + overhead)
 
 - The transfer rate is 2.5, 5, 8, 16, 32, 64 GT/s for generations 1 to 6.
-- The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT of 256 bytes carries 236 bytes
-  of packets.
+- The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT, a unit of 256 bytes,
+  carries 236 bytes of packets.
 - The payload of a packet is at most 256 bytes on nearly every server and PC (128 in some VMs and laptops).
 - The overhead per packet is 4 bytes of framing and sequence number, 4 bytes of link CRC (in generation 6 both are part
   of the FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
@@ -140,7 +140,7 @@ def staged(a: Gpu, b: Gpu) -> PathCeiling:
 
 
 def on_device(gpu: Gpu) -> PathCeiling:
-    """Return the ceiling of a copy within a GPU: half of (memory clock x 2 x bus width), because it reads and writes.
+    """Return the ceiling of a copy within a GPU: half of (memory clock x 2 x bus width), for reading and writing.
 
     For HBM and GDDR, twice NVML's memory clock is the data rate per pin.
     """

@@ -1,4 +1,4 @@
-"""Measure a machine: plan the probes, run them, and add their results to its facts."""
+"""Measure a machine: plan the probes, run them, and add their results to the machine's facts."""
 
 from __future__ import annotations
 

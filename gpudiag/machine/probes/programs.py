@@ -1,7 +1,7 @@
 """Find the probe programs, and decode their results.
 
 A program prints a JSON object whose `schema` names its kind and version. The output is validated against the types
-below, because a program may be killed while it writes, or replaced.
+below, because a program may be killed while it writes, and its file may be replaced.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
-    #: Reason why this machine has nothing to measure, which is not a failure; None if it has something.
+    #: Reason why this machine has nothing to measure, which is not a failure; None if there is something.
     unavailable: str | None = None
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()

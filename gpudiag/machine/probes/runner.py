@@ -230,7 +230,7 @@ class RunningProbe:
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
-        go = self._go_at if self._go_at is not None else now  # it has not begun to measure
+        go = self._go_at if self._go_at is not None else now  # the program may have ended before it measured
         return ProbeOutcome(
             name=name,
             planned=self.planned,

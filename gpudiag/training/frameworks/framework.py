@@ -90,7 +90,7 @@ class Framework(ABC):
 
     @abstractmethod
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """Return the command that starts all training processes of this node, and exits when the last one has ended.
+        """Return the command that starts all training processes of this node, and exits when all of them have ended.
 
         Args:
             plan: description of the launch.

@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # `launch.guard` has sent SIGTERM to the processes too. They save their measurements before they exit. If this
-        # process exited first, they would be killed.
+        # `launch.guard` has sent SIGTERM to the training processes too, which save their measurements before they exit.
+        # If this process exited first, the guard would kill them.
         _leave(processes)
         return 1
     if failed:

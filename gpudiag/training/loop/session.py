@@ -213,7 +213,7 @@ class Session:
         fetched = 0
         while True:
             if not self._prepared:
-                # If gpudiag started this program only to measure it, a failure to measure ends the program.
+                # If gpudiag started this program to measure, a failed measurement ends the program.
                 if not self._measurement.advance(raises=self._run is not None):
                     return
                 self._prepared = True
@@ -249,7 +249,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework's runtime. Determine the framework anew, because the program may import it later."""
+        """Return the runtime. Find the framework at each call, because the program may import it after `__init__`."""
         return load_runtime(self._framework)
 
 

@@ -38,7 +38,7 @@ class TraceHandler:
 
     A rank waits for no other rank. After rank 0 has saved its trace, a process of low priority waits for the traces of
     the other ranks, analyses all traces, and prints the verdict on standard error. If traces are missing, the process
-    names their ranks and analyses the other traces. When the training ends, it waits for that process. If a trace
+    names their ranks and analyses the other traces. At its end, the training waits for this process. If a trace
     cannot be saved, a message appears on standard error, and the training continues.
 
     Args:

@@ -23,7 +23,7 @@ from gpudiag.training.session.position import ClusterPosition
 #: Environment variable that the launcher sets to the directory of a `DirectoryStore`.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for the others at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
+#: A rank of a user's command waits for other ranks at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 #: Key that a rank posts when ranks shall decide alone (see `SplittableAgreement`).
 _SPLIT_KEY = "apart"

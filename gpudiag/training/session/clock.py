@@ -325,7 +325,7 @@ class SchedulingWatch:
     def per_step(self, step_ms: float) -> Scheduling | None:
         """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters.
 
-        An increase can be negative if the kernel reuses the id of a thread that has ended. It then counts as 0.
+        If the kernel reuses the id of a thread that has ended, an increase can be negative. It then counts as 0.
         """
         if not self._cpu_ns or self._wall_ns <= 0:
             return None

@@ -37,7 +37,7 @@ INPUT_BEGIN, INPUT_END = -15, -16
 #: Cost in ns of each of the first events of a step; cost in ns of each later event, which finds its data in the
 #: processor's caches; and number of first events.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: The overhead per step may be 2 % of the step. In short steps it may be up to 0.1 ms, but at most 6 % of the step.
+#: The overhead per step may be 2 % of the step. In short steps the overhead may be 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum number of events of the training thread in one step, and of each other thread in one section. Functions that
 #: contain the training loop may cause twice as many, because otherwise calls would be attributed to wrong lines.
@@ -240,7 +240,7 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        """Record that a line begins, or disable this line's events: it is in `_disabled`, or the step has too many.
+        """Record that a line begins. Disable the line's events if it is in `_disabled` or the step has too many events.
 
         Lines of functions in `_loop` may exceed the limit of a step twofold.
         """

@@ -179,7 +179,7 @@ def fewest_steps(*, lines: bool) -> int:
 def first_block(step_ms: float, target: TimingTarget) -> int:
     """Return the number of unprofiled steps before the first check of their mean.
 
-    They take about `BLOCK_MS`, and are at least 10, but not more than the target's time allows.
+    These steps take about `BLOCK_MS`, and are at least 10, but not more than the target's time allows.
     """
     affordable = math.floor(1e3 * target.seconds / max(step_ms, 1e-3))
     wanted = max(_UNPROFILED_STEPS[0], math.ceil(BLOCK_MS / max(step_ms, 1e-3)))

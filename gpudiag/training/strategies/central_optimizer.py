@@ -18,7 +18,7 @@ class CentralOptimizer(torch.optim.Optimizer):
     Args:
         parameters: the model's parameters.
         make: function that makes an optimizer of given parameters.
-        owned: the parameters that this process updates, possibly none. They may be copies of the model's parameters.
+        owned: the parameters that this process updates, possibly none. Owned parameters may be copies of the model's.
         before: called before each update, to fill the gradients of `owned`.
         after: called after each update, to copy all updated parameters into the model.
         kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors instead of freeing them.

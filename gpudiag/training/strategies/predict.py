@@ -55,7 +55,7 @@ def predict(
 def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
     """Predict the cost of one candidate. `cannot` is the reason why the candidate cannot run, or None."""
     strategy = strategies(candidate.framework).get(candidate.strategy)
-    now.paths.assumed.clear()  # `cost` notes here which properties of the machine it had to assume
+    now.paths.assumed.clear()  # `strategy.cost` adds properties of the machine that were not measured
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
     if cost is None or strategy is None:
         why = cannot or "gpudiag has no model of its cost"

@@ -18,8 +18,8 @@ _LAST = 1000
 class Strategy:
     """Base class of the ways in which the devices of a job communicate gradients or parameters.
 
-    Commands that do not train read these attributes. Therefore a strategy's module imports its framework only when it
-    trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
+    Commands that do not train read these attributes. Therefore a strategy's module imports its framework only in a
+    process that trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
 
     Attributes:
         name: name on the command line.
@@ -101,7 +101,7 @@ class Strategy:
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended on `devices` devices of this machine; None if it may be.
+        """Return why a candidate is not recommended on `devices` devices of this machine; None without a reason.
 
         The size of /dev/shm does not matter, because shared memory is an anonymous file.
         """

@@ -5,7 +5,7 @@ strategies. Each tensor is sent separately, except by Horovod. The strategies di
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
-- NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
+- NCCL's all-reduces begin after backward, because an all-reduce waits for all work launched before.
 - Without NCCL, gradients are summed on the host, and the sums are copied back. Each replica updates all its variables.
 - Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
 - Wrappers of Keras that divide a batch between GPUs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
@@ -44,7 +44,7 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not predicted; None if it is. No benchmark used rounded gradients."""
+        """Return why a candidate is not predicted; None if it is predicted. No benchmark used rounded gradients."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod

@@ -1,7 +1,7 @@
 """Apply CUDA_VISIBLE_DEVICES.
 
 According to the CUDA programming guide (Environment variables), an entry is an index, a GPU UUID or an unambiguous
-prefix of one, or a MIG identifier. The first invalid entry ends the list. An empty string hides every GPU.
+prefix of a UUID, or a MIG identifier. The first invalid entry ends the list. An empty string hides every GPU.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        """Return the precision of an operator (`fp32`, ...) by its name and its first tensor; `unknown` without one."""
+        """Return an operator's precision (`fp32`, ...) by its name and its first tensor; `unknown` without a tensor."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"

@@ -16,7 +16,7 @@ class DrivenSession:
 
     Args:
         run_dir, options: arguments of `gpudiag.profile`.
-        stop: end the training when everything is measured. None to end it only under `gpudiag profile`.
+        stop: end the training when everything is measured. None to end the training only under `gpudiag profile`.
         log_to: trackers to which rank 0 logs the run after the measurement; None for no tracker.
 
     Raises:

@@ -17,8 +17,8 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
     A step lasts from the start of one batch to the start of the next batch. Keras fetches the next batch within the
-    step. TensorFlow's traces show the time of the fetch; in unprofiled steps it is unknown. The last step of an epoch
-    and the code after the epoch are excluded. With `steps_per_execution` each execution counts as one step.
+    step. TensorFlow's traces show the time of the fetch. In unprofiled steps this time is unknown. The last step of an
+    epoch and the code after the epoch are excluded. With `steps_per_execution` each execution counts as one step.
 
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).

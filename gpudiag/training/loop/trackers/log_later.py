@@ -21,7 +21,7 @@ _ANALYSIS_S = 120.0
 
 
 class LogLater:
-    """Analyse a run in a process of low priority, and then log it to the trackers' runs that this process has open.
+    """Analyse a run in a process of low priority. Then log the run to the trackers' runs that this process has open.
 
     The methods print failures and raise no exceptions, because the training must continue. If a tracker has no open
     run, a new run is created. The process of low priority writes TensorBoard's files.

@@ -201,8 +201,8 @@ class Gloo(BucketedStrategy):
 class Independent(PytorchStrategy):
     """Let each process train alone. The steps of other strategies are longer by the cost of their communication.
 
-    The processes join a process group, although they send nothing over the group. Because of the group they enter each
-    phase of a measurement together, and their traces contain their ranks.
+    The processes join a process group, although they send nothing over the group. Because of the group, the processes
+    enter each phase of a measurement together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT

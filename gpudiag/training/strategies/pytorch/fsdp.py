@@ -75,7 +75,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate unsharded gradients within the block. They are reduced with the last batch, outside the block."""
+        """Accumulate unsharded gradients within the block. The last batch, outside the block, reduces all of them."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield

@@ -51,7 +51,7 @@ class DataParallel(PytorchStrategy):
         return data_parallel
 
     def exchange(self, model: nn.Module) -> None:
-        """Check the gradients. Backward has summed them."""
+        """Check the gradients, which backward has summed."""
         self.check_gradients(model)
 
     @classmethod
@@ -100,7 +100,7 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device. Divide batches equally between them; gather outputs on the first device."""
+        """Make a replica on each device. Divide batches equally between replicas; gather outputs on the first."""
         import torch
 
         self.check_model(model)

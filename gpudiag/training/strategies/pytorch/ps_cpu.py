@@ -119,7 +119,7 @@ class PsCpu(PytorchStrategy):
         self._masters = views(self._world)
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this process's variables on the host, and copies all of them to the device."""
+        """Make an optimizer that updates this process's variables on the host, and copies all variables to devices."""
         from torch import nn
 
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
@@ -206,7 +206,7 @@ class PsCpu(PytorchStrategy):
         exposed_push_ms = transfers.exposed_after(deliveries, now.compute.backward_ms)
         pull_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # All processes wait for the process that owns the most bytes, which updates them with its own threads only.
+        # All processes wait for the process that owns the most bytes, which uses only its own threads.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()

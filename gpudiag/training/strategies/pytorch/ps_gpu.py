@@ -110,7 +110,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended; None if it may be. On CPUs no candidate is recommended."""
+        """Return why a candidate is not recommended; None without a reason. On CPUs no candidate is recommended."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)

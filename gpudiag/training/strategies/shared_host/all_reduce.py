@@ -70,7 +70,7 @@ class SharedHostAllReduce:
 
     Raises:
         UsageError: the ranks are not on one node or cannot share memory.
-        HardwareMissingError: there is too little memory, or it cannot be pinned. All ranks raise the same error.
+        HardwareMissingError: there is too little memory, or pinning fails. All ranks raise the same error.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class PeerWatch:
         )
 
     def _left_behind(self) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; None without one."""
+        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; else None."""
         submitted = self._control.get(at.SUBMITTED)
         for rank in self._others:
             state = self._control.get(at.STATE, rank)
