@@ -182,7 +182,7 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Within the block, run this thread on the CPU that launches fastest. A few of the usable CPUs are tried.
+    """Within the block, run this thread on the CPU that launches fastest. Try up to `candidates` of the usable CPUs.
 
     Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer. A thread that moves
     between such cores gives alternating results. In a VM the sockets of cores are unknown. Therefore a few all-reduces

@@ -129,7 +129,7 @@ class Probe:
             **result,
         }
         data = (json.dumps(document, allow_nan=False) + "\n").encode()
-        while data:
+        while data:  # a call may write only a part
             data = data[os.write(self._output, data) :]
 
     def exit(self, *, linger: bool = True) -> NoReturn:

@@ -87,7 +87,7 @@ class Path:
 
 
 def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
-    """Return every path to measure, first those without peer access. `allowed` has the pairs that can have access."""
+    """Return every path to measure, first those without peer access. In pairs (a, b) in `allowed`, a can access b."""
     ordered = list(itertools.permutations(sides, 2))
     unordered = list(itertools.combinations(sides, 2))
     off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
@@ -130,7 +130,7 @@ def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
         with probe.attempt(f"peer access of GPU {a.ordinal} to GPU {b.ordinal}"):
             if call("cuDeviceCanAccessPeer", a.handle, b.handle):
                 allowed.add((a.ordinal, b.ordinal))
-            elif a.ordinal < b.ordinal:
+            elif a.ordinal < b.ordinal:  # report each pair once
                 probe.skip(
                     f"direct copies between GPU {a.ordinal} and GPU {b.ordinal}",
                     "CUDA reports no peer access between them",

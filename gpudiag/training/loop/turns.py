@@ -26,7 +26,7 @@ class JobTurns:
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: function that saves settings that jobs may change, and returns a function that restores the saved settings.
+        save: function that saves settings that jobs may change, and returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:

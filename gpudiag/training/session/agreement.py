@@ -71,7 +71,7 @@ class Agreement:
 
         Args:
             step_ms: this rank's step times in milliseconds.
-            judge: makes the decision on rank 0, or of a single process without a store.
+            judge: makes the decision, on rank 0 or in a single process without a store.
 
         Raises:
             TimeoutError: a rank did not post its step times in time.

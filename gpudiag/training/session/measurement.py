@@ -95,8 +95,8 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, also remove the logs of loader workers and, on rank 0, the files that belong to no rank.
-        Without `run_id`, choose a random run id.
+        With `clear_run`, also remove the logs of loader workers and, on rank 0, `run.json` and files of ranks that this
+        run does not have. Without `run_id`, choose a random run id.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)

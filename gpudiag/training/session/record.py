@@ -78,7 +78,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove files of an earlier run that belong to no rank, or to a rank that is not below `world_size`."""
+    """Remove an earlier run's record, analysis and worker logs, and the files of ranks from `world_size` on."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     clear_worker_lines(run_dir)

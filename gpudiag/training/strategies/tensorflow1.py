@@ -135,6 +135,7 @@ class _Central(_Tensorflow1):
             owners = transfers.owners_by_size(sizes, count)
         else:
             owners = [HOST if cls.home == "host" else 0] * len(sizes)
+        # `run` returns the end of each copy; `exposed_after` returns the ms from the end of compute to the last end.
         fetch_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
         deliveries = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))

@@ -79,7 +79,7 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
             break
         if index not in indices:
             indices.append(index)
-        elif not entry.lower().startswith("mig-"):
+        elif not entry.lower().startswith("mig-"):  # several MIG instances of one GPU may be visible
             notes.append(f"CUDA_VISIBLE_DEVICES names GPU {index} twice, which CUDA may refuse")
     if any(entry.isdigit() for entry in entries) and _numbering_differs(gpus, device_order):
         notes.append(

@@ -169,7 +169,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             lines.begin_batch()
         begin_ns = time.perf_counter_ns()
         batch = fetch(fetcher, wanted)
-        if _table is not None and _table.pid != os.getpid():
+        if _table is not None and _table.pid != os.getpid():  # the table of the training process, inherited by a fork
             _table.add(time.perf_counter_ns() - begin_ns)
         lines.end_batch()
         return batch

@@ -141,7 +141,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
-        """Return the sums, by precision, to which an operator that runs now belongs."""
+        """Return the FLOPs by precision to which those of an operator that runs now are added."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
         if task < 0:  # no backward pass runs in this thread
             return self._forward

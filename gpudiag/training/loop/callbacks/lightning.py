@@ -51,7 +51,7 @@ class LightningCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session."""
         self._updates = trainer.global_step
-        # Lightning logs to MLflow with its own client. Therefore MLflow does not know the run as an open run.
+        # Lightning logs to MLflow with its own client. Therefore `mlflow.active_run` does not return the run.
         loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "MLFlowLogger"]
         mlflow = (loggers[0].experiment, loggers[0].run_id) if loggers and trainer.is_global_zero else None
         self._driven.open(model=pl_module, framework="pytorch", mlflow=mlflow)

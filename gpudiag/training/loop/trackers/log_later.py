@@ -48,7 +48,7 @@ class LogLater:
         """Store the open runs, because the trainer may close them before the run is logged.
 
         Args:
-            mlflow: client and id of the trainer's run, if MLflow does not know the run as this thread's open run.
+            mlflow: client and id of the trainer's run, if the trainer opened the run with its own client; else None.
         """
         with contextlib.suppress(Exception):
             self._wandb_run = self._wandb_run or open_wandb_run()

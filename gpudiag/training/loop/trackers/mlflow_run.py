@@ -21,7 +21,7 @@ def log_to_mlflow(
 
     Args:
         tracked: the content.
-        client: `MlflowClient` that knows the run `run_id`; None for a client of the environment's tracking server.
+        client: `MlflowClient` that can access the run `run_id`; None for a client of the environment's tracking server.
         run_id: an existing run, which may be open in this process; None to create a run.
         project, name: experiment and name of the created run.
 

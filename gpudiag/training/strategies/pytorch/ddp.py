@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Environment variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Bytes that gloo's all-reduce over sockets reads or writes in host memory, on each rank per byte of the message, to
-#: copy it into and out of the sockets and to add.
+#: Bytes that gloo's all-reduce over sockets reads and writes in host memory on each rank, per byte of the message: for
+#: copies into and out of sockets, and for additions.
 _GLOO_PASSES = 6
 
 

@@ -202,6 +202,7 @@ class PsCpu(PytorchStrategy):
         """
         sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
+        # `run` returns the end of each copy; `exposed_after` returns the ms from the end of compute to the last end.
         deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
         exposed_push_ms = transfers.exposed_after(deliveries, now.compute.backward_ms)
         pull_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)

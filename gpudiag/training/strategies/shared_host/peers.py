@@ -95,7 +95,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank whose process has ended; None if the rank left before (see `STATE`)."""
+        """Return (problem, hint) for a rank whose process has ended; None if it had left the all-reduce before."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
