@@ -208,7 +208,7 @@ def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable within the block, also for C libraries."""
+    """Set an environment variable within the block, also for C libraries. If `value` is None, do nothing."""
     before: Any = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -63,7 +63,7 @@ class Probe:
         self.phases: dict[str, float] = {}
         self.ready_at = self.measuring_since = STARTED
         self._output = os.dup(1)
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # standard output of libraries goes to standard error
 
     def options(self) -> argparse.Namespace:
         """Parse the command line; programs add their own options to `parser` first."""

@@ -234,7 +234,7 @@ def main() -> None:
     """Start the ranks, and end all of them if one fails."""
     probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
     options = make_parser(probe).parse_args()
-    probe.given = options
+    probe.given = options  # without `Probe.options`, which would also note the time of imports
     if options.rank is not None:
         rank_main(probe, options)  # ends the process
     if importlib.util.find_spec("torch") is None:

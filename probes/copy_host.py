@@ -231,7 +231,10 @@ class HostBench:
     def _path(
         self, gate: Gate, memory: str, name: str, group: list[HostSide], *, target_s: float, repeats: dict[str, int]
     ) -> dict[str, Any]:
-        """Measure one path that `paths` yields, and return the fields of its result."""
+        """Measure one path that `paths` yields, and return the fields of its result.
+
+        `target_s` is the approximate duration of a run in s. `repeats` has `least` and `most` of `_flows.measure`.
+        """
         direction, ways = _DIRECTIONS[name]
         spread = memory == "pinned" and len(group) > 1 and ways == ("d2h",)
         flows = [host_flow(side, way, memory, self.pattern, spread=spread) for side in group for way in ways]

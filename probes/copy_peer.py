@@ -157,7 +157,7 @@ class PeerBench:
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
-        target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
+        target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))  # each path takes about seven runs
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
         # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies use none.
         enabled, gated = False, gate.kernels
@@ -166,7 +166,7 @@ class PeerBench:
                 latency += self._small_copies(probe, gate, peer_access=False)
                 with probe.phase("enabling peer access"):
                     enable_peer_access(probe, self.sides, self.allowed)
-                enabled = gated = True
+                enabled = gated = True  # direct copies do not block the host
             probe.progress(path.label, done, len(todo))
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}

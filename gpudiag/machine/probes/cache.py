@@ -79,7 +79,7 @@ def with_measurements(inventory: Facts, measured: Facts) -> Facts:
         collectives=measured.collectives,
         collective_fits=measured.collective_fits,
         skipped=tuple(dict.fromkeys([*inventory.skipped, *measured.skipped])),
-        probes={**measured.probes, "measured": measured.created},
+        probes={**measured.probes, "measured": measured.created},  # the time of the measurements
     )
 
 

@@ -309,7 +309,7 @@ class TracedEvents:
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
         self._calls = 0
         self._entries: list[Entry] = []
-        self._limit, self._active = 0, False
+        self._limit, self._active = 0, False  # `_limit` is the length of `_entries` that this step should not exceed
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -318,7 +318,7 @@ class TracedEvents:
         del others, discover  # only one thread is traced, and every call is checked for a function of the user
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
-        self._foreign = self._closed.copy()
+        self._foreign = self._closed.copy()  # functions that an earlier section has disabled stay disabled
         self._loop_code.update((id(frame.f_code), frame.f_code) for frame in frames)
         for frame in frames:
             frame.f_trace, frame.f_trace_lines = self._trace, True

@@ -259,7 +259,7 @@ def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[
     for at_ns, code, value in entries:
         times_ns.append(at_ns - last_ns)
         last_ns = at_ns
-        codes.append(numbers.setdefault(code, len(numbers) - 1))
+        codes.append(numbers.setdefault(code, len(numbers) - 1))  # - 1, because `numbers` also contains None
         values.append(value)
     return {"ns": times_ns, "code": codes, "value": values}
 

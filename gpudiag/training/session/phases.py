@@ -102,7 +102,7 @@ class Phases:
         self._ran = self._warmup_ran = 0  # numbers of completed steps and of completed warm-up steps
         #: Number of unprofiled steps on which the ranks have agreed so far.
         self._agreed_steps: int | None = None
-        self._line_steps = 0
+        self._line_steps = 0  # number of steps that time source lines; 0 before it is known
         self._phase: Literal["warm-up", "unprofiled", "lines", "profiled", "over"] = "warm-up"
         self._window: Window | None = None
         #: On rank 0, each rank's step times in ms during warm-up, without the first step.

@@ -99,7 +99,7 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
         return True
     shift = abs(statistics.median(older) - typical) / typical
     # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). The difference of two medians has a
-    # standard error that is sqrt(2) times as large.
+    # standard error that is sqrt(2) times as large. The scatter explains a shift of up to two such errors.
     scatter = statistics.fmean((_sigma(older), _sigma(newer))) / typical
     explained_shift = 2 * 1.2533 * math.sqrt(2 / block) * scatter
     return shift <= max(TOLERANCE, explained_shift) and not has_trend(recent)

@@ -92,7 +92,7 @@ class _Horovod(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces of 64 MB during backward, and of copies into and out of the buffers."""
+        """Return the cost of all-reduces of 64 MB during backward, of copies into and from buffers, and of updates."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()

@@ -109,7 +109,7 @@ class SharedHostAllReduce:
             threads = max(1, min(most, len(near) // (2 * self.world)))
         self._control.set(at.STATE, at.ACTIVE)
         pids = self._gather(os.getpid())
-        self._segment.close()
+        self._segment.close()  # the mapping remains
         self._reducer = make_reducer(self._control, engine=engine, threads=threads, cpus=near, mismatch=self._mismatch)
         self.engine = self._reducer.name
         self._peers = PeerWatch(self._control, pids, timeout_s, self._give_up)
@@ -205,7 +205,7 @@ class SharedHostAllReduce:
             (layout.ring(rank), at.RING * at.PIECE),
             (layout.slot(rank, 0), layout.slots * layout.chunk_bytes),
         ]
-        for number in range(layout.slots):  # this rank's share of each result
+        for number in range(layout.slots):  # this rank's share of each result, in whole pages
             begin, end = (layout.chunk_bytes * share // layout.world // at.PAGE * at.PAGE for share in (rank, rank + 1))
             parts.append((layout.slot(layout.world, number) + begin, max(at.PAGE, end - begin)))
         before = os.sched_getaffinity(0)
