@@ -83,7 +83,7 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
     candidate is always measured, because another candidate is recommended only if it is faster.
 
     Args:
-        predictions: predictions sorted by cost, as `predict` returns them.
+        predictions: predictions in the order in which `predict` returns them.
         least: minimum number of finalists, if enough candidates can run.
     """
     possible = [

@@ -145,7 +145,11 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces over links between GPUs. `now` has the model and the machine's rates."""
+        """Return the cost of all-reduces over links between GPUs. `now` has the model and the machine's rates.
+
+        `candidate.wire` is the number of communicated bytes per byte of gradients. Communication occupies the share
+        `holds` of a device's compute while it runs.
+        """
         curve = now.nccl_curve
         if curve is not None:
             reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth at 25 MB"
