@@ -105,11 +105,7 @@ def all_at_once(each: list[PathCeiling]) -> PathCeiling:
 
 
 def nvlink(a: Gpu, lanes: int) -> PathCeiling:
-    """Return the one-way ceiling of `lanes` NVLink lanes of a GPU.
-
-    The rate of a lane follows from the lowest version of the active lanes. If this version is unknown, the lowest rate
-    that NVML reports is used.
-    """
+    """Return the one-way ceiling of `lanes` NVLink lanes, by the lowest version or else lowest rate of active lanes."""
     active = [lane for lane in a.nvlinks if lane.active]
     versions = {lane.version for lane in active if lane.version is not None}
     version = min(versions) if versions else None

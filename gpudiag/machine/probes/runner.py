@@ -218,11 +218,9 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the output of each part; for a program without parts, its whole output. Each part's output is a line.
-
-        With `whole`, omit an incomplete line. Otherwise return at least one element, so that decoding no output fails.
-        """
+        """Return the output of each part, which is a line, or of a program without parts. `whole`: only complete lines."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
+        # Unless the program has failed, return at least one element, so that decoding no output fails.
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
     def _outcome(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:

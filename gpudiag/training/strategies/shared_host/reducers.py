@@ -68,8 +68,8 @@ class NativeReducer:
         engine.rank, engine.world = control.rank, layout.world
         engine.slots, engine.lanes, engine.ring = layout.slots, layout.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
-        # With fewer processors than threads, a spinning thread would take the processor of a working thread. Besides the
-        # summing threads, each rank has the coordinating thread and the training thread.
+        # With fewer processors than threads, a spinning thread would take the processor of a working thread. Each rank
+        # also has the coordinating thread and the training thread.
         roomy = len(cpus) >= layout.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         engine.in_turn = not roomy
