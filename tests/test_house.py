@@ -25,12 +25,12 @@ BUDGET = {
     "analysis": 23_060,
     "app": 7_070,
     "commands": 3_380,
-    "machine": 3_130,
+    "machine": 3_140,
     "model": 6_120,
     "prediction": 820,
     "report": 9_260,
     "trace": 9_930,
-    "training": 21_220,
+    "training": 21_280,
     "": 660,
 }
 #: Maximum number of decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of
