@@ -52,7 +52,7 @@ def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
     Return `time_us` per load, and its `cv`. A first walk through the whole table, which is not timed, brings the table
-    into the cache of the memory's owner (for a remote GPU its L2), where communication flags would be too.
+    into the cache of the memory's owner (for a remote GPU its L2). Flags by which GPUs communicate would be there too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

@@ -8,8 +8,8 @@ The ceiling of PCI Express, one way, is (PCI Express Base Specification 6.0, sec
 - The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT, a unit of 256 bytes,
   carries 236 bytes of packets.
 - The payload of a packet is at most 256 bytes on nearly every server and PC (128 in some VMs and laptops).
-- The overhead per packet is 4 bytes of framing and sequence number, 4 bytes of link CRC (in generation 6 both are part
-  of the FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
+- The overhead per packet is 8 bytes of framing, sequence number and link CRC (in generation 6 these are part of the
+  FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
 
 Acknowledgements and flow control take another 1 to 3 %, which the ceiling ignores. Healthy links reach 93 to 97 % of
 the ceiling.

@@ -218,7 +218,7 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the output of each part (a line), or of a program without parts. With `whole`, omit incomplete lines."""
+        """Return the output of each part (a line), or of a program without parts. With `whole`, omit a partial line."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         # Unless the program has failed, return at least one element, so that decoding no output fails.
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])

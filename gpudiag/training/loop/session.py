@@ -43,10 +43,10 @@ class Session:
 
     A session skips steps until step times have converged, and then times steps without the profiler. Finally it records
     a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
-    open the block with the same arguments. All processes enter each phase at the same step, on which they agree through
-    the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full traces
-    `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir` reports
-    where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
+    open the block with the same arguments. All processes enter each phase at the same step. They agree on this step
+    through the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full
+    traces `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir`
+    reports where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
 
     Args:
         run_dir: the run directory; files of an earlier run are replaced. In a function that `gpudiag profile

@@ -84,8 +84,8 @@ def synchronize(devices: Sequence[str]) -> None:
 def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
     """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
 
-    These are the requested devices; without a request, the devices on which the model's strategy or the current
-    strategy puts replicas; without such a strategy, the first GPU; without a GPU, the CPU.
+    The first of these that exist: the requested devices; the devices on which the model's strategy or the current
+    strategy puts replicas; the first GPU; the CPU.
 
     Args:
         wanted: the requested device's name, a sequence of names, or None.
