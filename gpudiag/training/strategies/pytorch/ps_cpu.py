@@ -29,7 +29,7 @@ _PAGE = 4096
 #: Computing gradient + decay x parameter into new memory takes 5 (two reads; zero, fetch and write the result). Scaling
 #: the momentum takes 2, adding to the momentum 3, and updating the parameter 3.
 _UPDATE_PASSES = 13
-#: Bytes that are read or written per byte of a gradient, to add it to a sum (two reads, one write), and to divide a sum.
+#: Bytes that are read or written per byte of a gradient: to add it to a sum (two reads, one write), or to divide a sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
 #: GB/s of host memory per thread of PyTorch's operators while other processes wait. Cores of servers reach 3 to 15 GB/s
 #: (`prediction.paths`). For VGG-16's largest variable, 16 threads of two hosts reached 4.4 to 5.6 GB/s each.
