@@ -162,7 +162,7 @@ class Rank:
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Measure one strategy for `seconds`, and return a record of each measured size. `sizes` are bytes, rising."""
+    """Measure one strategy for `seconds`; return a record of each measured size. `sizes` are bytes in rising order."""
     collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0

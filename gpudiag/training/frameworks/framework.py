@@ -84,7 +84,7 @@ class Framework(ABC):
     fault_job: ClassVar[str]
     fault_kinds: ClassVar[frozenset[str]]
 
-    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # refuses nothing
+    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # the base class refuses nothing
         """Raise UsageError for options that gpudiag's jobs do not support in this framework."""
         return
 

@@ -142,7 +142,7 @@ class Session:
         self.pause()
         self._marked.close()
         self._measurement.close(error)
-        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints what is next
+        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints the next command
             print_next_command(self.run_dir)
 
     @property

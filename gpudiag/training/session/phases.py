@@ -263,7 +263,7 @@ class Phases:
             self._scheduling.begin()
             self._clock.restart()
             before, begun_s = len(self._series.step_ms), time.perf_counter()
-            if self._loaders is not None and not before:  # further blocks continue the first one
+            if self._loaders is not None and not before:  # later blocks continue the loaders' measurement
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield

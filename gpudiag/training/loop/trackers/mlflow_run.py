@@ -20,7 +20,7 @@ def log_to_mlflow(
     """Log metrics, the table of findings and the HTML page. Return "MLflow run ID", or "new MLflow run ID".
 
     Args:
-        tracked: the content.
+        tracked: the content to log.
         client: `MlflowClient` that can access the run `run_id`; None for a client of the environment's tracking server.
         run_id: an existing run, which may be open in this process; None to create a run.
         project, name: experiment and name of the created run.

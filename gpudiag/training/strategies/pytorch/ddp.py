@@ -97,7 +97,7 @@ class BucketedStrategy(PytorchStrategy):
         self._wrapped = None
 
     def _attach(self) -> None:
-        assert self._wrapped is not None  # noqa: S101  # asked after wrap
+        assert self._wrapped is not None  # noqa: S101  # called after wrap
         self._hooked = True
         # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
         self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108

@@ -18,7 +18,7 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 from gpudiag.training.strategies.shared_host.native import Queues, library, new_queues
 from gpudiag.training.strategies.shared_host.segment import Pinned, checked
 
-#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter has reached the value. Both may wrap.
+#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter has reached the value. Counter and value may wrap.
 _AT_LEAST = 0
 
 

@@ -47,7 +47,7 @@ class Reducer(Protocol):
 
 
 class NativeReducer:
-    """Run the loops of reduce.c: one thread coordinates, the other threads sum. `make_reducer` has the arguments."""
+    """Run the loops of reduce.c: one thread coordinates, the other threads sum. `make_reducer` explains the arguments."""
 
     name = "native"
 
@@ -154,7 +154,7 @@ class TorchReducer:
             idle = 0 if moved else idle + 1
             if ready == self._submitted and idle > 100:  # nothing to do: sleep until `submit`
                 self._wake.clear()
-                if ready == self._submitted and not self._stopped:  # still, after `clear`
+                if ready == self._submitted and not self._stopped:  # still nothing to do after `clear`
                     self._wake.wait(0.1)
             elif idle:  # poll; yield the processor in the first rounds, and sleep 20 us in later rounds
                 time.sleep(0 if idle < 20 else 2e-5)
