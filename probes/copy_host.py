@@ -124,7 +124,7 @@ def device_flow(side: HostSide) -> Flow:
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
     """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both.
 
-    The highest of three readings counts, because the link may still be speeding up. An element is None if no reading succeeds.
+    The highest of three readings counts, because the link may still be speeding up. Without readings, return None.
     """
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):

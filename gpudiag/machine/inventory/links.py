@@ -94,7 +94,7 @@ def reaches_directly(link: Link) -> bool:
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
     """Group the GPUs into islands. Within an island, every pair is linked directly. Each GPU belongs to one island.
 
-    GPUs are assigned in order. Each GPU joins the first island in which it reaches every member directly. Islands reached
+    In order, each GPU joins the first island in which it reaches every member directly. Islands reached
     over NVLink precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid
     cube mesh of eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
     """

@@ -126,7 +126,7 @@ class MarkedModules:
 
 
 class _ModuleRanges:
-    """Name the ranges of modules, and keep track of the open ranges. `fast` makes a range. `_containers` returns `containers`."""
+    """Name the ranges of modules, and track the open ranges. `fast` makes a range. See `_containers` for `containers`."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast, self._containers = fast, containers

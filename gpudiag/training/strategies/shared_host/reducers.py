@@ -47,7 +47,7 @@ class Reducer(Protocol):
 
 
 class NativeReducer:
-    """Run the loops of reduce.c: one thread coordinates, the other threads sum. `make_reducer` explains the arguments."""
+    """Run the loops of reduce.c: one thread coordinates, the others sum. `make_reducer` explains the arguments."""
 
     name = "native"
 
