@@ -94,9 +94,9 @@ def reaches_directly(link: Link) -> bool:
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
     """Group the GPUs into islands. Within an island, every pair is linked directly. Each GPU belongs to one island.
 
-    In order, each GPU joins the first island in which it reaches every member directly. Islands reached
-    over NVLink precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid
-    cube mesh of eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
+    In order, each GPU joins the first island in which it reaches every member directly. Islands reached over NVLink
+    precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid cube mesh of
+    eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
     """
     over_nvlink = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
     islands: list[list[int]] = []
