@@ -126,7 +126,7 @@ class MarkedModules:
 
 
 class _ModuleRanges:
-    """Name the ranges of modules, and track open ranges. `fast` makes a range. `containers` comes from `_containers`."""
+    """Name ranges of modules, and track open ranges. `fast` makes a range. `containers` comes from `_containers`."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast, self._containers = fast, containers
