@@ -23,7 +23,10 @@ GROUP = re.compile(r"@[^@\]]*$")
 
 
 def main(words: list[str] | None = None, root: Path = ROOT) -> int:
-    """Return 0 if between one and `--most` tests had failed, and all of them pass alone."""
+    """Return 0 if between one and `--most` tests had failed, and all of them pass alone; else return 1.
+
+    `words` are the arguments; None for the command line. `root` is the repository.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, required=True, help="with more failures than this none is run again")
     parser.add_argument("--rate", required=True, help="how often this is expected, and where that is from")

@@ -20,7 +20,7 @@ KEPT = Path(__file__).parents[1] / "build" / "ci"
 
 
 def run_once(name: str, command: list[str], number: int, kept: Path) -> dict[str, float]:
-    """Run the command once, and return its exit code and duration. The output is written to `NAME-NUMBER.log`."""
+    """Run the command once, and return its exit code and duration. Write its output to `NAME-NUMBER.log` in `kept`."""
     kept.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with (kept / f"{name}-{number}.log").open("wb") as log:
@@ -35,12 +35,12 @@ def tail(name: str, number: int, kept: Path) -> str:
 
 
 def record(name: str, kept: Path, counts: dict[str, object]) -> None:
-    """Write the options and the outcome to `NAME.json`."""
+    """Write the options and the outcome to `NAME.json` in the directory `kept`."""
     (kept / f"{name}.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
 
 
 def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
-    """Return 0 if at least `--least` runs passed."""
+    """Return 0 if at least `--least` runs passed, else 1. `words` are the arguments; None for the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--times", type=int, required=True)

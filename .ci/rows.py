@@ -39,7 +39,10 @@ def rows_of(directory: Path) -> list[dict[str, object]]:
 
 
 def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
-    """Return 0 if at least `--least` rows are right, or would be after the skipped runs."""
+    """Return 0 if at least `--least` rows are right, or almost certainly would be after the skipped runs; else 1.
+
+    `words` are the arguments; None for the command line. `kept` is the directory of the counts and outputs.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--times", type=int, required=True, help="the maximum number of runs")
@@ -59,7 +62,7 @@ def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
         if not rows:
             print(tail(asked.name, number, kept))  # noqa: T201
         right += sum(row["verdict"] == "right" for row in rows)
-        left = asked.rows * (asked.times - len(runs))
+        left = asked.rows * (asked.times - len(runs))  # rows of the runs that have not begun
         risk = too_few(left, asked.least - right, asked.right)
         if risk < SELDOM or right + left < asked.least:
             break

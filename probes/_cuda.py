@@ -39,7 +39,7 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function; return its value, a tuple of several values, or None.
 
     Raises:
-        CudaError: the call did not return CUDA_SUCCESS, or this version of cuda-bindings does not have it.
+        CudaError: the call did not return CUDA_SUCCESS, or this version of cuda-bindings lacks the function.
     """
     function = getattr(driver, name, None)
     if function is None:
@@ -58,7 +58,8 @@ class Gpu:
     Attributes:
         stream, back_stream: streams of copies to and from the GPU; all other work is queued on `stream`.
         kernels: kernel of kernels.cu by name.
-        kernels_missing: why the driver cannot load them; None if it can. Without them, data is not verified.
+        kernels_missing: reason why the driver cannot load the kernels; None if it can. Without kernels, data is not
+            verified.
         context_s, kernels_s: seconds of creating the context and of loading the kernels.
     """
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens by itself after this time, because queueing a copy may block the host before it opens the gate.
+#: The gate opens by itself after this time, because a host that a queued copy blocks cannot open the gate.
 _GATE_LIMIT_NS = 500_000_000
 #: Size in bytes of a trial copy. The trial's time predicts how many copies fit into a run.
 _TRIAL = 8 * MIB
 
 
 class GateGaveUpError(ProbeError):
-    """The copies blocked the host while they were queued, so the gate opened by its time limit."""
+    """The copies blocked the host while they were queued, so the gate opened at its time limit."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None if they are not verified.
+    """Result of concurrent flows with `copies` of `size` bytes each. `wrong_words` is None without verification.
 
     If not `gated`, the times include launching.
     """
@@ -81,7 +81,7 @@ class Transfer:
 
 
 class Gate:
-    """Hold streams until `open`. The host sets one shared flag to open; a kernel that gives up waiting sets another."""
+    """Hold streams until `open`. The host sets one shared flag to open. A kernel that gives up sets another flag."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")
@@ -96,7 +96,7 @@ class Gate:
         """Let all work that is later queued on `stream` wait until the gate opens."""
         if self.kernels:
             gpu.launch("wait_for_host", stream, c_uint64(self._address), c_uint64(_GATE_LIMIT_NS), grid=1, block=1)
-        else:
+        else:  # without kernels the driver waits, without a time limit
             flag = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
             call("cuStreamWaitValue32", stream, self._address, 1, flag)
 
@@ -213,8 +213,9 @@ def measure(
         most: maximum number of repeats.
     """
     trial = min(_TRIAL, most_bytes)
-    run(flows, trial, 1)
+    run(flows, trial, 1)  # the first run of a path, which is not timed
     copy_s = max(times[-1] for times in run(flows, trial, 1)) * most_bytes / trial
+    # Each of several flows makes at least two copies, so that a time within the flow is known (`rates_while_all_run`).
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
         # The link is so slow that smaller copies take milliseconds too, which is long enough to measure.

@@ -38,7 +38,10 @@ def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
 
 
 def chase_table(seed: int) -> np.ndarray:
-    """Return a table for `Gpu.chase`: one random cycle through all lines, which no prefetcher can predict."""
+    """Return a table for `Gpu.chase`: one random cycle through all lines, which no prefetcher can predict.
+
+    The first word of each line is the position of the first word of the next line.
+    """
     order = np.random.default_rng(seed).permutation(_LINES)
     table = np.zeros(_LINES * _WORDS_PER_LINE, dtype=np.uint64)
     table[order * _WORDS_PER_LINE] = np.roll(order, -1) * _WORDS_PER_LINE
@@ -49,7 +52,7 @@ def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
     Return `time_us` per load, and its `cv`. A first walk through the whole table, which is not timed, brings the table
-    into the cache of the memory's owner (for a remote GPU its L2), where communication flags would be too.
+    into the cache of the memory's owner (for a remote GPU its L2). Flags by which GPUs communicate would be there too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

@@ -182,7 +182,7 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Within the block, run this thread on the CPU that launches fastest. A few of the usable CPUs are tried.
+    """Within the block, run this thread on the CPU that launches fastest. Try up to `candidates` of the usable CPUs.
 
     Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer. A thread that moves
     between such cores gives alternating results. In a VM the sockets of cores are unknown. Therefore a few all-reduces
@@ -208,7 +208,7 @@ def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable within the block, also for C libraries."""
+    """Set an environment variable within the block, also for C libraries. If `value` is None, do nothing."""
     before: Any = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Number of the system call set_mempolicy, by processor architecture.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}.get(platform.machine())
+#: Memory policies of the kernel (MPOL_DEFAULT, MPOL_BIND).
 _DEFAULT, _BIND = 0, 2
 
 
@@ -91,7 +93,7 @@ def thread_on(node: int | None) -> Iterator[None]:
 
 
 def _set_policy(mode: int, node: int | None) -> None:
-    """Set this thread's memory policy by set_mempolicy(2)."""
+    """Set this thread's memory policy by set_mempolicy(2): `_BIND` to a node below 1024, or `_DEFAULT` with None."""
     if _SET_MEMPOLICY is None:
         raise OSError(f"memory policy is not implemented for {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)

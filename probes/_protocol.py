@@ -63,7 +63,7 @@ class Probe:
         self.phases: dict[str, float] = {}
         self.ready_at = self.measuring_since = STARTED
         self._output = os.dup(1)
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # standard output of libraries goes to standard error
 
     def options(self) -> argparse.Namespace:
         """Parse the command line; programs add their own options to `parser` first."""
@@ -72,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of the program's results. This probe has separate errors and times."""
+        """Return a probe for one of the program's results. The returned probe has separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -129,11 +129,14 @@ class Probe:
             **result,
         }
         data = (json.dumps(document, allow_nan=False) + "\n").encode()
-        while data:
+        while data:  # a call may write only a part
             data = data[os.write(self._output, data) :]
 
     def exit(self, *, linger: bool = True) -> NoReturn:
-        """Exit without destroying contexts. With `linger` and --wait-for-go, wait until standard input ends."""
+        """Exit without destroying contexts. With `linger` and --wait-for-go, wait until standard input ends.
+
+        The driver destroys contexts when the process ends, which would disturb programs that measure.
+        """
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)

@@ -41,7 +41,7 @@ def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int =
     """Repeat `measure`, which returns one rate per flow, until the sums of rates of the last `least` repeats agree.
 
     Sums agree if their coefficient of variation is below CV_BOUND. The result is computed from the last repeats only,
-    so that early disturbances are ignored. If `most` repeats do not suffice, it is computed from all repeats.
+    so that early disturbances are ignored. If `most` repeats do not suffice, the result is computed from all repeats.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []

@@ -162,7 +162,7 @@ class Rank:
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Measure the sizes of one strategy, smallest first, for `seconds`, and return a record of each measured size."""
+    """Measure one strategy for `seconds`; return a record of each measured size. `sizes` are bytes in rising order."""
     collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0
@@ -214,7 +214,7 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
     if options.rank == 0:
         probe.versions["torch"] = rank.torch.__version__
         probe.ready()
-    rank.distributed.barrier()
+    rank.distributed.barrier()  # the other ranks wait here until rank 0 gets the command to measure
     sizes = [size for size in (_QUICK if options.quick else _SIZES) if size <= largest]
     collectives: list[dict[str, Any]] = []
     for strategy in strategies:
@@ -234,7 +234,7 @@ def main() -> None:
     """Start the ranks, and end all of them if one fails."""
     probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
     options = make_parser(probe).parse_args()
-    probe.given = options
+    probe.given = options  # without `Probe.options`, which would also note the time of imports
     if options.rank is not None:
         rank_main(probe, options)  # ends the process
     if importlib.util.find_spec("torch") is None:
@@ -257,6 +257,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
     try:
         for rank in range(ranks):
             command = [sys.executable, __file__, *arguments, "--rank", str(rank)]
+            # Rank 0 reads the command to measure. The other ranks write to standard error only (2).
             stdin = None if rank == 0 else subprocess.DEVNULL
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe

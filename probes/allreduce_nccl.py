@@ -1,7 +1,7 @@
 """Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
-The method is that of nccl-tests: one process, fp32 sums out of place, up to 20 all-reduces launched one after another
-after warm-up. The result is the host's time until all GPUs have finished / the number of all-reduces. Up to 1 MiB a
+The method is that of nccl-tests: one process, fp32 sums out of place, up to 20 all-reduces launched in sequence,
+after a warm-up. The result is the host's time until all GPUs have finished / the number of all-reduces. Up to 1 MiB a
 launch takes longer than an all-reduce. Therefore these sizes are also measured with all launches queued behind a gate
 (strategy `<name>-queued`). Each size is verified. To measure without peer access, start this program with
 NCCL_P2P_DISABLE=1. The program prints one JSON object, gpudiag/probe-allreduce/1.
@@ -102,7 +102,7 @@ class Bench:
         """Measure every strategy at every size in about `seconds`, and return the fields of the result."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))  # a size takes at least about four runs
-        repeats = (3, 5) if quick else (4, 8)
+        repeats = (3, 5) if quick else (4, 8)  # see `measure`
         collectives: list[dict[str, Any]] = []
         # Garbage collection would lengthen the launch times.
         gc.disable()
@@ -169,7 +169,8 @@ class Bench:
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
     """Repeat `measure` (in s) until the last results agree; return `time_us`, `cv` and the number of repeats.
 
-    `repeats` has the number of last results that must agree, and the maximum number of repeats.
+    `repeats` has the number of last results that must agree, and the maximum number of repeats. If the last results
+    never agree, all results count.
     """
     least, most = repeats
     times: list[float] = []

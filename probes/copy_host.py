@@ -41,7 +41,11 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers (two on the device; on the host two pinned and two pageable buffers), and the data's seeds."""
+    """One GPU's buffers, and the data's seeds.
+
+    Copies read the device's buffer at address `source` and the first buffers of `pinned` and `pageable` memory on the
+    host. Copies write to the device's buffer at `target` and to the second buffers.
+    """
 
     gpu: Gpu
     source: int
@@ -120,7 +124,7 @@ def device_flow(side: HostSide) -> Flow:
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
     """Return `generation` and `width` of each GPU's PCIe link during copies, because an idle link reduces both.
 
-    The highest of three readings counts, because the link may still be speeding up. None if no reading succeeds.
+    The highest of three readings counts, because the link may still be speeding up. Without readings, return None.
     """
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
@@ -167,7 +171,8 @@ class HostBench:
     def __init__(self, gpus: list[Gpu], *, quick: bool) -> None:
         self.gpus, self.quick = gpus, quick
         self.device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
-        # Two pinned and two pageable buffers per GPU and the pattern take at most a quarter of the available memory.
+        # Two pinned and two pageable buffers per GPU and the pattern take at most a quarter of the available memory. If
+        # the available memory is unknown, assume little.
         room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
         most = _QUICK_PINNED_BYTES if quick else _PINNED_BYTES
         wanted = min(most, self.device_bytes, room // (4 * len(gpus) + 1))
@@ -226,7 +231,10 @@ class HostBench:
     def _path(
         self, gate: Gate, memory: str, name: str, group: list[HostSide], *, target_s: float, repeats: dict[str, int]
     ) -> dict[str, Any]:
-        """Measure one path that `paths` yields, and return the fields of its result."""
+        """Measure one path that `paths` yields, and return the fields of its result.
+
+        `target_s` is the approximate duration of a run in s. `repeats` has `least` and `most` of `_flows.measure`.
+        """
         direction, ways = _DIRECTIONS[name]
         spread = memory == "pinned" and len(group) > 1 and ways == ("d2h",)
         flows = [host_flow(side, way, memory, self.pattern, spread=spread) for side in group for way in ways]
@@ -261,7 +269,10 @@ def main() -> None:
 
 
 def latencies(probe: Probe, gate: Gate, side: HostSide, pattern: HostPattern) -> Iterator[dict[str, Any]]:
-    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory."""
+    """Yield a record of each latency: small copies to and from the host, dependent loads of host and GPU memory.
+
+    The loads walk a table, which overwrites the buffers that copies write to.
+    """
     gpu = side.gpu
     for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
         with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):

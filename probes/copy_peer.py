@@ -28,7 +28,7 @@ _SHARE = 0.05
 
 @dataclass(frozen=True)
 class Side:
-    """One GPU's buffers, and the seed of the data."""
+    """One GPU, the addresses of its buffers, and the seed of the data in `source`."""
 
     gpu: Gpu
     source: int
@@ -61,7 +61,10 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure. `initiator` says which GPU of each flow issues the copies: "src" or "dst"."""
+    """A path to measure. `initiator` names the GPU of each flow that issues the copies: "src" or "dst".
+
+    `direction` is "one_way" or "both_ways".
+    """
 
     src: Side
     dst: Side
@@ -84,7 +87,7 @@ class Path:
 
 
 def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
-    """Return every path to measure, first those without peer access. `allowed` has the pairs that can have access."""
+    """Return every path to measure, first those without peer access. In pairs (a, b) in `allowed`, a can access b."""
     ordered = list(itertools.permutations(sides, 2))
     unordered = list(itertools.combinations(sides, 2))
     off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
@@ -127,7 +130,7 @@ def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
         with probe.attempt(f"peer access of GPU {a.ordinal} to GPU {b.ordinal}"):
             if call("cuDeviceCanAccessPeer", a.handle, b.handle):
                 allowed.add((a.ordinal, b.ordinal))
-            elif a.ordinal < b.ordinal:
+            elif a.ordinal < b.ordinal:  # report each pair once
                 probe.skip(
                     f"direct copies between GPU {a.ordinal} and GPU {b.ordinal}",
                     "CUDA reports no peer access between them",
@@ -154,16 +157,16 @@ class PeerBench:
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
-        target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
+        target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))  # each path takes about seven runs
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies do not use it.
+        # Staged copies may block the host. A gate without its kernel has no time limit, so staged copies use none.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:
                 latency += self._small_copies(probe, gate, peer_access=False)
                 with probe.phase("enabling peer access"):
                     enable_peer_access(probe, self.sides, self.allowed)
-                enabled = gated = True
+                enabled = gated = True  # direct copies do not block the host
             probe.progress(path.label, done, len(todo))
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}

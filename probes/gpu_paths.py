@@ -1,9 +1,9 @@
 """Run several GPU probes in one process: copies to and from the host, copies between GPUs, NCCL.
 
 CUDA contexts and pinned memory are created only once, because creating them takes longer than most measurements, and
-the driver creates contexts sequentially. NCCL comes last, because connecting it enables peer access. The result of each
-part is a separate line, which is written when the part is complete, in the format of copy_host.py, copy_peer.py or
-allreduce_nccl.py.
+the driver creates contexts sequentially. NCCL comes last, because NCCL enables peer access when it connects. The result
+of each part is a separate line, which is written when the part is complete, in the format of copy_host.py, copy_peer.py
+or allreduce_nccl.py.
 """
 
 from __future__ import annotations

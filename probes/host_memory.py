@@ -82,7 +82,7 @@ def main() -> None:
     nodes = _numa.nodes()
     size = options.mib * MIB
     available = _numa.available_bytes()
-    if available:
+    if available:  # each node gets two buffers, and the pattern is a further buffer
         size = max(16 * MIB, min(size, available // 8) // MIB * MIB)
     pattern = HostPattern(size)
     buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}

@@ -5,11 +5,11 @@ The ceiling of PCI Express, one way, is (PCI Express Base Specification 6.0, sec
     lanes x transfer rate x encoding / 8 x payload / (payload + overhead)
 
 - The transfer rate is 2.5, 5, 8, 16, 32, 64 GT/s for generations 1 to 6.
-- The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT of 256 bytes carries 236 bytes
-  of packets.
+- The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT, a unit of 256 bytes,
+  carries 236 bytes of packets.
 - The payload of a packet is at most 256 bytes on nearly every server and PC (128 in some VMs and laptops).
-- The overhead per packet is 4 bytes of framing and sequence number, 4 bytes of link CRC (in generation 6 both are part
-  of the FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
+- The overhead per packet is 8 bytes of framing, sequence number and link CRC (in generation 6 these are part of the
+  FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
 
 Acknowledgements and flow control take another 1 to 3 %, which the ceiling ignores. Healthy links reach 93 to 97 % of
 the ceiling.
@@ -45,7 +45,7 @@ class PathCeiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
-    """Return the one-way ceiling of a PCIe link.
+    """Return the one-way ceiling of a PCIe link of `width` lanes.
 
     >>> round(pcie_gb_per_s(5, 16, "host_to_device"), 1), round(pcie_gb_per_s(3, 1, "device_to_host"), 2)
     (58.4, 0.9)
@@ -85,7 +85,7 @@ def pcie(link: PcieLink, way: Way) -> PathCeiling:
 
 
 def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
-    """Add the ceilings of both directions, because a full-duplex link carries both at the same time."""
+    """Add the ceilings of both directions of a full-duplex link. If one is None, so is the sum, with its reason."""
     if there.gb_per_s is None or back.gb_per_s is None:
         return PathCeiling(source=there.source if there.gb_per_s is None else back.source)
     if there.source == back.source:
@@ -94,7 +94,7 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links that are used at once, as if their paths shared no hardware."""
+    """Add the ceilings of links that are used at once, as if they shared no hardware. If one is None, so is the sum."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:
@@ -105,7 +105,7 @@ def all_at_once(each: list[PathCeiling]) -> PathCeiling:
 
 
 def nvlink(a: Gpu, lanes: int) -> PathCeiling:
-    """Return the one-way ceiling of `lanes` NVLink lanes of a GPU."""
+    """Return the one-way ceiling of `lanes` NVLink lanes, by the lowest version or else lowest rate of active lanes."""
     active = [lane for lane in a.nvlinks if lane.active]
     versions = {lane.version for lane in active if lane.version is not None}
     version = min(versions) if versions else None
@@ -136,7 +136,7 @@ def staged(a: Gpu, b: Gpu) -> PathCeiling:
 
 
 def on_device(gpu: Gpu) -> PathCeiling:
-    """Return the ceiling of a copy within a GPU: half of (memory clock x 2 x bus width), because it reads and writes.
+    """Return the ceiling of a copy within a GPU: half of (memory clock x 2 x bus width), for reading and writing.
 
     For HBM and GDDR, twice NVML's memory clock is the data rate per pin.
     """

@@ -18,12 +18,12 @@ _HINT = "Write it with `gpudiag topology --save FILE` or `gpudiag bandwidth`."
 
 
 def save_facts(facts: Facts, path: Path) -> None:
-    """Write the facts to `path`, replacing it only once the new file is complete.
+    """Write the facts to `path`. Replace an old file only when the new file is complete.
 
     Raises:
         GpudiagError: the file cannot be written.
     """
-    umask = os.umask(0)  # can be read only by setting it
+    umask = os.umask(0)  # the umask can be read only by setting it
     os.umask(umask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

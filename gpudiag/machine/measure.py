@@ -1,4 +1,4 @@
-"""Measure a machine: plan the probes, run them, and add their results to its facts."""
+"""Measure a machine: plan the probes, run them, and add their results to the machine's facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def probe_machine(
         quick: measure only the essential paths.
         p2p: False to measure NCCL without peer access; only used with `quick`.
         timeout_s: time limit of each program in seconds, for loading and again for measuring.
-        on_progress: called from several threads.
+        on_progress: called with each program's progress, from several threads.
 
     Returns:
         The facts with bandwidth, latency, collectives and fits. A program that failed is in `skipped` with its reason

@@ -1,4 +1,4 @@
-"""Run a module of gpudiag in another process. Trainings use this module, so it imports only the standard library."""
+"""Run a module of gpudiag in another process. Training processes load this file, so it needs no other package."""
 
 from __future__ import annotations
 

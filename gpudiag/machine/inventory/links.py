@@ -16,7 +16,7 @@ _READ = 0
 _WRITE = 1
 _NVLINK = 2
 _STATUS_OK = 0
-#: Reasons why peer access is denied, by NVML's status.
+#: Reasons why peer access is denied, by NVML's status (NVIDIA's abbreviations in parentheses).
 _DENIED = {
     1: "chipset not supported (CNS): the path between them crosses a chipset that does not carry peer traffic",
     2: "GPU not supported (GNS): this model, or this model in a virtual machine, has no peer access",
@@ -25,6 +25,7 @@ _DENIED = {
     5: "not supported (NS)",
     6: "unknown (U): the driver cannot tell, which is usual in virtual machines",
 }
+#: Kind of a path, as `nvidia-smi topo -m` names it, by NVML's level of the common ancestor of two GPUs.
 _LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
@@ -93,9 +94,9 @@ def reaches_directly(link: Link) -> bool:
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
     """Group the GPUs into islands. Within an island, every pair is linked directly. Each GPU belongs to one island.
 
-    GPUs are taken in order. Each GPU joins the first island in which it reaches every member directly. Islands reached
-    over NVLink precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid
-    cube mesh of eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
+    In order, each GPU joins the first island in which it reaches every member directly. Islands reached over NVLink
+    precede islands reached over PCIe, so that two GPUs with an NVLink bridge stay together. On a hybrid cube mesh of
+    eight GPUs the islands are the two quads. A GPU with unknown peer access is a separate island.
     """
     over_nvlink = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
     islands: list[list[int]] = []

@@ -115,7 +115,7 @@ def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> 
 
 
 def _host_copy(machine: _Machine, index: dict[int, int], copy: HostCopy) -> Bandwidth:
-    """Return the bandwidth of copies with the host or within a GPU, for one GPU or for all GPUs at once (`all`)."""
+    """Return the bandwidth of copies with the host or within GPUs, of one or all; `index` as in `_host_latency`."""
     devices = list(dict.fromkeys(f"gpu:{index[ordinal]}" for ordinal in copy.gpus))
     per_device: dict[str, float] = {}
     # A GPU with two concurrent flows, one in each direction, gets their sum.

@@ -59,7 +59,7 @@ def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
     with suppress(OSError, RuntimeError):
         directory = cache_directory() if directory is None else directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_private(directory):
+        if not is_private(directory):  # other users could change the measurements
             return
         for transport in transports:
             write_whole(directory / _file_name(facts, transport), encode_json(facts), mode=0o600)
@@ -79,7 +79,7 @@ def with_measurements(inventory: Facts, measured: Facts) -> Facts:
         collectives=measured.collectives,
         collective_fits=measured.collective_fits,
         skipped=tuple(dict.fromkeys([*inventory.skipped, *measured.skipped])),
-        probes={**measured.probes, "measured": measured.created},
+        probes={**measured.probes, "measured": measured.created},  # the time of the measurements
     )
 
 

@@ -1,7 +1,7 @@
 """Find the probe programs, and decode their results.
 
 A program prints a JSON object whose `schema` names its kind and version. The output is validated against the types
-below, because a program may be killed while it writes, or replaced.
+below, because a program may be killed while it writes, and its file may be replaced.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
-    #: Reason why this machine has nothing to measure, which is not a failure; None if it has something.
+    #: Reason why this machine has nothing to measure, which is not a failure; None if there is something.
     unavailable: str | None = None
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()
@@ -59,7 +59,10 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every copy. `wrong_words` is the number of words that arrived wrong; None if they were not compared."""
+    """Fields of every copy. `gb_per_s` is a median of repeated runs, and `cv` their coefficient of variation.
+
+    `wrong_words` is the number of words that arrived wrong; None if words were not compared.
+    """
 
     gb_per_s: float
     size_bytes: int
@@ -69,7 +72,7 @@ class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies between the host and GPUs, or within a GPU. `gpus` has the CUDA ordinal of each concurrent flow."""
+    """Copies with the host or within a GPU. `gpus` and `each_gb_per_s` have each flow's CUDA ordinal and rate."""
 
     path: str
     memory: str
@@ -79,7 +82,7 @@ class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
 
 
 class HostLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency between host and GPU: `src` and `dst` are `host` or `gpu`."""
+    """Latency between the host and GPU `gpu`: `src` and `dst` are `host` or `gpu`."""
 
     kind: str
     src: str

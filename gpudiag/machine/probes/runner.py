@@ -185,7 +185,10 @@ class RunningProbe:
         return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last_message()}")
 
     def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
-        """Return the outcome of the program or of each part. Parts that were written before a failure are valid."""
+        """Return the outcome of the program or of each part. Parts that were written before a failure are valid.
+
+        `status` and `reason` describe how the program ended; `ok` may become `garbage` or `unavailable`.
+        """
         if self._too_much:
             status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
         documents: list[ProbeDocument] = []
@@ -215,8 +218,9 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output. With `whole`, omit an incomplete last line."""
+        """Return the output of each part (a line), or of a program without parts. With `whole`, omit a partial line."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
+        # Unless the program has failed, return at least one element, so that decoding no output fails.
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
     def _outcome(self, name: str, status: Status, document: ProbeDocument | None, reason: str | None) -> ProbeOutcome:
@@ -224,7 +228,7 @@ class RunningProbe:
         if document is not None and document.unavailable is not None:
             status, reason = "unavailable", document.unavailable
         now = time.perf_counter()
-        go = self._go_at if self._go_at is not None else now  # it has not begun to measure
+        go = self._go_at if self._go_at is not None else now  # the program may have ended before it measured
         return ProbeOutcome(
             name=name,
             planned=self.planned,
@@ -309,6 +313,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
             on_progress(_loading(plan))
         running = [stack.enter_context(RunningProbe(planned, on_progress)) for planned in plan]
         started = time.perf_counter()
+        # Before anything is measured, wait for all programs except those that may load while others measure.
         outcomes = {
             probe.planned.name: probe.give_up()
             for probe in running

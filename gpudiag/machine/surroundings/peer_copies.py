@@ -44,7 +44,7 @@ def copy_between_gpus(facts: Facts, limit_s: float) -> tuple[Facts, PeerCopiesSe
     if outcome.document is not None and outcome.document.errors and outcome.status == "ok":
         reason = "; ".join(f"{error.what}: {error.why}" for error in outcome.document.errors[:3])
         return kept, PeerCopiesSeen(status="failed", reason=reason)
-    began_copying = outcome.measure_s > 0
+    began_copying = outcome.measure_s > 0  # otherwise the time limit passed during loading
     timeout = "hung" if began_copying else "late"
     status = {"ok": "ok", "timeout": timeout, "unavailable": "skipped"}.get(outcome.status, "failed")
     pairs = len({frozenset((copy.src, copy.dst)) for copy in measured.bandwidth if copy.path == "peer"})

@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """True if rank 0 surely runs on this node. With several nodes, only the backend `static` fixes this."""
+        """True if rank 0 surely runs on this node. With several nodes, only the backend `static` fixes its node."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
@@ -84,13 +84,13 @@ class Framework(ABC):
     fault_job: ClassVar[str]
     fault_kinds: ClassVar[frozenset[str]]
 
-    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # refuses nothing
+    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # the base class refuses nothing
         """Raise UsageError for options that gpudiag's jobs do not support in this framework."""
         return
 
     @abstractmethod
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """Return the command that starts all training processes of this node, and exits when the last one has ended.
+        """Return the command that starts all training processes of this node, and exits when all of them have ended.
 
         Args:
             plan: description of the launch.

@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # `launch.guard` has sent SIGTERM to the processes too. They save their measurements before they exit. If this
-        # process exited first, they would be killed.
+        # `launch.guard` has sent SIGTERM to the training processes too, which save their measurements before they exit.
+        # If this process exited first, the guard would kill them.
         _leave(processes)
         return 1
     if failed:
@@ -81,7 +81,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables that show libraries that a launcher started the process. No server listens at MASTER_ADDR."""
+    """Return the variables from which libraries infer a start by torchrun. No server listens at MASTER_ADDR."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,

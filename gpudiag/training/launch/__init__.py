@@ -1,4 +1,4 @@
-"""Start training processes, watch them, and combine their records, however they end."""
+"""Start training processes, watch them until they end or fail, and combine their records."""
 
 from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.interpreter import Interpreter, inspect_interpreter

@@ -16,7 +16,7 @@ from gpudiag.training.session.progress import Phase
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
-#: Number of bytes that are read at the end of torchrun's log. They contain the summary.
+#: Number of bytes that are read at the end of torchrun's log, which contains the summary.
 _TAIL_BYTES = 200_000
 
 
@@ -41,7 +41,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 
 def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
-    """Return an error for the first rank that a signal ended; None without such a rank, or if it reported a failure."""
+    """Return an error for the first rank that a signal ended; None without one, or if the rank reported a failure."""
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
     # After a process has failed, torchrun ends the other processes with SIGTERM, and lists these processes too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
@@ -102,7 +102,7 @@ def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped, in state T (by SIGSTOP) or t (by a debugger)."""
     try:
-        # The name in parentheses may contain anything.
+        # The state follows the last ")", because the name in parentheses may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
     except (OSError, IndexError):
         return False

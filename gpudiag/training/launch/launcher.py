@@ -59,8 +59,8 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)  # raises UnreadableInputError if a link would redirect the output
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.has_rank_0:  # nodes may share the run directory, so only the node of rank 0 clears it
-        record.clear_run(plan.run_dir, 0)
+    if plan.has_rank_0:  # nodes may share the run directory, so only the node of rank 0 clears the directory
+        record.clear_run(plan.run_dir, 0)  # the files of all ranks, from 0 on
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
     log.unlink(missing_ok=True)  # the old log may be a link to another file

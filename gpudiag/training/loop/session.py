@@ -43,10 +43,10 @@ class Session:
 
     A session skips steps until step times have converged, and then times steps without the profiler. Finally it records
     a kernel-only trace (without operators) and a full trace (with operators). All processes of a distributed job must
-    open the block with the same arguments. All processes enter each phase at the same step, on which they agree through
-    the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full traces
-    `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir` reports
-    where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
+    open the block with the same arguments. All processes enter each phase at the same step. They agree on this step
+    through the job's key-value store, so gpudiag adds no collective. Afterwards `run_dir` contains `run.json`, the full
+    traces `traces/rank<r>.pt.trace.json.gz`, and the kernel-only traces in `traces/light/`. `gpudiag analyze run_dir`
+    reports where the time goes. If the loop ends early or the block raises an exception, the measurements are kept.
 
     Args:
         run_dir: the run directory; files of an earlier run are replaced. In a function that `gpudiag profile
@@ -102,7 +102,8 @@ class Session:
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
-        #: The turns of this loop if loops of this process take turns, else None. With turns, steps are only timed.
+        #: The turns of this loop if several loops of this process train alternately, else None. With turns, steps are
+        #: only timed.
         self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device, self._framework = device, framework
@@ -141,7 +142,7 @@ class Session:
         self.pause()
         self._marked.close()
         self._measurement.close(error)
-        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints what is next
+        if self._run is None and self._measurement.position.rank == 0:  # else `gpudiag profile` prints the next command
             print_next_command(self.run_dir)
 
     @property
@@ -204,7 +205,7 @@ class Session:
             yield from iterator
 
     def _measured(self, iterator: Iterator[T], length: int | None) -> Iterator[T]:
-        """Yield batches until the phases are over or the loader ends, after `length` batches (None: unknown)."""
+        """Yield batches until the phases are over or the loader, which has `length` batches (None: unknown), ends."""
         phases = self._measurement.phases or self._begin()
         clock = self._measurement.clock
         if self._prepared:
@@ -212,7 +213,7 @@ class Session:
         fetched = 0
         while True:
             if not self._prepared:
-                # If gpudiag started this program only to measure it, a failure to measure ends the program.
+                # If gpudiag started this program to measure, a failed measurement ends the program.
                 if not self._measurement.advance(raises=self._run is not None):
                     return
                 self._prepared = True
@@ -248,7 +249,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework's runtime. Determine the framework anew, because the program may import it later."""
+        """Return the runtime. Find the framework at each call, because the program may import it after `__init__`."""
         return load_runtime(self._framework)
 
 

@@ -38,7 +38,7 @@ class TraceHandler:
 
     A rank waits for no other rank. After rank 0 has saved its trace, a process of low priority waits for the traces of
     the other ranks, analyses all traces, and prints the verdict on standard error. If traces are missing, the process
-    names their ranks and analyses the other traces. When the training ends, it waits for that process. If a trace
+    names their ranks and analyses the other traces. At its end, the training waits for this process. If a trace
     cannot be saved, a message appears on standard error, and the training continues.
 
     Args:
@@ -75,7 +75,10 @@ class TraceHandler:
 
 
 def _report_later(run_dir: Path, ranks: int, wait_s: float) -> None:
-    """Start a process of low priority that waits for the traces and prints the verdict."""
+    """Start a process of low priority that waits for the traces of all ranks, up to `wait_s`, and prints the verdict.
+
+    The process gets the time at which this job started, because older traces belong to earlier jobs.
+    """
     from gpudiag.training.own_program import lower_priority, own_program
 
     command = own_program("gpudiag.app.trace_verdict", str(run_dir), str(ranks), str(wait_s), str(_started_s()))

@@ -1,4 +1,7 @@
-"""Let several training loops of one process take turns. Each loop has a thread, which waits in the loop's session."""
+"""Let several training loops of one process train alternately, in turns of some steps.
+
+Each loop has a thread, which waits for the loop's next turn in the loop's session.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class JobTurns:
 
     Args:
         train: function that trains within `gpudiag.profile()`.
-        save: function that saves settings, which differ between jobs, and returns a function that restores them.
+        save: function that saves settings that jobs may change, and returns a function that restores them.
     """
 
     def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
@@ -38,7 +41,7 @@ class JobTurns:
     def block(self, steps: int, *, run_in: int) -> list[float]:
         """Train `run_in` untimed steps, then `steps` timed steps. Return their times in ms. Raise errors of the job."""
         self._left, self._timed = run_in + steps, steps
-        restore = self._save()
+        restore = self._save()  # the job's turn may change settings of the caller
         if self._thread.ident is None:  # this is the first turn
             self._thread.start()
         self._go.release()
@@ -54,10 +57,10 @@ class JobTurns:
         self._go.release()
         if self._thread.ident is not None:
             self._thread.join()
-        self._train = _nothing
+        self._train = _nothing  # the old function may keep objects of the job alive
 
     def steps(self, loader: Iterable[T], clock: StepClock) -> Iterator[T]:
-        """Yield batches in the job's turns. The session calls this method in the job's thread."""
+        """Yield batches in the job's turns, and time its steps. The session calls this method in the job's thread."""
         iterator = iter(loader)
         clock.restart()  # the time between two loops belongs to no step
         while True:

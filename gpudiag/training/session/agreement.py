@@ -23,7 +23,7 @@ from gpudiag.training.session.position import ClusterPosition
 #: Environment variable that the launcher sets to the directory of a `DirectoryStore`.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for the others at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
+#: A rank of a user's command waits for other ranks at most `_MAX_WAIT_S` plus `_MAX_WAIT_STEPS` times its step time.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 #: Key that a rank posts when ranks shall decide alone (see `SplittableAgreement`).
 _SPLIT_KEY = "apart"
@@ -71,7 +71,7 @@ class Agreement:
 
         Args:
             step_ms: this rank's step times in milliseconds.
-            judge: makes the decision on rank 0, or of a single process without a store.
+            judge: makes the decision, on rank 0 or in a single process without a store.
 
         Raises:
             TimeoutError: a rank did not post its step times in time.

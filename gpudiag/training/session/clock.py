@@ -7,7 +7,7 @@ it. With the two anchors, all other events are converted to the host's clock, so
 
 Worked example. Anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's clock is
 slow by 0.1 %. The host queued a step's last work at 400 us. The device finished the step at 450 us of the device's
-clock, which is 450.45 us of the host's clock. So the host's lead is 50.45 us.
+clock, which is 450.45 us of the host's clock. So the host ran ahead by 50.45 us (its lead).
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
@@ -59,7 +59,7 @@ class HostStep(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """One point in time on both clocks: a mark of the device, and host time in ns of `time.perf_counter_ns`."""
+    """One point in time on both clocks: `mark`, an event recorded by the device, and `host_ns` of `perf_counter_ns`."""
 
     mark: Any
     host_ns: int
@@ -215,7 +215,7 @@ class StepClock:
 
     def so_far(self) -> list[float]:
         """Return the times of the completed steps in ms, without waiting for the device and without clearing them."""
-        ended = len(self._marks)  # number of marks that the device has reached, which it reaches in order
+        ended = len(self._marks)  # number of marks that the device has reached; the device reaches marks in order
         while ended and not self._happened(self._marks[ended - 1]):
             ended -= 1
         marks = self._marks[:ended]
@@ -260,7 +260,10 @@ def on_host_clock(
 
 
 def summarize(step_ms: Sequence[float]) -> StepTimes | None:
-    """Return step times with mean, standard error, median and jitter (see `StepTimes`); None without steps."""
+    """Return step times with mean, standard error, median and jitter; None without steps.
+
+    The jitter is the median absolute deviation, scaled to the standard deviation of a normal distribution.
+    """
     if not step_ms:
         return None
     median = statistics.median(step_ms)
@@ -322,15 +325,15 @@ class SchedulingWatch:
     def per_step(self, step_ms: float) -> Scheduling | None:
         """Return the increases of the counters, scaled to a step of `step_ms`; None if the kernel has no counters.
 
-        An increase can be negative if the kernel reuses the id of a thread that has ended. It then counts as 0.
+        If the kernel reuses the id of a thread that has ended, an increase can be negative. It then counts as 0.
         """
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
-        steps = step_ms * _NS_PER_MS / self._wall_ns
+        scale = step_ms * _NS_PER_MS / self._wall_ns
         return Scheduling(
-            involuntary_switches=round(max(0, self._switches) * steps, 6),
-            run_queue_wait_ms=round(max(0, self._wait_ns) / _NS_PER_MS * steps, 6),
-            cpu_ms=round(max(0, self._cpu_ns) / _NS_PER_MS * steps, 6),
+            involuntary_switches=round(max(0, self._switches) * scale, 6),
+            run_queue_wait_ms=round(max(0, self._wait_ns) / _NS_PER_MS * scale, 6),
+            cpu_ms=round(max(0, self._cpu_ns) / _NS_PER_MS * scale, 6),
         )
 
 

@@ -37,10 +37,10 @@ INPUT_BEGIN, INPUT_END = -15, -16
 #: Cost in ns of each of the first events of a step; cost in ns of each later event, which finds its data in the
 #: processor's caches; and number of first events.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: The overhead per step may be 2 % of the step. In short steps it may be up to 0.1 ms, but at most 6 % of the step.
+#: The overhead per step may be 2 % of the step. In short steps the overhead may be 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum number of events of the training thread in one step, and of each other thread in one section. Functions that
-#: contain the training loop may cause twice as many, because without them other events would get wrong lines.
+#: contain the training loop may cause twice as many, because otherwise calls would be attributed to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Number of repetitions of `calibrate`'s measurement, and number of calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -50,7 +50,7 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the entry values of special functions: PyTorch functions of `WORK`, and the ends of ranges `input`."""
+    """Return {function: value of a call's entry} for PyTorch's functions of `WORK` and the ends of ranges `input`."""
     kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -99,7 +99,7 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the events to disable, as (code, line), so that the others stay within the bound on the overhead.
+    """Return the events to disable, as (code, line), so that the remaining events keep the bound on the overhead.
 
     Events with the least time per event are disabled first. Events of functions in `loop` are disabled last. Line 0
     stands for the calls and returns of a function: disabling line 0 disables all lines of the function. The calls and
@@ -114,7 +114,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
         return set()
     step_ns = entries[-1][0] - entries[0][0]
     allowed_ns = max(_MAX_SHARE * step_ns, min(_MAX_NS, _MAX_SHARE_OF_SHORT * step_ns))
-    allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)
+    allowed = min(allowed_ns / _EVENT_NS, _COLD_EVENTS)  # a number of events, of which the first cost more
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     recorded = [entry for entry in entries if entry[2] > CALLS]  # entries `CALLS - n` are counts, not events
     # Return early if possible, because counting hashes code objects, and a hash takes microseconds.
@@ -240,7 +240,7 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        """Record that a line begins, or disable this line's events: it is in `_disabled`, or the step has too many.
+        """Record that a line begins. Disable the line's events if it is in `_disabled` or the step has too many events.
 
         Lines of functions in `_loop` may exceed the limit of a step twofold.
         """
@@ -309,7 +309,7 @@ class TracedEvents:
         #: Number of calls of unrecorded functions since the last event. `sys.settrace` slows each of these calls.
         self._calls = 0
         self._entries: list[Entry] = []
-        self._limit, self._active = 0, False
+        self._limit, self._active = 0, False  # `_limit` is the length of `_entries` that this step should not exceed
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -318,7 +318,7 @@ class TracedEvents:
         del others, discover  # only one thread is traced, and every call is checked for a function of the user
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
-        self._foreign = self._closed.copy()
+        self._foreign = self._closed.copy()  # functions that an earlier section has disabled stay disabled
         self._loop_code.update((id(frame.f_code), frame.f_code) for frame in frames)
         for frame in frames:
             frame.f_trace, frame.f_trace_lines = self._trace, True
@@ -377,7 +377,7 @@ class TracedEvents:
             self._foreign[id(code)] = code
             self._calls += 1
             return None
-        if len(self._entries) > self._limit:
+        if len(self._entries) > self._limit:  # the step has too many events: only count its further calls
             self._calls += 1
             return None
         self._note_calls()
@@ -392,7 +392,7 @@ class TracedEvents:
         if event == "line":
             beyond = len(self._entries) - self._limit
             if beyond > 0 and (id(frame.f_code) not in self._loop_code or beyond > _MAX_STEP_EVENTS):
-                frame.f_trace_lines = False
+                frame.f_trace_lines = False  # the step has too many events: record only returns of this frame
                 return self._trace
             self._entries.append((time.perf_counter_ns(), frame.f_code, frame.f_lineno))
         elif event == "return":

@@ -94,7 +94,7 @@ class LineLog:
     def step(self) -> None:
         """Note that a step ends and the next step begins. End the section if the log has too many events.
 
-        Frequent events are disabled in sections `alone`. They stay disabled in the recorded sections that follow.
+        Frequent events are disabled in sections `alone`, and stay disabled in the recorded sections that follow.
         """
         if self._source is None or self.unavailable or not self.sections:
             return
@@ -259,7 +259,7 @@ def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[
     for at_ns, code, value in entries:
         times_ns.append(at_ns - last_ns)
         last_ns = at_ns
-        codes.append(numbers.setdefault(code, len(numbers) - 1))
+        codes.append(numbers.setdefault(code, len(numbers) - 1))  # - 1, because `numbers` also contains None
         values.append(value)
     return {"ns": times_ns, "code": codes, "value": values}
 
@@ -299,7 +299,7 @@ def _texts(
 
 
 def _still_has(file: str, codes: list[CodeType]) -> bool:
-    """Return whether a modified file still has these functions. Some programs write a module and then import it."""
+    """Return whether a modified file still has these functions. Some programs write a module, then import it."""
     try:
         known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
     except (OSError, SyntaxError, ValueError, RecursionError):

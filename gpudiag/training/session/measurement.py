@@ -95,7 +95,8 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also removes files that belong to no rank. Without `run_id`, choose a random run id.
+        With `clear_run`, also remove the logs of loader workers and, on rank 0, `run.json` and files of ranks that this
+        run does not have. Without `run_id`, choose a random run id.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -103,7 +104,7 @@ class RankMeasurement:
         self.progress = ProgressSender(position.rank)
         record.clear_rank(self.run_dir, position.rank)
         if clear_run:
-            record.clear_worker_lines(self.run_dir)  # each node may have its own directory
+            record.clear_worker_lines(self.run_dir)  # on all ranks, because each node may have its own directory
             if position.rank == 0:
                 record.clear_run(self.run_dir, position.ranks)
         self.save()
@@ -307,7 +308,7 @@ class RankMeasurement:
 
 
 def runs_ahead(timed: UnprofiledSteps | None) -> bool:
-    """Return whether the host usually finishes a step so long before the device that it can also record shapes.
+    """Return whether the host usually runs ahead so far that recording shapes does not make steps longer.
 
     Recording shapes takes host time: on an H100 at most 2 % of a recorded step if the device was the limit, and
     41 % of a step of ResNet-50 if the host was the limit. Suppose that the device still works for half the host's time

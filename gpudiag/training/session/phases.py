@@ -46,9 +46,9 @@ _NO_DEVICE_ACTIVITY = (
 class Phases:
     """Measure one rank. The attributes always contain the current results, even if the loop ends early.
 
-    `changed` is called for each new result. `window` creates the recording of a trace. On a GPU (`on_gpu`), the host
-    runs ahead before steps are timed. `loaders` times loader workers, and `lines` times the user's source lines.
-    `counter` counts the operations of one warm-up step, which is not timed.
+    `changed` is called for each new result. `window` creates the recording of a trace. On a GPU (`on_gpu`), two untimed
+    steps precede the unprofiled steps, so that the host runs ahead. `loaders` times loader workers, and `lines` times
+    the user's source lines. `counter` counts the operations of one warm-up step, which is not timed.
 
     Attributes:
         unprofiled, timed: step times of the unprofiled steps, and the host's times in the same steps.
@@ -102,7 +102,7 @@ class Phases:
         self._ran = self._warmup_ran = 0  # numbers of completed steps and of completed warm-up steps
         #: Number of unprofiled steps on which the ranks have agreed so far.
         self._agreed_steps: int | None = None
-        self._line_steps = 0
+        self._line_steps = 0  # number of steps that time source lines; 0 before it is known
         self._phase: Literal["warm-up", "unprofiled", "lines", "profiled", "over"] = "warm-up"
         self._window: Window | None = None
         #: On rank 0, each rank's step times in ms during warm-up, without the first step.
@@ -169,7 +169,7 @@ class Phases:
             window.discard()
 
     def _suggestion(self) -> str:
-        """Say how many more steps the loop needs, and which arguments suit a loop of its length."""
+        """Return a sentence on how many more steps the loop needs, and which arguments suit a loop of its length."""
         settings = self._settings
         warming = self._phase == "warm-up"
         warmup_steps = self._warmup_ran
@@ -177,8 +177,9 @@ class Phases:
             warmup_steps = step_counts.MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
         unprofiled = self._agreed_steps or settings.steps or step_counts.MIN_UNPROFILED_STEPS
         recorded = step_counts.recording_steps(settings.active) if settings.recorded else 0
+        # Before the end of warm-up the step time is unknown. Then numbers of steps that depend on it are lower bounds.
         at_least = warming and (settings.warmup is None or settings.steps is None)
-        if self._lines is not None:
+        if self._lines is not None:  # `line_steps` is smallest for an infinite step time, and largest for 0
             recorded += self._line_steps or step_counts.line_steps(math.inf if at_least else 0.0, unprofiled)
         needed = warmup_steps + self._run_in + unprofiled + recorded
         return settings.suggest(
@@ -211,7 +212,7 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide whether warm-up is over: step times have converged on all ranks, or a limit is reached. For rank 0."""
+        """Decide on rank 0 from each rank's new step times in ms: warm-up is over when all converge, or at a limit."""
         settings = self._settings
         if not self._warmup_ms:
             # The limit does not include the first steps, which load libraries and compile.
@@ -221,7 +222,7 @@ class Phases:
             for known, new in zip(self._warmup_ms, posted, strict=True):
                 known.extend(new)
         usable = [series for series in self._warmup_ms if series]
-        if not usable:
+        if not usable:  # a fixed warm-up has at most one step
             steps = settings.steps or _DEFAULT_STEPS
             line_steps = step_counts.line_steps(math.inf, steps)
             return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
@@ -262,12 +263,12 @@ class Phases:
             self._scheduling.begin()
             self._clock.restart()
             before, begun_s = len(self._series.step_ms), time.perf_counter()
-            if self._loaders is not None and not before:  # further blocks continue the first one
+            if self._loaders is not None and not before:  # later blocks continue the loaders' measurement
                 self._loaders.begin()
             for step in range(1, steps + 1):
                 yield
                 self._clock.mark()
-                if time.perf_counter() - begun_s >= self._save_after_s:
+                if time.perf_counter() - begun_s >= self._save_after_s:  # see `PhaseSettings.save_after_s`
                     self._save_after_s *= 2
                     self.unprofiled = summarize([*self._series.step_ms, *self._clock.so_far()])
                     self._changed()
@@ -319,7 +320,7 @@ class Phases:
             window.start()
             self._window = window
         for step in range(PROFILER_WARMUP_STEPS + active):
-            recorded = step - PROFILER_WARMUP_STEPS
+            recorded = step - PROFILER_WARMUP_STEPS  # number of the recorded step; negative in discarded steps
             if recorded == 0:
                 if self._lines is not None:
                     self._lines.begin(kind)

@@ -62,9 +62,9 @@ def current_position() -> ClusterPosition:
 
 
 def independent_position() -> ClusterPosition:
-    """Return the position in a command whose processes gpudiag did not start.
+    """Return the position of a process that gpudiag did not start.
 
-    Processes without a process group train independently, each with a world size of 1.
+    A process without a process group trains independently: its world size is 1, and its rank is its launcher's number.
     """
     position = current_position()
     if _process_group() is not None:

@@ -70,7 +70,7 @@ class ProgressSender:
     ) -> None:
         """Report `steps` of `of` (None: unknown) steps of a phase as completed, at most five times a second in a phase.
 
-        `fetching_ms` returns the mean time to fetch a batch in ms. It is called only if a message is sent.
+        `fetching_ms` returns the mean time to fetch a batch in ms. The function is called only if a message is sent.
         """
         if not self._address:
             return

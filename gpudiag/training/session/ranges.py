@@ -163,8 +163,8 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
     """Return a TensorFlow context manager for a range, not entered yet; None while TensorFlow is being imported.
 
     In eager code the context manager is a trace annotation. The body of a `tf.function` runs only once, to build a
-    graph, so an annotation would not cover later steps. There the context manager is a name scope. So the ops of the
-    graph have the scope's name in the traces of all steps.
+    graph, so an annotation would not cover later steps. In such a body the context manager is a name scope. So the ops
+    of the graph have the scope's name in the traces of all steps.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:

@@ -38,7 +38,7 @@ _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 #: zlib level of a saved trace. The best level saves at most 10 % of the size, and takes several times as long.
 _GZIP_LEVEL = 3
 _CHUNK_BYTES = 1 << 20
-#: Maximum length of a pattern for `contains`.
+#: Maximum length of a match that `contains` finds.
 _OVERLAP_BYTES = 64
 
 
@@ -78,7 +78,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove files of an earlier run that belong to no rank, or to a rank that is not below `world_size`."""
+    """Remove an earlier run's record, analysis and worker logs, and the files of ranks from `world_size` on."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     clear_worker_lines(run_dir)
@@ -204,7 +204,7 @@ def contains(path: Path, pattern: bytes) -> bool:
     last = b""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            if expression.search(last + chunk):
+            if expression.search(last + chunk):  # a match may begin in the previous chunk
                 return True
             last = chunk[-_OVERLAP_BYTES:]
     return False

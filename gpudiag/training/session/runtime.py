@@ -68,7 +68,7 @@ class Runtime(Protocol):
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices that this process trains on: `wanted`, or if it is None, those in use or the default."""
+        """Return the devices of this process: `wanted`, or for None the devices in use, or else the default device."""
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Return this process's position in the cluster, as far as it is known."""

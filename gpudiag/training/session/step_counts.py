@@ -26,7 +26,7 @@ TraceKind = Literal["light", "full"]
 #: Kinds of traces in the order of recording. The kind with the lower overhead comes first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
-#: Number of steps that a profiler discards first. The first recording of a process includes the start of CUPTI.
+#: Number of steps that a profiler discards first, because the first recording of a process includes the start of CUPTI.
 PROFILER_WARMUP_STEPS = 2
 #: Default number of recorded steps. The analysis ignores the first and the last step, so four remain.
 ACTIVE_STEPS = 6
@@ -99,7 +99,7 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
         return True
     shift = abs(statistics.median(older) - typical) / typical
     # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). The difference of two medians has a
-    # standard error that is sqrt(2) times as large.
+    # standard error that is sqrt(2) times as large. The scatter explains a shift of up to two such errors.
     scatter = statistics.fmean((_sigma(older), _sigma(newer))) / typical
     explained_shift = 2 * 1.2533 * math.sqrt(2 / block) * scatter
     return shift <= max(TOLERANCE, explained_shift) and not has_trend(recent)
@@ -109,7 +109,8 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether at least 4 steps have a significant trend that exceeds `TOLERANCE` from the first to the last.
 
     The Mann-Kendall test gives the trend's significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives its size (P. K. Sen, JASA 63, 1968). One slow step changes little.
+    continuity correction). The Theil-Sen slope gives its size (P. K. Sen, JASA 63, 1968). A single slow step affects
+    neither much.
     """
     n = len(step_ms)
     if n < 4:
@@ -128,7 +129,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
 
 
 def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
-    """Return a series of at most 100 values, which are medians of pieces of equal length."""
+    """Return a series of at most 100 steps unchanged; of a longer series, the medians of 100 pieces of equal length."""
     if len(step_ms) <= _TREND_VALUES:
         return step_ms
     edges = [piece * len(step_ms) // _TREND_VALUES for piece in range(_TREND_VALUES + 1)]
@@ -164,26 +165,29 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
     if not lines:
         warmup = max(1, steps // 3)
         return warmup, steps - warmup
-    # A quarter warms up. A quarter of the rest, but at least `_FEWEST_LINE_STEPS`, is left for lines.
+    # A quarter of the steps warms up. A quarter of the rest, but at least `_FEWEST_LINE_STEPS`, is left for lines.
     warmup = max(1, steps // 4)
     left = steps - warmup
     return warmup, min(left - _FEWEST_LINE_STEPS, 3 * left // 4)
 
 
 def fewest_steps(*, lines: bool) -> int:
-    """Return the minimum number of steps that a measurement needs in addition to recorded steps."""
+    """Return the minimum number of steps besides recorded steps: one warm-up, one unprofiled, and those for lines."""
     return 2 + _FEWEST_LINE_STEPS * lines
 
 
 def first_block(step_ms: float, target: TimingTarget) -> int:
-    """Return the number of unprofiled steps before the first check of their mean."""
+    """Return the number of unprofiled steps before the first check of their mean.
+
+    These steps take about `BLOCK_MS`, and are at least 10, but not more than the target's time allows.
+    """
     affordable = math.floor(1e3 * target.seconds / max(step_ms, 1e-3))
     wanted = max(_UNPROFILED_STEPS[0], math.ceil(BLOCK_MS / max(step_ms, 1e-3)))
     return max(2, min(_MAX_BLOCK_STEPS, wanted, affordable))
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return the number of additional unprofiled steps; 0 if the target is met, or time or steps are too few.
+    """Return the number of additional unprofiled steps; 0 if the target is met, or time or steps are insufficient.
 
     Args:
         ranks: the step times of each rank in ms.
@@ -210,7 +214,7 @@ def recording_steps(active: int) -> int:
 
 
 def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many more steps the loop needs, and which arguments of `gpudiag.profile` fit its current length.
+    """Return a sentence on how many more steps the loop needs, and which arguments of `gpudiag.profile` fit its length.
 
     Args:
         ran: number of steps of the loop.
@@ -241,7 +245,8 @@ class PhaseSettings:
         warmup: number of warm-up steps; None to warm up until step times have converged.
         active: number of recorded steps per trace.
         limits: limits of automatic warm-up.
-        target: required precision of the step time, which determines the number of unprofiled steps; or None.
+        target: required precision of the step time, which determines the number of unprofiled steps unless `steps` is
+            set; None without a requirement.
         recorded: False to profile no steps.
         suggest: function that suggests arguments for a loop that is too short, as `suggest_arguments` does.
         lines: True to time source lines of the user.

@@ -12,12 +12,13 @@ from torch import nn
 class CentralOptimizer(torch.optim.Optimizer):
     """An optimizer of all parameters of the model, which updates only the parameters that this process owns.
 
-    An inner optimizer makes the update. Before each step it gets the settings, which schedulers may have changed.
+    An inner optimizer makes the update. Before each update, the settings of this optimizer are copied to the inner
+    optimizer, because schedulers may have changed them.
 
     Args:
         parameters: the model's parameters.
         make: function that makes an optimizer of given parameters.
-        owned: the parameters that this process updates, possibly none. They may be copies of the model's parameters.
+        owned: the parameters that this process updates, possibly none. Owned parameters may be copies of the model's.
         before: called before each update, to fill the gradients of `owned`.
         after: called after each update, to copy all updated parameters into the model.
         kept: tensors of gradients that are communicated. `zero_grad` zeroes these tensors instead of freeing them.
@@ -44,7 +45,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise TypeError("a central optimizer takes no closure: gradients have been exchanged before the update")
         self._before()
-        # If `make` divides parameters into several groups, the groups do not correspond, and settings stay as made.
+        # If `make` divides parameters into several groups, this optimizer has only one, and no settings are copied.
         if len(self.param_groups) == len(self._inner.param_groups):
             for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
                 inner.update({name: value for name, value in outer.items() if name != "params"})
@@ -60,7 +61,10 @@ class CentralOptimizer(torch.optim.Optimizer):
 
 
 def owners(sizes: list[int], count: int) -> list[int]:
-    """Return each variable's owner (0 to `count` - 1), given the sizes. Assign the largest first, to the least load."""
+    """Return the owner (0 to `count` - 1) of each variable, given the variables' sizes in any unit.
+
+    Variables are assigned from large to small, each to the owner whose variables are smallest in total so far.
+    """
     load = [0] * count
     owner = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -32,7 +32,7 @@ def predict(
     curves: dict[str, Curve] | None = None,
     cannot: dict[str, str] | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predict the cost of each candidate, and sort by cost. Candidates that cannot run on this machine are last.
+    """Predict the cost of each candidate, and sort by exposed time. Candidates that cannot run here are last.
 
     Args:
         facts: measured properties of the machine.
@@ -55,7 +55,7 @@ def predict(
 def _predict(now: Situation, candidate: Candidate, cannot: str | None) -> Prediction:
     """Predict the cost of one candidate. `cannot` is the reason why the candidate cannot run, or None."""
     strategy = strategies(candidate.framework).get(candidate.strategy)
-    now.paths.assumed.clear()  # `cost` notes here which properties of the machine it had to assume
+    now.paths.assumed.clear()  # `strategy.cost` adds properties of the machine that were not measured
     cost = None if cannot is not None or strategy is None else strategy.cost(now, candidate)
     if cost is None or strategy is None:
         why = cannot or "gpudiag has no model of its cost"
@@ -83,7 +83,7 @@ def finalists_of(predictions: Sequence[Prediction], least: int) -> list[Candidat
     candidate is always measured, because another candidate is recommended only if it is faster.
 
     Args:
-        predictions: predictions sorted by cost, as `predict` returns them.
+        predictions: predictions in the order in which `predict` returns them.
         least: minimum number of finalists, if enough candidates can run.
     """
     possible = [

@@ -64,9 +64,9 @@ class PytorchStrategy(Strategy):
 
     @classmethod
     def all_reduce(cls, device: torch.device, candidate: Candidate) -> tuple[StartAllReduce, Callable[[], None] | None]:
-        """Return a function that starts an all-reduce over this strategy's `transport`, and a function to release it.
+        """Return a function that starts an all-reduce over this strategy's `transport`, and one that closes it.
 
-        Benchmarks use both functions without training. The second one is None if there is nothing to release. The
+        Benchmarks use both functions without training. The second one is None if there is nothing to close. The
         default process group must have this strategy's `backend`. All processes must call this method together.
         """
         import torch.distributed as dist

@@ -18,22 +18,23 @@ _LAST = 1000
 class Strategy:
     """Base class of the ways in which the devices of a job communicate gradients or parameters.
 
-    Commands that do not train read these attributes. Therefore a strategy's module imports its framework only when it
-    trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
+    Commands that do not train read these attributes. Therefore a strategy's module imports its framework only in a
+    process that trains. `PytorchStrategy` and `TensorflowStrategy` add the methods that train.
 
     Attributes:
         name: name on the command line.
         summary: one line for help and documentation.
         framework: name of the framework that trains.
         list_order: sort key in lists; small values come first.
-        preference_rank: of equally fast strategies, the one with the smallest (best-known) rank is recommended.
+        preference_rank: of equally fast strategies, the one with the smallest value is recommended. Well-known
+            strategies have small values.
         default_on: kind of device on which the strategy is the default; None if it is never the default.
         needs_gpu: True if the strategy cannot run in CPU processes.
         one_process: True if one process drives all devices of a node; False if each device has its own process.
         one_node: True if the processes share memory, so that they must be on one node.
         least_devices: minimum number of devices. With fewer devices the strategy equals `independent` and is refused.
         locks_memory: True if the processes lock host memory, which the system may forbid.
-        scales_losses: True if the strategy can train with fp16. Gradient scaling must see the reduced gradients.
+        scales_losses: True if the strategy can train with fp16, whose loss scaling needs the reduced gradients.
         takes: names of the `CommunicationOptions` that apply to the strategy.
         communicates: False for `independent`, whose processes train different models.
         rounding_pays: True if the strategy is also a candidate with gradients that are rounded for transport.
@@ -100,7 +101,7 @@ class Strategy:
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended on `devices` devices of this machine; None if it may be.
+        """Return why a candidate is not recommended on `devices` devices of this machine; None without a reason.
 
         The size of /dev/shm does not matter, because shared memory is an anonymous file.
         """
@@ -132,6 +133,7 @@ class Strategy:
         """Return the cost of this strategy's communication; None if unknown.
 
         `now` has the model, the number of devices, and the rates of the machine's paths in GB/s (1e6 bytes per ms).
+        `candidate.wire` is the number of bytes that are communicated per byte of gradients.
         """
         return None
 

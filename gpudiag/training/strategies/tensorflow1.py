@@ -5,7 +5,7 @@ strategies. Each tensor is sent separately, except by Horovod. The strategies di
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward, and receive gradients during backward. On
   GPUs, variables are spread over all GPUs.
-- NCCL's all-reduces begin after backward, because they wait for all work that the host has launched before.
+- NCCL's all-reduces begin after backward, because an all-reduce waits for all work launched before.
 - Without NCCL, gradients are summed on the host, and the sums are copied back. Each replica updates all its variables.
 - Horovod copies ready gradients into buffers of 64 MB, and all-reduces the buffers during backward.
 - Wrappers of Keras that divide a batch between GPUs keep parameters on GPU 0 or on the CPU. Nothing overlaps.
@@ -44,7 +44,7 @@ class _Tensorflow1(Strategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not predicted; None if it is. No benchmark used rounded gradients."""
+        """Return why a candidate is not predicted; None if it is predicted. No benchmark used rounded gradients."""
         return "it does not round" if candidate.lossy else super().why_not(facts, candidate, devices)
 
     @classmethod
@@ -92,15 +92,16 @@ class _Horovod(_Tensorflow1):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces of 64 MB during backward, and of copies into and out of the buffers."""
+        """Return the cost of all-reduces of 64 MB during backward, of copies into and from buffers, and of updates."""
         if now.devices < 2:
             return ONE_DEVICE
         curve = now.nccl_curve or now.ring_curve()
         buckets = now.bucket_times(ddp_buckets(now.model.sizes, _FUSED_MB))
         end_ms = all_reduces_ms = 0.0
-        for size, ready in buckets:
+        for size, ready_ms in buckets:  # bytes, and the time from the start of backward at which the buffer is complete
             duration_ms = curve.time_ms(size, now.devices)
-            end_ms, all_reduces_ms = max(end_ms, ready + _CYCLE_MS / 2) + duration_ms, all_reduces_ms + duration_ms
+            end_ms = max(end_ms, ready_ms + _CYCLE_MS / 2) + duration_ms
+            all_reduces_ms += duration_ms
         bucket_copy_ms = 2 * now.on_device_ms(now.model.total_bytes) + _LAUNCH_MS * len(now.model.sizes)
         return Cost(
             exposed_ms=max(0.0, end_ms - now.compute.backward_ms) + bucket_copy_ms,
@@ -134,6 +135,7 @@ class _Central(_Tensorflow1):
             owners = transfers.owners_by_size(sizes, count)
         else:
             owners = [HOST if cls.home == "host" else 0] * len(sizes)
+        # `run` returns the end of each copy; `exposed_after` returns the ms from the end of compute to the last end.
         fetch_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners)), 0.0)
         ready = now.ready_ms if cls.overlapped else [0.0] * len(sizes)
         deliveries = transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], ready))
@@ -147,6 +149,7 @@ class _Central(_Tensorflow1):
             update_ms = 0.0 if cls.overlapped else host_ms
         else:
             update_ms = _LAUNCH_MS * len(sizes) / (count if cls.home == "gpus" else 1)
+        # Duration of sending alone, as if all gradients were ready at once.
         send_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, backwards, owners[::-1], [0.0] * len(sizes))), 0.0
         )

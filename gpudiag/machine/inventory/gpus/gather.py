@@ -87,7 +87,7 @@ class _GpuQuery:
             return node
         words = self.ask("numa_node", "nvmlDeviceGetMemoryAffinity", 1, _NODE_SCOPE)
         nodes = numbers_in_mask(list(words)) if words is not None else ()
-        if len(nodes) == 1:  # a driver that does not know the node lists several
+        if len(nodes) == 1:  # a driver that does not know the node lists several nodes
             return nodes[0]
         self.reasons["numa_node"] = "neither the firmware nor the driver reports the node of this GPU"
         return None

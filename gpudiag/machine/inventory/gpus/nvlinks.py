@@ -39,8 +39,8 @@ def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple
         lane_reasons: dict[str, str] = {}
         state = session.ask(lane_reasons, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
         if state is None:
-            # The driver refuses lane numbers after the last lane. This refusal is no failure, unless it is of lane 0.
-            # Keep the reason of every failure.
+            # The driver refuses lane numbers after the last lane. Such a refusal is a failure only for lane 0. Other
+            # errors are failures for every lane.
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = lane_reasons["nvlinks"]
             break

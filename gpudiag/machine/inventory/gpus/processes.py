@@ -28,7 +28,7 @@ def _parent(root: Path, pid: int) -> int | None:
 
 
 def ancestors(root: Path, pid: int) -> tuple[int, ...]:
-    """Return the process and its ancestors, up to a process that /proc does not show."""
+    """Return the process ids of a process and its ancestors, up to a process that /proc does not show."""
     lineage: list[int] = []
     current: int | None = pid
     while current and current not in lineage:

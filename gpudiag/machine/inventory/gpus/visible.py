@@ -1,7 +1,7 @@
 """Apply CUDA_VISIBLE_DEVICES.
 
 According to the CUDA programming guide (Environment variables), an entry is an index, a GPU UUID or an unambiguous
-prefix of one, or a MIG identifier. The first invalid entry ends the list. An empty string hides every GPU.
+prefix of a UUID, or a MIG identifier. The first invalid entry ends the list. An empty string hides every GPU.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
 
     Returns:
         NVML indices in the order of the entries. An entry that is a number is taken as an NVML index. With several GPU
-        models CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; then the note warns of it.
+        models, CUDA numbers the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the note then warns of this
+        difference.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))
@@ -78,7 +79,7 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
             break
         if index not in indices:
             indices.append(index)
-        elif not entry.lower().startswith("mig-"):
+        elif not entry.lower().startswith("mig-"):  # several MIG instances of one GPU may be visible
             notes.append(f"CUDA_VISIBLE_DEVICES names GPU {index} twice, which CUDA may refuse")
     if any(entry.isdigit() for entry in entries) and _numbering_differs(gpus, device_order):
         notes.append(

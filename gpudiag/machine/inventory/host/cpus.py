@@ -39,7 +39,7 @@ def _online(root: Path) -> tuple[int, ...]:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Return how many CPUs control groups allow: the smallest limit of this process's group and its parents."""
+    """Return how many CPUs control groups allow: the least limit of this process's group and its parents, or None."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         # The fields of a line are hierarchy, controllers and path. Version 2 of control groups names no controllers.

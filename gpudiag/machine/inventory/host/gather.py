@@ -93,6 +93,7 @@ def gather_host(
     iommu, no_iommu = iommu_state(root)
     acs, no_acs = acs_state(root, [gpu.pci_id for gpu in gpus if gpu.pci_id is not None])
     no_cpus = "the kernel does not show it in /proc/cpuinfo or /sys/devices/system/cpu"
+    # (field, whether it has a value, reason why it has none)
     missing = (
         ("cpu", cpus.model, no_cpus),
         ("sockets", cpus.sockets, no_cpus),

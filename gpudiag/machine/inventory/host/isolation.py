@@ -35,6 +35,7 @@ def iommu_state(root: Path) -> tuple[str | None, str | None]:
         if not (root / "sys/class/iommu").is_dir():
             return None, "the kernel does not show /sys/class/iommu"
         return f"off{suffix}", None
+    # The type of a group of devices is `identity` if the IOMMU does not translate their addresses.
     kinds = {read_text(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")} - {None}
     if not kinds:
         return f"on, mode unknown{suffix}", None

@@ -20,7 +20,7 @@ _GB_PER_GBIT = 1 / 8
 
 
 def _pci_id(device: Path) -> str | None:
-    """Return the PCI id of a sysfs device, or of its nearest parent on PCI (for virtio); None if neither has one."""
+    """Return the PCI id of a sysfs device, or of its nearest parent on PCI (for virtio); None without such an id."""
     try:
         names = device.resolve(strict=True).parts
     except OSError:

@@ -19,7 +19,7 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text. NVML writes longer domains."""
+    """Return a PCI address in sysfs's form (`0000:3b:00.0`); None for other text. NVML writes longer numbers."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"
@@ -83,7 +83,7 @@ def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b:
         if node_a is None or node_b is None:
             return "unknown"
         return "NODE" if node_a == node_b else "SYS"
-    if common == 1:  # only the host bridge
+    if common == 1:  # only the host bridge is common
         return "PHB"
     return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
 

@@ -20,7 +20,7 @@ _ENVIRONMENT = {
     "APPTAINER_CONTAINER": "Apptainer",
     "SINGULARITY_CONTAINER": "Singularity",
 }
-#: DMI vendors and products of virtual machines.
+#: Names of virtual machines, by words in the vendor and product names of the firmware (DMI).
 _DMI = {
     "amazon ec2": "Amazon EC2",
     "google compute engine": "Google Compute Engine",

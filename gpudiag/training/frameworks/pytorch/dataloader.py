@@ -58,7 +58,7 @@ _lines_dir = ""
 
 
 def watch_workers(lines_dir: str = "") -> None:
-    """Time the workers that this process starts from now on. Repeated calls keep an earlier `lines_dir` if it is ""."""
+    """Time the workers that this process starts from now on. If `lines_dir` is "", keep that of an earlier call."""
     global _watched, _lines_dir  # noqa: PLW0603  # PyTorch's classes are changed once per process
     _lines_dir = lines_dir or _lines_dir
     if _watched:
@@ -95,7 +95,7 @@ class WorkerTimes:
         """Return the mean time per batch since `begin`; None if no watched worker has made a batch."""
         before = self._before or [0] * (2 * _ROWS)
         # Before any worker has started, there is no table, and `_cells` is empty.
-        increases = [now - then for now, then in zip(_cells(), before, strict=False)]
+        increases = [now - then for now, then in zip(_cells(), before, strict=False)]  # batches and ns alternate
         batches = [count for count in increases[::2] if count > 0]
         if not batches:
             return None
@@ -169,7 +169,7 @@ def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             lines.begin_batch()
         begin_ns = time.perf_counter_ns()
         batch = fetch(fetcher, wanted)
-        if _table is not None and _table.pid != os.getpid():
+        if _table is not None and _table.pid != os.getpid():  # the table of the training process, inherited by a fork
             _table.add(time.perf_counter_ns() - begin_ns)
         lines.end_batch()
         return batch

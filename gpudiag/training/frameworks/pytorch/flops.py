@@ -114,7 +114,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator `func`, and count it; leave operators of tensor subclasses (`types`) to these classes."""
         plain = all(kind in _PLAIN for kind in types)
-        if not plain and FakeTensor not in types:  # DTensor computes shapes with fake tensors
+        # DTensor computes shapes with fake tensors. Such operators are run, but not counted.
+        if not plain and FakeTensor not in types:
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
@@ -140,9 +141,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             self._unknown.add(str(packet))
 
     def _phase(self) -> Counter[str]:
-        """Return the sums, by precision, to which an operator that runs now belongs."""
+        """Return the FLOPs by precision to which those of an operator that runs now are added."""
         task = int(_C._current_graph_task_id())  # noqa: SLF001
-        if task < 0:
+        if task < 0:  # no backward pass runs in this thread
             return self._forward
         if not torch.is_grad_enabled():
             return self._backward.setdefault(task, Counter())
@@ -150,7 +151,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
-        """Return the precision of an operator (`fp32`, ...) by its name and its first tensor; `unknown` without one."""
+        """Return an operator's precision (`fp32`, ...) by its name and its first tensor; `unknown` without a tensor."""
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
         if first is None:
             return "unknown"

@@ -83,7 +83,7 @@ class PyTorch(Framework):
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")
         if plan.job.nodes > 1:
-            # Pass the id in a variable that torchrun reads, because other users can see command lines.
+            # Pass the rendezvous id in a variable that torchrun reads, because other users can see command lines.
             values["PET_RDZV_ID"] = hashlib.sha256(values.get(SECRET_VARIABLE, "").encode()).hexdigest()
         if plan.job.nodes == 1 and sys.platform == "linux":
             # Other hosts cannot reach the loopback interface. Without GLOO_SOCKET_IFNAME, gloo resolves the host's

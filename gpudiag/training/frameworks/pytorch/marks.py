@@ -68,7 +68,7 @@ class MarkedCollections:
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
         """Begin or end the range of a collection. At most one collection runs at a time."""
-        # A collection can begin anywhere in the program, for example within a compiler. If its mark fails, omit it.
+        # A collection can begin anywhere, for example within a compiler. If marking fails, the mark is omitted.
         with contextlib.suppress(Exception):
             if phase == "start" and info["generation"] >= _MIN_GENERATION:
                 begun = self._record_function(PREFIX + "gc")
@@ -107,7 +107,7 @@ class MarkedModules:
         label_of, within = ranges.label, ranges.within
 
         def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # While torch.compile traces this call, it must see the original call only.
+            # While torch.compile traces this call, the trace must contain the original call only.
             label = "" if compiling() else label_of(module)
             return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
 
@@ -126,7 +126,7 @@ class MarkedModules:
 
 
 class _ModuleRanges:
-    """Name the ranges of modules, and keep track of the open ranges. `fast` makes a range; see `_containers`."""
+    """Name ranges of modules, and track open ranges. `fast` makes a range. `containers` comes from `_containers`."""
 
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast, self._containers = fast, containers
@@ -143,7 +143,7 @@ class _ModuleRanges:
             return known[0]
         try:
             return self._label_new(module)
-        except Exception:  # noqa: BLE001  # if a module's children cannot be listed, it runs without a mark
+        except Exception:  # noqa: BLE001  # a module whose children cannot be listed runs without a mark
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ class _ModuleRanges:
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
             return _label(_class_name(root), "", root)  # not stored: a program may create a loss module in each step
         tree = list(_tree(root, "", set()))
-        kind = next(_class_name(child) for path, child in tree if path is not None)
+        kind = next(_class_name(child) for path, child in tree if path is not None)  # the root without its wrappers
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
         name = kind if number == 1 else f"{kind}#{number}"
         self._labels |= {id(child): ("" if path is None else _label(name, path, child), child) for path, child in tree}

@@ -40,7 +40,10 @@ def meet_through_files() -> None:
 
 
 def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
+    """Yield (store, rank, world size) once, with numbers from the URL's query or torchrun's variables.
+
+    `init_process_group` calls `next` once. A second `next` would ask to join the group again, and raises RuntimeError.
+    """
     from torch import distributed
 
     dist: Any = distributed  # the stores are not in `__all__`

@@ -135,10 +135,10 @@ def _end_open_ranges() -> None:
 def _annotations_only() -> Any:
     """Return a class like `torch.profiler.profile` that records `record_function` ranges and no operators.
 
-    The public profiler enables its callbacks for all scopes. The returned class calls a private function instead.
+    The public profiler records all kinds of events (scopes). The returned class selects one by a private function.
 
     Raises:
-        RuntimeError: in this PyTorch, scopes cannot be selected.
+        RuntimeError: this PyTorch cannot select scopes.
     """
     import torch
     from torch.autograd import profiler as autograd_profiler
@@ -157,7 +157,7 @@ def _annotations_only() -> Any:
             super().prepare_trace()
             recorder: Any = self.profiler
 
-            def start() -> None:
+            def start() -> None:  # as the replaced method, but for one scope
                 recorder.entered = True
                 began()
                 try:

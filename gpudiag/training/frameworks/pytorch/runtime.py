@@ -84,7 +84,7 @@ def clock_for(device: Any) -> StepClock:
 def cuda_clock(device: Any) -> StepClock:
     """Return a clock that records an event per step on the current stream, and synchronizes once to read all events.
 
-    Work on another stream counts in the step in which the current stream waits for it, as in each step of DDP and FSDP.
+    Work on another stream counts in the step in which the current stream waits for it. DDP and FSDP wait in each step.
     """
     import torch
 

@@ -35,7 +35,10 @@ def position_in_cluster(devices: int) -> ClusterPosition:
 
 
 def _read_config(text: str) -> tuple[int, list[str]]:
-    """Return this worker's number and all workers' addresses from `TF_CONFIG`; without workers, return 0 and [""]."""
+    """Return this worker's number and all workers' addresses from `TF_CONFIG`; without workers, return 0 and [""].
+
+    The chief, if there is one, counts as worker 0.
+    """
     try:
         config = json.loads(text) if text else {}
         chief = config.get("cluster", {}).get("chief", [])

@@ -101,9 +101,9 @@ class TensorFlow(Framework):
 
 
 def preload(directory: Path, inherited: str | None) -> str:
-    """Compile `loopback.c` into `directory`, and return the value of LD_PRELOAD that loads it before `inherited`.
+    """Compile `loopback.c` into `directory`, and return the LD_PRELOAD that loads the result before `inherited`.
 
-    Raise FrameworkMissingError if there is no compiler, or it fails.
+    Raise FrameworkMissingError if there is no compiler, or if the compilation fails.
     """
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     target = directory / "loopback.so"

@@ -1,5 +1,6 @@
-/* Preloaded: what would listen on every interface is bound to the loopback address, and connections of other users of
- * the host are closed. TensorFlow's servers take no address to listen on, and ask nobody who they are. */
+/* A library for LD_PRELOAD. Sockets that would listen on every interface are bound to the loopback address, and
+ * connections of other users of the host are closed. TensorFlow's servers have neither an option for the address nor an
+ * authentication. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -9,14 +10,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* An address and a port as the kernel writes them in /proc/net/tcp; an IPv4 address in an IPv6 one as the IPv4 one. */
+/* An IPv4 or IPv6 address in hexadecimal, as in /proc/net/tcp and tcp6, and a port. */
 struct place {
     char address[33];
     unsigned port;
 };
 
+/* The first 96 bits of an IPv6 address that stands for an IPv4 address. */
 static const char MAPPED[] = "0000000000000000FFFF0000";
 
+/* Convert an address. Return 0 if it belongs neither to IPv4 nor to IPv6. */
 static int place_of(const struct sockaddr_storage *from, struct place *into) {
     if (from->ss_family == AF_INET) {
         const struct sockaddr_in *four = (const struct sockaddr_in *)from;
@@ -35,13 +38,15 @@ static int place_of(const struct sockaddr_storage *from, struct place *into) {
     return 0;
 }
 
+/* Compare addresses and ports. An IPv4 address equals the IPv6 address that stands for it. */
 static int same(const struct place *a, const char *address, unsigned port) {
     const char *left = strncmp(a->address, MAPPED, 24) == 0 && strlen(a->address) == 32 ? a->address + 24 : a->address;
     const char *right = strncmp(address, MAPPED, 24) == 0 && strlen(address) == 32 ? address + 24 : address;
     return a->port == port && strcmp(left, right) == 0;
 }
 
-/* The kernel's table says whose socket is at the other end. A socket without an inode is nobody's any more. */
+/* Return whether the peer's socket belongs to this user or to root. `table` is the kernel's list of sockets. A socket
+ * with inode 0 has been closed, so its owner is unknown. */
 static int is_ours(const char *table, const struct place *peer, const struct place *here) {
     FILE *lines = fopen(table, "re");
     if (!lines)
@@ -59,6 +64,7 @@ static int is_ours(const char *table, const struct place *peer, const struct pla
     return ours;
 }
 
+/* Return whether a connection may stay open. */
 static int is_admitted(int connection) {
     struct sockaddr_storage peer, here;
     socklen_t of_peer = sizeof peer, of_here = sizeof here;
@@ -67,10 +73,11 @@ static int is_admitted(int connection) {
         getsockname(connection, (struct sockaddr *)&here, &of_here))
         return 0;
     if (!place_of(&peer, &from) || !place_of(&here, &to))
-        return 1; /* of no network */
+        return 1; /* not a network connection, for example a Unix socket */
     return is_ours("/proc/self/net/tcp", &from, &to) || is_ours("/proc/self/net/tcp6", &from, &to);
 }
 
+/* Accept a connection. Close connections that are not admitted, and wait for the next. */
 int accept4(int descriptor, struct sockaddr *address, socklen_t *length, int flags) {
     int (*plain)(int, struct sockaddr *, socklen_t *, int);
     *(void **)&plain = dlsym(RTLD_NEXT, "accept4");
@@ -89,6 +96,7 @@ int accept(int descriptor, struct sockaddr *address, socklen_t *length) {
     return accept4(descriptor, address, length, 0);
 }
 
+/* Bind a socket. If the address means every interface, use the loopback address instead. */
 int bind(int descriptor, const struct sockaddr *address, socklen_t length) {
     int (*plain)(int, const struct sockaddr *, socklen_t);
     *(void **)&plain = dlsym(RTLD_NEXT, "bind");
@@ -107,7 +115,7 @@ int bind(int descriptor, const struct sockaddr *address, socklen_t length) {
             int only6 = 0;
             socklen_t size = sizeof only6;
             getsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, &only6, &size);
-            /* A socket for both takes 127.0.0.1 as ::ffff:127.0.0.1. */
+            /* A socket for IPv6 and IPv4 listens on 127.0.0.1 as ::ffff:127.0.0.1. */
             static const unsigned char mapped[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1};
             if (only6)
                 here.sin6_addr = in6addr_loopback;

@@ -23,7 +23,7 @@ class TensorflowWindow:
             On CPUs the discarded steps are not recorded, because each recording may crash or hang. At the end of a
             recording, TensorFlow 2.21 may damage its heap (`SplitEventTracker::FindStartAndMerge`) if an event began on
             one thread and ended on another, as the events of collectives do.
-        kernel_only: on the host record the program's marks, but only few ops.
+        kernel_only: on the host record the program's marks and CPU ops, but only few GPU ops.
     """
 
     def __init__(self, path: Path, *, active: int, on_gpu: bool, kernel_only: bool = False) -> None:

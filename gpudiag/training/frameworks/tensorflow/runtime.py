@@ -23,7 +23,7 @@ from gpudiag.training.session.position import ClusterPosition, cpu_name, driver_
 if TYPE_CHECKING:
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Numbers the sessions of this process. All processes open their sessions in the same order, so the numbers agree.
+#: Counter of this process's sessions. All processes open their sessions in the same order, so the numbers agree.
 _sessions = itertools.count()
 
 
@@ -32,7 +32,8 @@ class SynchronizedClock(StepClock):
 
     TensorFlow cannot record events on a device. The function that runs a step returns when the step's kernels are
     launched, so a mark measures host time only. Every series begins and ends with a synchronization, so its total time
-    and the mean step time include all device work. If the host runs ahead, the first steps seem short, the last long.
+    and the mean step time include all device work. If the host runs ahead, the first steps seem short, and the last
+    step seems long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -68,7 +69,8 @@ class SynchronizedClock(StepClock):
 def synchronize(devices: Sequence[str]) -> None:
     """Wait until these devices of this process, given by their short names, are idle.
 
-    In a job of several processes `tf.test.experimental.sync_devices` fails, because it waits for the devices of all.
+    In a job of several processes `tf.test.experimental.sync_devices` fails, because it waits for the devices of all
+    processes.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context  # no public function waits for the queue
@@ -82,8 +84,8 @@ def synchronize(devices: Sequence[str]) -> None:
 def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
     """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
 
-    These are the requested devices; without a request, the devices on which the model's strategy or the current
-    strategy puts replicas; without such a strategy, the first GPU; without a GPU, the CPU.
+    The first of these that exist: the requested devices; the devices on which the model's strategy or the current
+    strategy puts replicas; the first GPU; the CPU.
 
     Args:
         wanted: the requested device's name, a sequence of names, or None.
@@ -115,7 +117,7 @@ def short_name(name: str) -> str:
 
 
 def hardware_name(device: str, cpu: str) -> str:
-    """Return the model name of a GPU by its short name, "" if unknown; `cpu`, the CPU's name, if it is no GPU."""
+    """Return the model name of the GPU with the short name `device`, "" if unknown; for other devices return `cpu`."""
     import tensorflow as tf
 
     kind, _, ordinal = device.partition(":")

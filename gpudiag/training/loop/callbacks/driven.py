@@ -16,7 +16,7 @@ class DrivenSession:
 
     Args:
         run_dir, options: arguments of `gpudiag.profile`.
-        stop: end the training when everything is measured. None to end it only under `gpudiag profile`.
+        stop: end the training when everything is measured. None to end the training only under `gpudiag profile`.
         log_to: trackers to which rank 0 logs the run after the measurement; None for no tracker.
 
     Raises:
@@ -40,7 +40,7 @@ class DrivenSession:
         """Open the session. The user's options take precedence over the values in `known`.
 
         Args:
-            mlflow: client and id of the trainer's MLflow run, if MLflow does not know it as this thread's open run.
+            mlflow: client and id of the trainer's run, if the trainer opened the run with its own client; else None.
             known: arguments of `gpudiag.profile` with the trainer's values.
 
         Raises:
@@ -53,7 +53,7 @@ class DrivenSession:
 
     def step(self) -> bool:
         """End a step and begin the next step. Return whether the trainer should stop training."""
-        if self._session is None:
+        if self._session is None:  # the measurement is over, and its analysis may be complete
             if self._log is not None:
                 self._log.poll()
             return False

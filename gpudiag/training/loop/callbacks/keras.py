@@ -17,14 +17,14 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
     A step lasts from the start of one batch to the start of the next batch. Keras fetches the next batch within the
-    step. TensorFlow's traces show the time of the fetch; in unprofiled steps it is unknown. The last step of an epoch
-    and the code after the epoch are excluded. With `steps_per_execution` each execution counts as one step.
+    step. TensorFlow's traces show the time of the fetch. In unprofiled steps this time is unknown. The last step of an
+    epoch and the code after the epoch are excluded. With `steps_per_execution` each execution counts as one step.
 
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
-    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
-    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, a process
+    of low priority analyses the run. Then rank 0 logs the run to the tracker's open run, or to a new run.
 
     Raises:
         UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.

@@ -29,8 +29,8 @@ class LightningCallback(Callback):
     The arguments are those of `gpudiag.profile`. Under `gpudiag profile module:function`, `run_dir` may be omitted, and
     training ends by default when everything is measured (`stop`).
 
-    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
-    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, a process
+    of low priority analyses the run. Then rank 0 logs the run to the tracker's open run, or to a new run.
 
     Raises:
         UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.
@@ -51,7 +51,7 @@ class LightningCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session."""
         self._updates = trainer.global_step
-        # Lightning logs to MLflow with its own client. Therefore MLflow does not know the run as an open run.
+        # Lightning logs to MLflow with its own client. Therefore `mlflow.active_run` does not return the run.
         loggers = [logger for logger in trainer.loggers if type(logger).__name__ == "MLFlowLogger"]
         mlflow = (loggers[0].experiment, loggers[0].run_id) if loggers and trainer.is_global_zero else None
         self._driven.open(model=pl_module, framework="pytorch", mlflow=mlflow)

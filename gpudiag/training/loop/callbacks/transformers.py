@@ -26,8 +26,8 @@ class TransformersCallback(TrainerCallback):
     The arguments are those of `gpudiag.profile`; the default batch size per process is the trainer's. Under `gpudiag
     profile module:function`, `run_dir` may be omitted, and training ends by default when everything is measured.
 
-    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, rank 0 logs
-    the run to the tracker's open run, or to a new run. Before, a process of low priority analyses the run.
+    `log_to` names trackers: `wandb`, `mlflow`, `tensorboard`, or a list of these. After the measurement, a process
+    of low priority analyses the run. Then rank 0 logs the run to the tracker's open run, or to a new run.
 
     Raises:
         UsageError: `log_to` names an unknown tracker, or, when training begins, `gpudiag.profile` refuses an argument.

@@ -21,7 +21,7 @@ _ANALYSIS_S = 120.0
 
 
 class LogLater:
-    """Analyse a run in a process of low priority, and then log it to the trackers' runs that this process has open.
+    """Analyse a run in a process of low priority. Then log the run to the trackers' runs that this process has open.
 
     The methods print failures and raise no exceptions, because the training must continue. If a tracker has no open
     run, a new run is created. The process of low priority writes TensorBoard's files.
@@ -48,7 +48,7 @@ class LogLater:
         """Store the open runs, because the trainer may close them before the run is logged.
 
         Args:
-            mlflow: client and id of the trainer's run, if MLflow does not know it as this thread's open run.
+            mlflow: client and id of the trainer's run, if the trainer opened the run with its own client; else None.
         """
         with contextlib.suppress(Exception):
             self._wandb_run = self._wandb_run or open_wandb_run()
@@ -88,7 +88,7 @@ class LogLater:
         self.poll()
 
     def _log(self) -> None:
-        """Log the analysed run to W&B and MLflow, as far as requested. Print where it is, or why logging failed."""
+        """Log the analysed run to W&B and MLflow, as far as requested. Print the tracker's run, or the error."""
         for name in self._trackers:
             if name == "tensorboard":
                 continue

@@ -20,8 +20,8 @@ def log_to_mlflow(
     """Log metrics, the table of findings and the HTML page. Return "MLflow run ID", or "new MLflow run ID".
 
     Args:
-        tracked: the content.
-        client: `MlflowClient` that knows the run `run_id`; None for a client of the environment's tracking server.
+        tracked: the content to log.
+        client: `MlflowClient` that can access the run `run_id`; None for a client of the environment's tracking server.
         run_id: an existing run, which may be open in this process; None to create a run.
         project, name: experiment and name of the created run.
 
@@ -45,6 +45,7 @@ def log_to_mlflow(
     # A client can log to a run that has ended.
     for metric, value in tracked.metrics.items():
         client.log_metric(run_id, metric, value)
+    # MLflow expects the values of each column.
     columns = (
         dict(zip(tracked.columns, map(list, zip(*tracked.rows, strict=True)), strict=True)) if tracked.rows else {}
     )

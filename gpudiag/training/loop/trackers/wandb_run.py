@@ -20,7 +20,7 @@ def log_to_wandb(
     """Log metrics, the table of findings and the HTML page. Return the run in words: "W&B run NAME".
 
     Args:
-        tracked: the content.
+        tracked: the content to log.
         run: an open run of this process; None to open a run, and to finish it at the end.
         project, name, run_id: project, name and id of the run to open. A run that has this id already is continued.
 

@@ -157,7 +157,8 @@ class CpuReduce(BucketedStrategy):
         """Return the cost of copies to shared host memory, sums by the CPUs, and copies back.
 
         `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms). Communication
-        occupies no share of a device's compute (`holds`), because the devices only copy.
+        occupies no share of a device's compute (`holds`), because the devices only copy. `candidate.wire` is the number
+        of communicated bytes per byte of gradients.
         """
         curve = now.curve(cls.transport(candidate, on_gpu=now.on_gpu, p2p=now.p2p))
         if curve is not None:
@@ -168,14 +169,15 @@ class CpuReduce(BucketedStrategy):
             link_rate = now.paths.all_rate_both()
             reason = f"{_no_peers(now)}{link_rate:.3g} GB/s per GPU each way through the host, at once"
         else:
-            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)  # a copy reads and writes; processes share
+            # A copy reads and writes each byte, and all processes share the memory.
+            link_rate = now.paths.host_memory() / 2 / max(1, now.devices)
             reason = f"{link_rate:.3g} GB/s of host memory per process"
         # GB/s per rank at which the CPUs sum gradients: they read each byte of every rank once, and write the sum once.
         sum_rate = now.paths.host_memory() / (1 + 1 / max(1, now.devices)) / max(1, now.devices)
         rate = min(link_rate, sum_rate)
         # Two copies, from and to the host (device -1).
         latency_ms = 2 * max((now.paths.latency_us(-1, gpu) for gpu in range(len(now.paths))), default=0.0) / 1e3
-        # Two copies of a chunk, to the host and back, do not overlap with other copies.
+        # Time of an all-reduce in ms, by bytes. Two copies of a chunk, to the host and back, overlap with nothing.
         points = {
             size: latency_ms + 2 * min(size, _CHUNK) / (link_rate * 1e6) + size / (rate * 1e6)
             for size in (1 << 10, _CHUNK, 1 << 30)

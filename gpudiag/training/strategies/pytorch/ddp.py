@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: Environment variable that tools such as Nsight Systems set in the programs that they profile.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Bytes that gloo's all-reduce over sockets reads or writes in host memory per byte and rank: copy in, copy out, add.
+#: Bytes that gloo's all-reduce over sockets reads and writes in host memory on each rank, per byte of the message: for
+#: copies into and out of sockets, and for additions.
 _GLOO_PASSES = 6
 
 
@@ -96,7 +97,7 @@ class BucketedStrategy(PytorchStrategy):
         self._wrapped = None
 
     def _attach(self) -> None:
-        assert self._wrapped is not None  # noqa: S101  # asked after wrap
+        assert self._wrapped is not None  # noqa: S101  # called after wrap
         self._hooked = True
         # DDP compares a hook's annotations with types, but in this module annotations are text. A lambda has none.
         self._wrapped.register_comm_hook(None, lambda group, bucket: self._communicate_bucket(group, bucket))  # noqa: PLW0108
@@ -144,7 +145,11 @@ class Nccl(BucketedStrategy):
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
-        """Return the cost of all-reduces over links between GPUs. `now` has the model and the machine's rates."""
+        """Return the cost of all-reduces over links between GPUs. `now` has the model and the machine's rates.
+
+        `candidate.wire` is the number of communicated bytes per byte of gradients. Communication occupies the share
+        `holds` of a device's compute while it runs.
+        """
         curve = now.nccl_curve
         if curve is not None:
             reason = f"{curve.busbw(25e6):.3g} GB/s of bus bandwidth at 25 MB"
@@ -176,7 +181,8 @@ class Gloo(BucketedStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of all-reduces over sockets, with copies from and to GPUs. See `Nccl.cost`.
 
-        Prefer a measured curve. Without one, compute the times of a small and a large all-reduce from rates in GB/s.
+        Prefer a measured curve: of gloo on GPU memory, or else of gloo on host memory with copies from and to the GPUs.
+        Without these curves, compute the times in ms of a small and a large all-reduce from rates in GB/s.
         """
         curve = now.curve("gloo-device" if now.on_gpu else "gloo") or (now.curve("host-staged") if now.on_gpu else None)
         if curve is None:
@@ -199,8 +205,8 @@ class Gloo(BucketedStrategy):
 class Independent(PytorchStrategy):
     """Let each process train alone. The steps of other strategies are longer by the cost of their communication.
 
-    The processes join a process group, although they send nothing over the group. Because of the group they enter each
-    phase of a measurement together, and their traces contain their ranks.
+    The processes join a process group, although they send nothing over the group. Because of the group, the processes
+    enter each phase of a measurement together, and their traces contain their ranks.
     """
 
     name = INDEPENDENT

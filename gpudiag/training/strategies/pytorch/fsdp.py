@@ -62,7 +62,7 @@ class Fsdp(PytorchStrategy):
         for parameter in model.parameters():
             # FSDP supports only contiguous weights, but allows channels-last inputs.
             parameter.data = parameter.data.contiguous()
-        for tensor in (*model.parameters(), *model.buffers()):  # as DDP does, but FSDP does not
+        for tensor in (*model.parameters(), *model.buffers()):  # DDP does this itself, but FSDP does not
             torch.distributed.broadcast(tensor.detach(), src=0)
         shards = [*shards_of(model), model]
         sizes = [sum(p.numel() * p.element_size() for p in shard.parameters()) for shard in shards]
@@ -75,7 +75,7 @@ class Fsdp(PytorchStrategy):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate unsharded gradients within the block. The last batch of the step reduces them."""
+        """Accumulate unsharded gradients within the block. The last batch, outside the block, reduces all of them."""
         self._model.set_requires_gradient_sync(False)
         try:
             yield

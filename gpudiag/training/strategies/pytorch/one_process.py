@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 #: Host work in µs per tensor of the model. The first value is work once per step: the update, and backward, which one
 #: thread per device launches. The second value is work per device: copying the model and launching forward, one device
-#: after the other. A step takes at least this long. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 H200s (110.7
-#: ms) of two hosts with PyTorch 2.11. The values predict `gpt` on 4, and `mlp` on 2 and 4 H200s within 10 %.
+#: after the other. A step takes at least the sum of both. The values fit ResNet-50 on 2 H200s (75.8 ms) and on 4 H200s
+#: (110.7 ms) of two hosts with PyTorch 2.11. The values predict `gpt` on 4, and `mlp` on 2 and 4 H200s within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
@@ -51,7 +51,7 @@ class DataParallel(PytorchStrategy):
         return data_parallel
 
     def exchange(self, model: nn.Module) -> None:
-        """Check the gradients. Backward has summed them."""
+        """Check the gradients, which backward has summed."""
         self.check_gradients(model)
 
     @classmethod
@@ -70,6 +70,7 @@ class DataParallel(PytorchStrategy):
         # Parameters and gradients are each copied into buffers and out of them.
         bucket_copy_ms = 4 * now.on_device_ms(total)
         host_ms = tensors * (_ONCE_US + count * _PER_DEVICE_US) / 1e3
+        # The host's work counts only as far as it takes longer than the step.
         return Cost(
             exposed_ms=max(copies_ms + inputs_ms + bucket_copy_ms, host_ms - now.compute.step_ms),
             exchange_ms=copies_ms + inputs_ms,
@@ -88,7 +89,8 @@ class Copies(PytorchStrategy):
 
     TensorFlow 1's benchmarks called this replicated variables without NCCL. Unlike in `data-parallel`, parameters are
     not copied, because every replica updates its own parameters. Without peer access, the driver copies through host
-    memory. Nothing overlaps, and all data passes over the first device's link. Published figures use this strategy.
+    memory. Nothing overlaps, and all data passes over the first device's link. The strategy exists for comparisons with
+    published figures.
     """
 
     name = "copies"
@@ -98,7 +100,7 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device. Divide batches equally between them; gather outputs on the first device."""
+        """Make a replica on each device. Divide batches equally between replicas; gather outputs on the first."""
         import torch
 
         self.check_model(model)

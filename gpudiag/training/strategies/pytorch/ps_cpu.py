@@ -29,7 +29,7 @@ _PAGE = 4096
 #: Computing gradient + decay x parameter into new memory takes 5 (two reads; zero, fetch and write the result). Scaling
 #: the momentum takes 2, adding to the momentum 3, and updating the parameter 3.
 _UPDATE_PASSES = 13
-#: Bytes that are read or written per byte to add a gradient to a sum (two reads, one write), and to divide the sum.
+#: Bytes that are read or written per byte of a gradient: to add it to a sum (two reads, one write), or to divide a sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
 #: GB/s of host memory per thread of PyTorch's operators while other processes wait. Cores of servers reach 3 to 15 GB/s
 #: (`prediction.paths`). For VGG-16's largest variable, 16 threads of two hosts reached 4.4 to 5.6 GB/s each.
@@ -37,11 +37,11 @@ _PER_THREAD_GB_PER_S = 5.0
 
 
 class PsCpu(PytorchStrategy):
-    """Copy gradients to shared host memory during backward. There each process updates the variables that it owns.
+    """Copy gradients to shared host memory during backward. In this memory each process updates its own variables.
 
     Whole variables are distributed over the processes by size. The optimizer's state is in host memory only. After the
     update every process copies all parameters to its device. So per step and device each gradient is copied to the host
-    once, and each parameter back once. The update begins when all gradients have arrived, and uses host memory.
+    once, and each parameter back once. The update begins when all gradients have arrived. Host memory limits its speed.
     """
 
     name = "ps-cpu"
@@ -107,6 +107,7 @@ class PsCpu(PytorchStrategy):
         self._pinned = [Pinned(base + number * area, area, self.device) for number in (self._rank, self._world)]
 
         def views(number: int) -> list[torch.Tensor]:
+            """Return a tensor for each parameter within area `number`, with the parameter's shape and strides."""
             tensors = []
             for index, parameter in enumerate(self._parameters):
                 begin = number * area + offsets[index]
@@ -118,7 +119,7 @@ class PsCpu(PytorchStrategy):
         self._masters = views(self._world)
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this process's variables on the host, and copies all of them to the device."""
+        """Make an optimizer that updates this process's variables on the host, and copies all variables to devices."""
         from torch import nn
 
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
@@ -196,20 +197,23 @@ class PsCpu(PytorchStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of copying gradients to the host, of updates by the CPUs, and of copying parameters back.
 
-        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms).
+        `now` has the model, the number of devices and the machine's rates in GB/s (1e6 bytes per ms). `candidate.wire`
+        is the number of communicated bytes per byte of gradients.
         """
         sizes, total, wire = now.model.sizes, now.model.total_bytes, candidate.wire
         owners = [HOST] * len(sizes)
+        # `run` returns the end of each copy; `exposed_after` returns the ms from the end of compute to the last end.
         deliveries = transfers.run(transfers.deliver(now.paths, sizes, owners, now.ready_ms, wire))
         exposed_push_ms = transfers.exposed_after(deliveries, now.compute.backward_ms)
         pull_ms = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # All processes wait for the process that owns the most bytes, which updates them with its own threads only.
+        # All processes wait for the process that owns the most bytes, which uses only its own threads.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()
         threads = (now.facts.host.usable_cpus or now.facts.host.cores or 10) / now.devices  # 10: an assumption
         update_ms = passes * max(total / memory, largest / min(memory, threads * _PER_THREAD_GB_PER_S)) / 1e6
+        # Duration of the copies to the host alone, as if all gradients were ready at once.
         push_ms = transfers.exposed_after(
             transfers.run(transfers.deliver(now.paths, sizes, owners, [0.0] * len(sizes), wire)), 0.0
         )

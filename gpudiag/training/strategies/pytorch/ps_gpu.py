@@ -96,7 +96,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
-        """Refuse a `--ps-device` that does not exist, and what `Strategy.check` refuses."""
+        """Raise UsageError if the device of `--ps-device` does not exist, and the errors of `Strategy.check`."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
                 f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
@@ -110,7 +110,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Return why a candidate is not recommended; None if it may be. On CPUs no candidate is recommended."""
+        """Return why a candidate is not recommended; None without a reason. On CPUs no candidate is recommended."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)
@@ -119,7 +119,8 @@ class PsGpu(PytorchStrategy):
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return the cost of reducing gradients on their homes after backward, and of broadcasting parameters.
 
-        `now` has the model, the number of devices and the rates of the machine. `candidate` may name the one home.
+        `now` has the model, the number of devices and the rates of the machine. `candidate.ps_device` is the home of
+        all variables; None if variables are spread over all GPUs.
         """
         count = now.devices
         if count < 2:

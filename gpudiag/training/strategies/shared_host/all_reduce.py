@@ -58,7 +58,8 @@ class SharedHostAllReduce:
     Args:
         group: the process group, by default the default group; used only to create the object.
         device: the device of the tensors.
-        wire: precision of transport, by default that of the tensors. Sums are in float32, of float64 in float64.
+        wire: precision of transport, by default that of the tensors. Sums are computed in float32, or in float64 if the
+            tensors are float64.
         mean: True to divide the sum by the number of ranks.
         chunk_bytes, slots, lanes: see `Layout`.
         pieces: minimum number of chunks of a tensor, unless the chunks would be smaller than 256 KiB.
@@ -69,7 +70,7 @@ class SharedHostAllReduce:
 
     Raises:
         UsageError: the ranks are not on one node or cannot share memory.
-        HardwareMissingError: there is too little memory, or it cannot be pinned. All ranks raise the same error.
+        HardwareMissingError: there is too little memory, or pinning fails. All ranks raise the same error.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class SharedHostAllReduce:
             threads = max(1, min(most, len(near) // (2 * self.world)))
         self._control.set(at.STATE, at.ACTIVE)
         pids = self._gather(os.getpid())
-        self._segment.close()
+        self._segment.close()  # the mapping remains
         self._reducer = make_reducer(self._control, engine=engine, threads=threads, cpus=near, mismatch=self._mismatch)
         self.engine = self._reducer.name
         self._peers = PeerWatch(self._control, pids, timeout_s, self._give_up)
@@ -118,12 +119,13 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place. Return a future whose value is the tensor.
 
-        As with NCCL, only work that is enqueued after `wait()` may use the tensor. On a GPU it does not block the host.
+        As with NCCL, only work that is enqueued after `wait()` may use the tensor. On a GPU, `wait()` does not block
+        the host.
 
         Args:
             tensor: a contiguous tensor of a float type on the device.
-            key: identifies the buffer for the values in the precision of transport, if it differs from the tensor's.
-                Wait for the previous result with a key before using the key again.
+            key: identifies the buffer for the values in the precision of transport. The buffer is only used if this
+                precision is not the tensor's. Wait for the previous result with a key before using the key again.
 
         Raises:
             WorkerFailedError: another rank has died, has left, or makes no progress.
@@ -142,6 +144,7 @@ class SharedHostAllReduce:
             wire = self._wires.get(key)
             if wire is None or wire.numel() != flat.numel():
                 wire = self._wires[key] = torch.empty(flat.numel(), dtype=self._wire, device=self.device)
+        # Limits of a chunk's length in elements.
         size = flat.element_size() if wire is None else wire.element_size()
         most, least = self._layout.chunk_bytes // size, max(1, _LEAST_CHUNK_BYTES // size)
         chunked = ChunkedTensor(
@@ -192,14 +195,17 @@ class SharedHostAllReduce:
         return gather_objects(value, self._group)
 
     def _reserve(self, near: set[int]) -> None:
-        """Allocate this rank's share of the memory on the NUMA node of its device and threads (processors `near`)."""
+        """Allocate this rank's share of the memory on the NUMA node of its device and threads (processors `near`).
+
+        Linux allocates memory on the node of the processor on which this thread runs.
+        """
         layout, rank = self._layout, self.rank
         parts = [
             (layout.control(rank), at.PAGE),
             (layout.ring(rank), at.RING * at.PIECE),
             (layout.slot(rank, 0), layout.slots * layout.chunk_bytes),
         ]
-        for number in range(layout.slots):  # this rank's share of each result
+        for number in range(layout.slots):  # this rank's share of each result, in whole pages
             begin, end = (layout.chunk_bytes * share // layout.world // at.PAGE * at.PAGE for share in (rank, rank + 1))
             parts.append((layout.slot(layout.world, number) + begin, max(at.PAGE, end - begin)))
         before = os.sched_getaffinity(0)

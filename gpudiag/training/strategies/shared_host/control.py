@@ -51,7 +51,7 @@ class Control:
     def may_reduce(self, number: int) -> bool:
         """Return whether every rank has sent this chunk, and has fetched the result that the result slot contains."""
         arrived, fetched = self.lane(at.ARRIVED, number), self.lane(at.FETCHED, number)
-        before = number + 1 - self.layout.slots
+        before = number + 1 - self.layout.slots  # the result slot still has the result of chunk `number - slots`
         return all(
             reached(self.get(arrived, rank), number + 1) and reached(self.get(fetched, rank), before)
             for rank in range(self.layout.world)

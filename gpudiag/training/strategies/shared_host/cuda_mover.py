@@ -18,7 +18,7 @@ from gpudiag.training.strategies.shared_host.layout import ChunkedTensor
 from gpudiag.training.strategies.shared_host.native import Queues, library, new_queues
 from gpudiag.training.strategies.shared_host.segment import Pinned, checked
 
-#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter has reached the value. Both may wrap.
+#: CU_STREAM_WAIT_VALUE_GEQ: wait until the counter has reached the value. Counter and value may wrap.
 _AT_LEAST = 0
 
 
@@ -64,7 +64,7 @@ class CudaMover:
             packed_already = source.record_event()
             for stream in self._out:
                 stream.wait_event(packed_already)
-            # The incoming streams need no event: they wait for sums, and so for the outgoing copies.
+            # The incoming streams need no event: they wait for the sums, which follow the outgoing copies.
             self._enqueue(packed, chunked)
             for stream in self._in:
                 self._unpack.wait_stream(stream)
@@ -96,7 +96,7 @@ class CudaMover:
         """Enqueue the copies of all chunks as `gpudiag_queue` of reduce.c does. Each call of the driver takes 3 us.
 
         `data` is the address of the tensor on the device, and `size` the number of bytes of an element. Each chunk
-        waits for a free slot, and its result until all ranks have summed it.
+        waits for a free slot. The copy of its result waits until all ranks have summed the chunk.
         """
         driver, control, layout = self._driver, self._control, self._control.layout
         wait, write = driver.cuStreamWaitValue32, driver.cuStreamWriteValue32
@@ -119,7 +119,7 @@ class CudaMover:
                 checked(driver, answer, "queue a copy", self._device)
 
     def _native_queues(self) -> Queues | None:
-        """Return the streams and addresses for `gpudiag_queue`; None if the library or the driver lacks them."""
+        """Return the streams and addresses for `gpudiag_queue`; None without the library or the driver's functions."""
         queues = None if self._library is None else new_queues()
         if queues is None:
             return None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 
-#: Bytes per counter, so that two counters share no cache line, and no pair of cache lines, which x86 fetches together.
+#: Bytes per counter. x86 fetches cache lines of 64 bytes in pairs, so two counters must not share a pair of lines.
 LINE = 128
 
 #: Number of entries of a rank's ring buffer. A rank may submit this many chunks before all ranks have reduced them.

@@ -73,7 +73,7 @@ DRIVER_FUNCTIONS = {
 
 
 def new_queues() -> Queues | None:
-    """Make `Queues` that point to the driver's functions; None if the driver does not have them."""
+    """Make `Queues` that point to the driver's functions; None if the driver lacks these functions."""
     queues = Queues()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

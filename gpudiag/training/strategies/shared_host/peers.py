@@ -54,7 +54,8 @@ class PeerWatch:
         poll.register(self._wake, select.POLLIN | select.POLLHUP)
         for handle in self._handles:
             poll.register(handle, select.POLLIN)
-        progress, since = (-1, False), time.monotonic()  # last known (READY, pending), and since when
+        # Last known (READY, whether submitted chunks are pending), and the time of its last change.
+        progress, since = (-1, False), time.monotonic()
         try:
             while True:
                 ended = [handle for handle, _ in poll.poll(_POLL_S * 1000)]
@@ -94,7 +95,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank whose process has ended; None if the rank left before (see `STATE`)."""
+        """Return (problem, hint) for a rank whose process has ended; None if it had left the all-reduce before."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
@@ -103,7 +104,7 @@ class PeerWatch:
         )
 
     def _left_behind(self) -> tuple[str, str] | None:
-        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; None without one."""
+        """Return (problem, hint) for a rank that failed, or left before this rank's last chunk; else None."""
         submitted = self._control.get(at.SUBMITTED)
         for rank in self._others:
             state = self._control.get(at.STATE, rank)

@@ -67,6 +67,7 @@ static inline void wait_briefly(const struct engine *e, uint32_t *rounds) {
 /* Rounds without submitted chunks after which a thread sleeps until a chunk is submitted. */
 static inline uint32_t idle_rounds(const struct engine *e) { return e->in_turn ? e->spin : IDLE_ROUNDS; }
 
+/* Sleep until another thread has changed `word` from the value `seen`, at most 0.1 s. */
 static void sleep_until_changed(struct engine *e, uint32_t *word, uint32_t seen) {
     struct timespec longest = {0, 100000000};
     __atomic_add_fetch(&e->sleepers, 1, __ATOMIC_SEQ_CST);
@@ -75,6 +76,7 @@ static void sleep_until_changed(struct engine *e, uint32_t *word, uint32_t seen)
     __atomic_sub_fetch(&e->sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Wake the threads that sleep until `submitted` changes. */
 static void wake(struct engine *e) {
     if (__atomic_load_n(&e->sleepers, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &e->submitted, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
@@ -151,6 +153,7 @@ static const uint8_t *slot(const struct engine *e, uint32_t rank, uint32_t numbe
     return e->staging + ((uint64_t)rank * e->slots + number % e->slots) * e->chunk_bytes;
 }
 
+/* Do the work of `sum_ranks` for float64. */
 static void sum_float64(const struct engine *e, uint32_t number, const struct piece *p, long begin, long end) {
     double sum[BLOCK], scale = 1.0 / p->divisor;
     double *target = (double *)slot(e, e->world, number);
@@ -165,7 +168,8 @@ static void sum_float64(const struct engine *e, uint32_t number, const struct pi
     }
 }
 
-/* target[begin:end] = (rank 0 + rank 1 + ...) / divisor, added in that order on every rank, in float32 (float64). */
+/* result slot[begin:end] = (slot of rank 0 + slot of rank 1 + ...) / divisor, in elements of chunk `number`. The values
+ * are added in this order on every rank, in float32 (float64 in float64), and in blocks of BLOCK elements. */
 static void sum_ranks(const struct engine *e, uint32_t number, const struct piece *p, long begin, long end) {
     if (p->kind == FLOAT64) {
         sum_float64(e, number, p, begin, end);

@@ -47,7 +47,7 @@ class Reducer(Protocol):
 
 
 class NativeReducer:
-    """Run the loops of reduce.c: one thread coordinates, the others sum. See `make_reducer` for the arguments."""
+    """Run the loops of reduce.c: one thread coordinates, the others sum. `make_reducer` explains the arguments."""
 
     name = "native"
 
@@ -68,7 +68,8 @@ class NativeReducer:
         engine.rank, engine.world = control.rank, layout.world
         engine.slots, engine.lanes, engine.ring = layout.slots, layout.lanes, at.RING
         engine.threads = min(threads, MOST_THREADS)
-        # With fewer processors than threads, a spinning thread would take the processor of a working thread.
+        # With fewer processors than threads, a spinning thread would take the processor of a working thread. Each rank
+        # also has the coordinating thread and the training thread.
         roomy = len(cpus) >= layout.world * (engine.threads + 2)
         engine.spin = _SPIN if roomy else _SPIN_IN_TURN
         engine.in_turn = not roomy
@@ -153,9 +154,9 @@ class TorchReducer:
             idle = 0 if moved else idle + 1
             if ready == self._submitted and idle > 100:  # nothing to do: sleep until `submit`
                 self._wake.clear()
-                if ready == self._submitted and not self._stopped:  # still, after `clear`
+                if ready == self._submitted and not self._stopped:  # still nothing to do after `clear`
                     self._wake.wait(0.1)
-            elif idle:
+            elif idle:  # poll; yield the processor in the first rounds, and sleep 20 us in later rounds
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:

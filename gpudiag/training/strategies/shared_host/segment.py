@@ -168,7 +168,8 @@ def checked(
     """Return the results of a driver function without the status, which is the first element of `answer`.
 
     Raises:
-        HardwareMissingError: the status is an error. `what` describes in words what the function should have done.
+        HardwareMissingError: the status is an error. `what` describes in words what the function should have done, and
+            `hint` is the error's hint for the user.
     """
     if answer[0] != driver.CUresult.CUDA_SUCCESS:
         _, name = driver.cuGetErrorName(answer[0])
