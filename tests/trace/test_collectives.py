@@ -293,6 +293,20 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
     assert (call.operation, int(trace.events.device[call.row])) == ("all_reduce", HOST)
 
 
+def test_collectives_of_host_and_device_are_sorted_by_row(tmp_path: Path) -> None:
+    trace = read_one(
+        tmp_path,
+        document(
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 2, 3, 1),
+            event("user_annotation", "gloo:all_reduce", 6, 9),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20, 3, 2),
+        ),
+    )
+    rows = [call.row for call in trace.collectives]
+    assert len(rows) == 3
+    assert rows == sorted(rows)
+
+
 @pytest.mark.parametrize(
     ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
 )

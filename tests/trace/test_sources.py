@@ -194,9 +194,9 @@ def test_directory_of_runs_names_subdirectories_with_traces(tmp_path: Path) -> N
 
 
 def test_error_of_a_failed_run_is_the_reason_for_missing_traces(tmp_path: Path) -> None:
-    run = {"schema": "gpudiag/run/1", "created": "", "command": ["python"], "workload": "train.py", "strategy": "own"}
-    run |= {"framework": "pytorch", "world_size": 1, "nodes": 1, "batch_size_per_device": None, "status": "failed"}
-    write(tmp_path / "run.json", run | {"error": "the loop ended after 113 steps"})
+    run: dict[str, object] = {"schema": "gpudiag/run/1", "created": "", "command": ["python"], "workload": "train.py"}
+    run |= {"framework": "pytorch", "strategy": "own", "world_size": 1, "nodes": 1, "batch_size_per_device": None}
+    write(tmp_path / "run.json", run | {"status": "failed", "error": "the loop ended after 113 steps"})
     write(tmp_path / "ranks" / "rank0.json", {"rank": 0})
     with pytest.raises(NotATraceError, match=r"no traces in .*: the loop ended after 113 steps$"):
         read_traces([tmp_path])

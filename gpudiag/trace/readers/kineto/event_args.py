@@ -160,7 +160,7 @@ def collective_calls(
                 details = _coalesced(table, facts, ranges, host) or details
             operation = normal_operation(table.name_of(host)) or operation
         calls.append(_call(row, operation, details, groups, blocks_per_sm))
-    return tuple(calls)
+    return tuple(sorted(calls, key=lambda call: call.row))
 
 
 def all_groups(groups: Mapping[str, ProcessGroup], facts: Iterable[CollectiveFacts]) -> dict[str, ProcessGroup]:
