@@ -30,7 +30,7 @@ test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not measured and not apart"
 
 unit: $(VENV)/.dev ## Run the tests that start no programs and train no models: the inner loop
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long and not measured" --hypothesis-profile=unit
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not processes and not long and not measured"
 
 fuzz: $(VENV)/.dev ## Run 10,000 mutants of traces, run directories and facts through the commands
 	$(BIN)/python -m tests.fuzzing 10000

@@ -57,11 +57,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# Deadlines per example fail at random on a loaded machine. `make unit` loads the profile `unit`; `.ci/run` loads the
-# profile `whole`.
+# Deadlines per example fail at random on a loaded machine. `.ci/nightly` loads the profile `whole`.
 settings.register_profile("whole", deadline=None)
-settings.register_profile("usual", deadline=None, max_examples=50)
-settings.register_profile("unit", deadline=None, max_examples=25)
+settings.register_profile("usual", deadline=None, max_examples=25)
 settings.load_profile("usual")
 
 _programs: list[str] = []

@@ -11,5 +11,5 @@ _DRAWN: int = settings().max_examples  # the number of examples in the loaded pr
 
 
 def examples(count: int, **more: Any) -> settings:
-    """Return settings with `count` examples, scaled down under the profile that `make unit` loads."""
+    """Return settings with `count` examples, scaled down unless the profile is `whole`."""
     return settings(max_examples=max(1, count * min(_DRAWN, _USUAL) // _USUAL), **more)

@@ -104,6 +104,7 @@ def test_another_account_reaches_only_gloo() -> None:
 
 
 @pytest.mark.xdist_group("training")
+@pytest.mark.apart
 def test_bandwidth_of_host_memory_and_between_processes_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     saved = tmp_path / "facts.json"

@@ -212,6 +212,7 @@ def test_user_defined_function_is_profiled(tmp_path: Path) -> None:
     assert "mean of" in timed
 
 
+@pytest.mark.apart
 def test_killed_worker_ends_the_run_and_measurements_are_kept(
     endless: tuple[subprocess.Popen[str], Path],
 ) -> None:
@@ -243,6 +244,7 @@ def test_terminated_run_leaves_no_process_and_keeps_timings(
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
+@pytest.mark.apart
 def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str], Path]) -> None:
     program, run_dir = endless
     program.kill()
@@ -278,6 +280,7 @@ def test_loader_that_ends_early_does_not_hang_other_ranks(tmp_path: Path) -> Non
     assert "the loop ended after 4 steps" in ranks[1]["error"]
 
 
+@pytest.mark.apart
 def test_hang_ends_after_the_timeout(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = with_forked_jobs("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)

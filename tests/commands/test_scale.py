@@ -53,6 +53,7 @@ def test_another_account_reaches_only_gloo(tmp_path: Path) -> None:
     watched.check()
 
 
+@pytest.mark.apart
 def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     assert result["schema"] == "gpudiag/scaling/1"
@@ -75,6 +76,7 @@ def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
         )
 
 
+@pytest.mark.apart
 def test_waterfall_sums_to_100_percent_or_has_a_reason_for_its_absence(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     for fall in result["waterfalls"]:
@@ -85,12 +87,14 @@ def test_waterfall_sums_to_100_percent_or_has_a_reason_for_its_absence(benchmark
     assert result["waterfalls"] or codes & {"no-waterfall", "no-baseline-to-trust"}
 
 
+@pytest.mark.apart
 def test_benchmark_writes_a_page_and_tables(benchmark: Path) -> None:
     assert "<svg" in (benchmark / "report.html").read_text()
     assert len((benchmark / "scaling.csv").read_text().splitlines()) == 3
     assert (benchmark / "scaling.md").read_text().startswith("# Weak scaling of trivial")
 
 
+@pytest.mark.apart
 def test_second_call_measures_nothing(benchmark: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")}
     done = run(*COMMAND, "--starts", "2", "--output", str(benchmark), "--json")
@@ -100,6 +104,7 @@ def test_second_call_measures_nothing(benchmark: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")} == before
 
 
+@pytest.mark.apart
 def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(benchmark)]) == 0
     assert "Weak scaling of trivial" in capsys.readouterr().out
@@ -109,6 +114,7 @@ def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.Cap
     assert "does not exist" in out
 
 
+@pytest.mark.apart
 def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "--from", str(benchmark), "--network", "25", "--samples", "1e6"]) == 0
     out = capsys.readouterr().out

@@ -24,6 +24,7 @@ def tries_of(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, An
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
+@pytest.mark.apart
 def test_users_function_is_trained_with_each_change_that_it_has(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = with_forked_jobs(

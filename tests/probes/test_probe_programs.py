@@ -74,6 +74,7 @@ class TestGloo:
         assert {collective.bytes for collective in output.collectives} >= {1 << 10, 1 << 16, 1 << 20}
         assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in output.collectives)
 
+    @pytest.mark.apart
     def test_without_gpus_only_host_staged_all_reduce_fails(self) -> None:
         if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
@@ -224,6 +225,7 @@ class TestNcclOnAFakeLibrary:
         }
         assert {collective.wrong_values for collective in output.collectives} == {0}
 
+    @pytest.mark.apart
     def test_small_messages_are_measured_launched_and_queued(self, library: str) -> None:
         output = faked("allreduce_nccl.py", "--quick", path=library)
         launched = {collective.bytes for collective in output.collectives if collective.strategy == "nccl"}
@@ -231,6 +233,7 @@ class TestNcclOnAFakeLibrary:
         assert queued == {size for size in launched if size <= 1 << 20}
         assert all(collective.time_us > 0 for collective in output.collectives)
 
+    @pytest.mark.apart
     def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
         documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
         assert [type(document) for document in documents] == [HostCopies, PeerCopies, CollectivesResult]
@@ -247,6 +250,7 @@ class TestNcclOnAFakeLibrary:
         output = faked("allreduce_nccl.py", "--quick", path=library)
         assert all(collective.wrong_values > 0 for collective in output.collectives)
 
+    @pytest.mark.apart
     def test_failed_strategy_does_not_affect_other_strategies(
         self, library: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

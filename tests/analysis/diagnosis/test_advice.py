@@ -33,14 +33,15 @@ FOREIGN = {
     "unknown": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|{JAX.pattern}"),
 }
 JOBS = ("slow_loader_rank2", "vgg_p2poff", "tiny", "clean", "gloo_dataloader", "resnet50_dataloader")
+#: `make test` runs the first example of each rule.
 EXAMPLES = [
-    pytest.param(job, id=f"{rule.code}: {what}")
+    pytest.param(job, id=f"{rule.code}: {what}", marks=[pytest.mark.apart] if index else [])
     for rule in DOCUMENTED_RULES
-    for what, job in every_example(rule.code, "FIRES")
+    for index, (what, job) in enumerate(every_example(rule.code, "FIRES"))
 ]
 
 
-@pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])
+@pytest.mark.parametrize("job", [*(pytest.param(job, marks=pytest.mark.apart) for job in JOBS), *EXAMPLES])
 def test_finding_has_advice_for_its_framework_only(job: str | Job) -> None:
     timeline = build_timeline(job.traces() if isinstance(job, Job) else read_traces([TRACES / job]))
     attribution = attribute(timeline)

@@ -13,7 +13,6 @@ from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
 from tests.analysis.diagnosis.random_jobs.score import Share, judged
 from tests.analysis.diagnosis.random_jobs.truth import truth_of
 
-JOBS = 60
 #: Required share of right diagnoses.
 LEAST_RIGHT = 0.97
 MOST_LOADERS_AS_LAUNCHING = 0
@@ -21,12 +20,13 @@ MOST_UNLAWFUL = 0
 
 
 @pytest.mark.long
-def test_random_jobs_are_diagnosed_correctly() -> None:
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(60), marks=pytest.mark.apart)], ids=len)
+def test_random_jobs_are_diagnosed_correctly(seeds: range) -> None:
     """All requirements are in one test, so that each job is judged once."""
-    jobs = [judged(seed) for seed in range(JOBS)]
-    right = Share(sum(job.verdict.right for job in jobs), JOBS)
+    jobs = [judged(seed) for seed in seeds]
+    right = Share(sum(job.verdict.right for job in jobs), len(jobs))
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
-    assert right.count >= LEAST_RIGHT * JOBS, (str(right), [verdict for verdict in wrong if verdict[-1]])
+    assert right.count >= LEAST_RIGHT * len(jobs), (str(right), [verdict for verdict in wrong if verdict[-1]])
     loaders = [job.recipe.seed for job in jobs if job.verdict.loader_as_launching]
     assert len(loaders) <= MOST_LOADERS_AS_LAUNCHING, loaders
     unlawful = {job.recipe.seed: job.unlawful for job in jobs if job.unlawful}

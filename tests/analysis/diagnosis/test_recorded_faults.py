@@ -37,7 +37,7 @@ def analysis_of(name: str, run: dict[str, Any], where: Path) -> Analysis:
     ("name", "code", "ranks", "cause"),
     [
         ("gpt-busy-core-one", "straggler", (1,), "launch"),
-        ("resnet50-float64-batches", "slow-copy", (0, 1), "pageable memory"),
+        pytest.param("resnet50-float64-batches", "slow-copy", (0, 1), "pageable memory", marks=pytest.mark.apart),
     ],
 )
 def test_fault_is_first_with_ranks_cause_and_amount(
@@ -48,6 +48,7 @@ def test_fault_is_first_with_ranks_cause_and_amount(
     assert first.recoverable_ms_per_step == pytest.approx(FAULTS[name]["costs_ms"], rel=0.25)
 
 
+@pytest.mark.apart
 def test_unprofiled_steps_show_which_host_is_slow(tmp_path: Path) -> None:
     """Both hosts took 52 ms for an unprofiled step.
 

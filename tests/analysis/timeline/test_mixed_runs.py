@@ -231,6 +231,7 @@ def test_recordings_whose_collectives_match_are_of_one_run_despite_their_clocks(
     assert mixed(recorded(0, 0, communication=True), recorded(1, 60, communication=True)) == ""
 
 
+@pytest.mark.apart
 def test_two_real_recordings_of_tensorflow_in_one_folder_are_two_runs(tmp_path: Path) -> None:
     for source in ("tensorflow/mirrored_nccl", "tensorflow_exchange/mirrored_cpu"):
         path = TRACES / f"{source}.xplane.pb.gz"

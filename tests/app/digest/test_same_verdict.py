@@ -83,7 +83,7 @@ def test_digests_replace_the_traces_of_a_run_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt-nccl", "gpt-ps-cpu"])
+@pytest.mark.parametrize("name", ["gpt-nccl", pytest.param("gpt-ps-cpu", marks=pytest.mark.apart)])
 def test_digests_replace_full_and_kernel_only_traces_of_a_run(name: str, tmp_path: Path) -> None:
     runs = json.loads((WHOLE / "exchanges" / "runs.json").read_text(encoding="utf-8"))
     run = tmp_path / "run"
@@ -99,7 +99,10 @@ def test_digests_replace_full_and_kernel_only_traces_of_a_run(name: str, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["pp2dp2_1f1b", "pp2dp2_interleaved", "hot_ep4"])
+@pytest.mark.parametrize(
+    "name",
+    ["hot_ep4", *(pytest.param(name, marks=pytest.mark.apart) for name in ("pp2dp2_1f1b", "pp2dp2_interleaved"))],
+)
 def test_digests_of_a_parallel_job_keep_its_modules(name: str, tmp_path: Path) -> None:
     unpack(WHOLE / "parallel" / f"{name}.npz", tmp_path / "traces")
     assert all(trace.modules is not None for trace in read_traces([tmp_path / "traces"]))
@@ -132,6 +135,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
+@pytest.mark.apart
 def test_large_job_is_the_same_in_one_process_in_forks_and_from_digests(many: Path, tmp_path: Path) -> None:
     with mock.patch.object(parallel, "usable_cpus", return_value=1):
         alone = analysed([many])

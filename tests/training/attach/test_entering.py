@@ -60,6 +60,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("lbfgs", marks=pytest.mark.measured)])
+@pytest.mark.apart
 def test_command_is_measured_in_an_interpreter_with_pytorch_alone(
     kind: str, attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: boo
     assert run.world_size == 2
 
 
+@pytest.mark.apart
 def test_waiting_launcher_ends_as_without_gpudiag(tmp_path: Path) -> None:
     """The launcher has imported PyTorch and waits for longer than gpudiag's timeout."""
     child = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]

@@ -85,6 +85,7 @@ def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> 
 
 
 @ALONE
+@pytest.mark.apart
 def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
     """Three steps of L-BFGS would be too few, so each evaluation counts as a step. The losses do not change."""
     code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
@@ -260,6 +261,7 @@ def _ended(pid: int) -> bool:
 
 
 @ALONE
+@pytest.mark.apart
 def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     process = Profiled(tmp_path, kind="checkpoints", SAYS_AT="10")
     process.send_signal(signal.SIGUSR1)
@@ -312,6 +314,7 @@ def test_interrupt_of_gpudiag_reaches_command(tmp_path: Path) -> None:
 
 
 @ALONE
+@pytest.mark.apart
 def test_directory_in_use_is_refused(tmp_path: Path) -> None:
     process = Profiled(tmp_path, "--steps", "20", kind="slow", SAYS_AT="60")
     before = sorted(path.name for path in (tmp_path / "run" / "ranks").iterdir())
@@ -337,6 +340,7 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
+@pytest.mark.apart
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
     """Files cannot grow, either from the start or when a trace is written. Standard output and standard error are
     pipes, which have no limit."""
@@ -352,6 +356,7 @@ def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
 
 
 @ALONE
+@pytest.mark.apart
 def test_long_temporary_directory_name_works(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("t" * 120)
     long.mkdir()

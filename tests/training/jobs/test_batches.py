@@ -122,6 +122,7 @@ with ServedBatches("resnet20-cifar", on_gpu=False, batch_size=2, servers=2, pinn
 """
 
 
+@pytest.mark.apart
 def test_servers_end_when_trainer_is_killed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, env=environment) as trainer:

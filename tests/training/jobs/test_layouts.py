@@ -35,6 +35,7 @@ def trained() -> list[list[dict[str, float]]]:
         return [job.answer(rank) for rank in range(4)]
 
 
+@pytest.mark.apart
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
 def test_parameters_equal_undivided_model(trained: list[list[dict[str, float]]], number: int) -> None:

@@ -54,6 +54,7 @@ def batch_servers(run_dir: Path) -> list[str]:
     return results
 
 
+@pytest.mark.apart
 def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
@@ -149,6 +150,7 @@ def test_conflicting_options_are_refused(tmp_path: Path, words: list[str], expec
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.apart
 def test_interrupted_prediction_removes_volumes(tmp_path: Path) -> None:
     words = ["unet3d-predict", "--volume", "40,720,720", "--devices", "1", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "gpudiag", "profile", *words]

@@ -176,6 +176,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is still instrumented"
 
 
+@pytest.mark.apart
 def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:
     for marked in (False, True):
         with gpudiag.profile(tmp_path, **QUICK) as prof:

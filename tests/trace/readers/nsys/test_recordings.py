@@ -192,13 +192,14 @@ def test_verdict_needs_only_ranges_of_steps(tmp_path: Path, job: str, within: fl
     ("job", "code"),
     [
         ("faults/gpt-busy-core-one", "straggler"),
-        ("faults/resnet50-float64-batches", "slow-copy"),
-        ("faults/saves-each-step", "host-stall"),
-        ("faults/allocator-light", "memory-allocation"),
         ("exchanges/vgg16-fsdp", "communication-bound"),
-        ("exchanges/vgg16-data-parallel", "communication-bound"),  # one process with four devices
-        ("kineto_2021_resnet50_workers4", "launch-bound"),
-        ("clean", "slow-compute"),
+        pytest.param("faults/resnet50-float64-batches", "slow-copy", marks=pytest.mark.apart),
+        pytest.param("faults/saves-each-step", "host-stall", marks=pytest.mark.apart),
+        pytest.param("faults/allocator-light", "memory-allocation", marks=pytest.mark.apart),
+        # One process with four devices.
+        pytest.param("exchanges/vgg16-data-parallel", "communication-bound", marks=pytest.mark.apart),
+        pytest.param("kineto_2021_resnet50_workers4", "launch-bound", marks=pytest.mark.apart),
+        pytest.param("clean", "slow-compute", marks=pytest.mark.apart),
     ],
 )
 def test_verdict_is_that_of_the_whole_recording(
