@@ -13,8 +13,8 @@ from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
 from tests.analysis.diagnosis.random_jobs.score import Share, judged
 from tests.analysis.diagnosis.random_jobs.truth import truth_of
 
-#: Required share of right diagnoses.
-LEAST_RIGHT = 0.97
+#: Largest share of wrong diagnoses; one is allowed in any case.
+MOST_WRONG = 0.03
 MOST_LOADERS_AS_LAUNCHING = 0
 MOST_UNLAWFUL = 0
 
@@ -26,7 +26,7 @@ def test_random_jobs_are_diagnosed_correctly(seeds: range) -> None:
     jobs = [judged(seed) for seed in seeds]
     right = Share(sum(job.verdict.right for job in jobs), len(jobs))
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
-    assert right.count >= LEAST_RIGHT * len(jobs), (str(right), [verdict for verdict in wrong if verdict[-1]])
+    assert len(jobs) - right.count <= max(1, MOST_WRONG * len(jobs)), (str(right), [verdict for verdict in wrong if verdict[-1]])
     loaders = [job.recipe.seed for job in jobs if job.verdict.loader_as_launching]
     assert len(loaders) <= MOST_LOADERS_AS_LAUNCHING, loaders
     unlawful = {job.recipe.seed: job.unlawful for job in jobs if job.unlawful}
