@@ -26,7 +26,8 @@ def test_random_jobs_are_diagnosed_correctly(seeds: range) -> None:
     jobs = [judged(seed) for seed in seeds]
     right = Share(sum(job.verdict.right for job in jobs), len(jobs))
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
-    assert len(jobs) - right.count <= max(1, MOST_WRONG * len(jobs)), (str(right), [verdict for verdict in wrong if verdict[-1]])
+    most_wrong = max(1, MOST_WRONG * len(jobs))
+    assert len(jobs) - right.count <= most_wrong, (str(right), [verdict for verdict in wrong if verdict[-1]])
     loaders = [job.recipe.seed for job in jobs if job.verdict.loader_as_launching]
     assert len(loaders) <= MOST_LOADERS_AS_LAUNCHING, loaders
     unlawful = {job.recipe.seed: job.unlawful for job in jobs if job.unlawful}
